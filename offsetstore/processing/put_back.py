@@ -16,22 +16,27 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, Protocol
 
 from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError, UnsafeTarget
-from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.cycle import write_all
 from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
-from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.recovery import CarefulPart, CountedRows, Halve
+from offsetstore.processing.unit import (
+    Decisions,
+    Ending,
+    PlanOutdated,
+    Rows,
+    Unit,
+    commit,
+    only_locks,
+    write_all,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey
-from offsetstore.protocol.replay import decide
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -215,21 +220,18 @@ class PutBack:
         self, run: _Run, letters: Sequence[Letter], part: LettersPart, kept: Sequence[int], refused: RowsRefused
     ) -> Mapping[int, RowsRefused]:
         """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
-        decisions = {tp: decide(at.from_, at) for tp, at in self._stored(letters).items()}
         numbers = sorted({*kept}.intersection(part.with_rows))
         try:
-            return self._claim.repeat(
-                lambda _: discover(
-                    self._claim,
-                    decisions,
-                    numbers,
-                    part.keys,
-                    lambda work, some: _write(work, part.rows_of(some)),
-                    seconds=self._settings.seconds,
-                    limit=None,
-                    check=run.check,
-                    hint=part.hinted,
-                )
+            return discover(
+                self._claim,
+                self._stored(letters),
+                numbers,
+                part.keys,
+                lambda work, some: write_all(_or_halve(part.rows_of(some)), work),
+                seconds=self._settings.seconds,
+                limit=None,
+                check=run.check,
+                hint=part.hinted,
             ).dead
         except DiscoveryEnded:
             raise Halve(refused) from None
@@ -242,20 +244,14 @@ class PutBack:
         failed: Mapping[int, FailedReplay],
     ) -> None:
         """Write the rows and mark their letters, and return the others, in one transaction."""
-        stored = self._stored(letters)
-        rows = part.rows_of(kept)
-        replayed = [letters[number] for number in kept]
+        chosen = [letters[number] for number in sorted({*kept, *failed})]
         returned = {letters[number].key: why for number, why in failed.items()}
+        along = _Settled(chosen, [letters[number] for number in kept], returned)
+        self._touch(letters, along, _or_halve(part.rows_of(kept)))
 
-        def work(tx: Transaction) -> None:
-            tx.lock(stored)
-            _lock(tx, [letters[number] for number in sorted({*kept, *failed})])
-            _write(tx, rows)
-            tx.settle_letters(replayed, returned)
-            failpoints.reach("letters_replayed")
-            tx.touch()
-
-        self._claim.run(work)
+    def _touch(self, letters: Sequence[Letter], along: _Settled, rows: Mapping[str, Rows] | None = None) -> None:
+        """Write rows and settle letters, and advance the letters' partitions by nothing."""
+        commit(self._claim, Unit(self._stored(letters), rows or {}, [along], Ending.TOUCH))
 
     def _give_back(self, run: _Run, letters: Sequence[Letter], error: Exception) -> None:
         """None of them can be computed or written, for a reason that no single one of them shows."""
@@ -267,46 +263,67 @@ class PutBack:
         else:  # the rows of one letter are too many, or its writer fails
             failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")
 
-        def give_back(stored: Mapping[TopicPartition, OffsetRange], tx: Transaction) -> None:
-            tx.lock(stored)
-            _lock(tx, letters)
-            tx.settle_letters([], {letter.key: failed for letter in letters})
-            tx.touch()
-
         try:
-            self._claim.run(partial(give_back, self._stored(letters)))
+            self._touch(letters, _Settled(letters, [], {letter.key: failed for letter in letters}))
         except PlanOutdated as outdated:
             _log.info("letters that can't be replayed are left for later: %s", outdated)
         else:
             run.failed += len(letters)
             run.settled.update(letter.key for letter in letters)
 
-    def _stored(self, letters: Sequence[Letter]) -> dict[TopicPartition, OffsetRange]:
-        """An empty range at the stored offset of each of their partitions: there is nothing to advance by."""
+    def _stored(self, letters: Sequence[Letter]) -> Decisions:
+        """Decisions that lock each of their partitions at the stored offset: there is nothing to advance by."""
         rows = self._claim.offsets()
         partitions = sorted({letter.topic_partition for letter in letters})
         if any(tp not in rows for tp in partitions):
             raise PlanOutdated("a partition of a letter has no row")
-        return {tp: OffsetRange(rows[tp].next_offset, rows[tp].next_offset) for tp in partitions}
+        return only_locks({tp: rows[tp].next_offset for tp in partitions})
 
 
-def _write(work: Work, rows: Mapping[str, CountedRows]) -> None:
-    """Write the rows.
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The letters that a replay settles: those whose rows it writes, and those that are dead again."""
 
-    :raises RowsRefused: the database refuses them.
-    :raises Halve: so does a writer, for a reason that may be in a single letter.
-    """
-    try:
-        write_all(rows, work)
-    except (RowsRefused, ColumnMismatch, UnsafeTarget):
-        raise
-    except SinkError as error:
-        raise Halve(error) from error
+    letters: Sequence[Letter]
+    replayed: Sequence[Letter]
+    returned: Mapping[LetterKey, FailedReplay]
+
+    def begin(self, tx: Transaction) -> None:
+        """Lock the letters.
+
+        :raises PlanOutdated: they have changed since they were read.
+        """
+        if not tx.lock_letters(self.letters):
+            raise PlanOutdated("letters were decided about meanwhile")
+
+    def end(self, tx: Transaction) -> None:
+        """Mark them."""
+        tx.settle_letters(self.replayed, self.returned)
+        failpoints.reach("letters_replayed")
 
 
-def _lock(tx: Transaction, letters: Sequence[Letter]) -> None:
-    if not tx.lock_letters(letters):
-        raise PlanOutdated("letters were decided about meanwhile")
+@dataclass(frozen=True, slots=True)
+class _OrHalve:
+    """Rows whose writer may fail for a reason that is in a single letter."""
+
+    rows: Rows
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number.
+
+        :raises RowsRefused: the database refuses them.
+        :raises Halve: so does the writer.
+        """
+        try:
+            return self.rows.write(work)
+        except (RowsRefused, ColumnMismatch, UnsafeTarget):
+            raise
+        except SinkError as error:
+            raise Halve(error) from error
+
+
+def _or_halve(outputs: Mapping[str, CountedRows]) -> dict[str, Rows]:
+    return {name: _OrHalve(rows) for name, rows in outputs.items()}
 
 
 def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:

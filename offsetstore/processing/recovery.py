@@ -21,7 +21,6 @@ from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, Sin
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.cycle import Stopwatch, Stored, Written, commit_plan, write_all
 from offsetstore.processing.dead_letters import (
     DeadLetter,
     DeadLetters,
@@ -40,16 +39,28 @@ from offsetstore.processing.discovery import (
     discover,
     now_and_then,
 )
-from offsetstore.processing.isolate import Record, cut, speaks_for_itself
+from offsetstore.processing.isolate import cut, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import Plan, Ranges, create_rows
+from offsetstore.processing.plan import Plan, commit_plan, create_rows
+from offsetstore.processing.unit import (
+    Failures,
+    NewLetters,
+    Ranges,
+    Record,
+    Stopwatch,
+    Stored,
+    Unit,
+    Written,
+    commit,
+    only_locks,
+    write_all,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.letters import Cause, Failed, LetterError, NewLetter, Payload, rejected
 from offsetstore.protocol.outages import chain
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
 
 PART: Final = 500_000
 """In offsets: the rows of a part wait in the driver's memory."""
@@ -360,7 +371,7 @@ class Recovery:
         plan = Plan.of(self._claim, ranges)
         run.watch.lap("plan")
         if not plan.is_worth_computing(self._claim):
-            commit_plan(self._claim, plan, None, run.watch)
+            commit_plan(self._claim, plan, Unit(plan.decisions, None), run.watch)
             return
         create_rows(self._claim, plan)
         remaining = plan.remaining()
@@ -444,23 +455,9 @@ class Recovery:
         letters, skipped = self._letters(part, dead, payloads)
         texts = self._metadata.texts(BatchInfo(run.number, remaining, counts))
 
-        def pass_over(tx: Transaction) -> None:
-            if letters:
-                tx.write_letters(letters)
-                failpoints.reach("letters_written")
-            if skipped:
-                tx.note_skipped(skipped)
-
-        written = commit_plan(
-            self._claim,
-            plan,
-            rows,
-            run.watch,
-            texts,
-            pass_over=pass_over,
-            gone=gone,
-            in_sequence=self.has_sequences,
-        )
+        along = [NewLetters(letters, skipped)] if dead else []
+        unit = Unit(plan.decisions, rows, along, metadata=texts, gone=gone, in_sequence=self.has_sequences)
+        written = commit_plan(self._claim, plan, unit, run.watch)
         if written is None:
             return
         run.stored.add(remaining, written.rows)
@@ -550,19 +547,17 @@ class Recovery:
         known = self._known()
         run.watch.lap("write")
         try:
-            return self._claim.repeat(
-                lambda _: discover(
-                    self._claim,
-                    plan.decisions,
-                    numbers,
-                    part.keys,
-                    lambda work, some: write_all(part.rows_of(some), work),
-                    seconds=self._settings.seconds,
-                    limit=self._settings.limit - run.letters - _letters_in(dead),
-                    suspects=[number for number in numbers if part.record(number) in known],
-                    check=now_and_then(lambda: run.sleep(0)),
-                    hint=part.hinted,
-                )
+            return discover(
+                self._claim,
+                plan.decisions,
+                numbers,
+                part.keys,
+                lambda work, some: write_all(part.rows_of(some), work),
+                seconds=self._settings.seconds,
+                limit=self._settings.limit - run.letters - _letters_in(dead),
+                suspects=[number for number in numbers if part.record(number) in known],
+                check=now_and_then(lambda: run.sleep(0)),
+                hint=part.hinted,
             )
         except DiscoveryEnded:
             raise Halve(refused) from None
@@ -662,14 +657,8 @@ class Recovery:
 
     def _store(self, plan: Plan, failed: Mapping[Record, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
-        partitions = {tp for tp, _ in failed}
-        at = {tp: OffsetRange(plan.decisions[tp].stored, plan.decisions[tp].stored) for tp in partitions}
-
-        def work(tx: Transaction) -> None:
-            tx.lock(at)
-            tx.write_failures(failed)
-
-        self._claim.run(work)
+        at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
+        commit(self._claim, Unit(at, along=[Failures(failed)]))
         self._failures |= failed
 
     def _check_count(self, run: _Run, part: CarefulPart, dead: Mapping[int, _Dead]) -> None:

@@ -27,9 +27,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.computing import TimeIsUp, find_failing
-from offsetstore.processing.isolate import Record
-from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.processing.recovery import Halve
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.letters import LetterError, Payload
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.collecting import OnDriver

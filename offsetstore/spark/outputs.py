@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.cycle import UNNAMED
+from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.spark.plans.lineage import check_row_by_row

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import CommitUnknown, OffsetStoreError, StaleClaim
 from offsetstore.processing.dead_letters import DeadLetters
-from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.letters import computed_letters
 from offsetstore.spark.outputs import Outputs
 from offsetstore.store.claim import Claim

@@ -30,10 +30,11 @@ from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata, MetadataFunction
 from offsetstore.processing.between import Between, Tick
 from offsetstore.processing.buffer import Flush
-from offsetstore.processing.cycle import Stored, Written, with_replanning
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.pause import when_not_paused
+from offsetstore.processing.plan import with_replanning
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import Stored, Written
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import (
     BatchFailed,

@@ -125,7 +125,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-writer-that-fails-for-a-letter",
         (
-            "processing:_write",
+            "_OrHalve.write",
             "try: ...\nexcept ...: raise\nexcept SinkError as error: raise Halve(error) from error",
             "try: ...\nexcept ...: raise\nexcept SinkError: raise",
         ),
@@ -134,7 +134,11 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "blame-without-another-that-is-accepted",
-        ("discover", "set[int]() if limit is None else trials.told_apart(doubtful, proceed)", "{*doubtful}"),
+        (
+            "discovery:_Search.begin",
+            "set[int]() if self.limit is None else trials.told_apart(doubtful, proceed)",
+            "{*doubtful}",
+        ),
         tests=(
             f"{_UNIT}test_where_no_other_record_is_accepted_the_query_ends_after_the_retries",
             f"{_POSTGRES}test_a_grant_that_is_missing_inside_a_trigger_blames_no_record",
@@ -161,7 +165,11 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "blame-with-another",
-        ("discover", "[record for record in doubtful if record not in told]", "[] if told else doubtful"),
+        (
+            "discovery:_Search.begin",
+            "[record for record in doubtful if record not in told]",
+            "[] if told else doubtful",
+        ),
         tests=("tests/unit/processing/test_discovery.py::test_a_bad_record_does_not_make_others_to_blame",),
         why="One bad record would make letters of those for which there is no room.",
     ),
@@ -183,7 +191,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lock-during-discovery",
-        ("discover", "lock_as_planned(tx, decisions, in_sequence=True)", "tx.lock({})"),
+        ("discover", "Unit(decisions, **...)", "Unit(**...)"),
         tests=("tests/unit/processing/test_discovery.py::test_a_stale_claim_and_an_outdated_plan_pass",),
         why="Another transaction could move the offsets meanwhile, and discovery would blame records that are stored.",
     ),
@@ -205,7 +213,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "attempts-are-kept",
-        ("Recovery._store", "tx.write_failures(failed)", "tx.connection"),
+        ("Failures.end", "tx.write_failures(self.failed)", ""),
         tests=(f"{_UNIT}test_attempts_survive_a_restart", f"{_POSTGRES}test_attempts_survive_a_kill"),
         why="A job that a bad record kills would begin again with the first attempt.",
     ),
@@ -491,15 +499,12 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "outage-in-the-search",
-        ("Recovery._discover", "self._claim.repeat(...)", "(lambda search: search(1))(...)"),
-        tests=(f"{_UNIT}test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again",),
-        why="A deadlock during the search would end the job.",
-    ),
-    mutant(
-        "outage-in-the-search-of-a-replay",
-        ("PutBack._discover", "self._claim.repeat(...)", "(lambda search: search(1))(...)"),
-        tests=(f"{_PUT_BACK}test_an_outage_in_the_search_of_a_replay_begins_the_search_again",),
-        why="The same for a replay.",
+        ("commit", "may_pass(error) and not unit.is_spent", "may_pass(error) and unit.ending is not Ending.ROLL_BACK"),
+        tests=(
+            f"{_UNIT}test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again",
+            f"{_PUT_BACK}test_an_outage_in_the_search_of_a_replay_begins_the_search_again",
+        ),
+        why="A deadlock during the search would end the job, or a replay.",
     ),
     mutant(
         "what-a-copy-is-refused-before-the-rows",

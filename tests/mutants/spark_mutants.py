@@ -66,19 +66,15 @@ TASKS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "re-plan-in-a-task",
-        ("Tasks._write", "if locked != decision: raise _RolledBack(Ending.OUTDATED)", ""),
+        ("_lock_as_planned", "if locked != unit.decisions: ...", ""),
         tests=(f"{_TASKS}test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan",),
         why="Rows that were planned for an older offset would be written beside those that moved it.",
     ),
     mutant(
         "skip-in-a-task",
-        (
-            "Tasks._write",
-            "if locked.outcome is Outcome.SKIP: ...\nif locked != decision: ...",
-            "",
-        ),
+        ("Tasks.perform", "TaskEnding.SKIPPED if outdated.is_stored else TaskEnding.OUTDATED", "TaskEnding.OUTDATED"),
         tests=(f"{_TASKS}test_a_partition_that_another_attempt_has_written_is_skipped",),
-        why="A speculative twin would write what its original has written. Alone, the re-plan would see it: both go.",
+        why="A batch whose tasks had a speculative twin each would be planned again and again.",
     ),
 )
 
@@ -133,7 +129,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "re-plan",
-        ("lock_as_planned", "if any(...): raise PlanOutdated", ""),
+        ("_lock_as_planned", "if locked != unit.decisions: ...", ""),
         tests=(f"{_CYCLES}test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_computed",),
         why="Rows that were cropped for an older offset would be written beside those that moved it. With the plan's "
         "own ends, advance would refuse that: so both go.",
@@ -385,7 +381,7 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "once-for-a-function-that-keeps-rows",
-        ("BatchWay._commit_marks", "not calls and may_pass(error)", "may_pass(error)"),
+        ("commit", "may_pass(error) and not unit.is_spent", "may_pass(error)"),
         tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The function's own memory is not rolled back: rows would be lost and doubled.",
     ),

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.cycle import UNNAMED
-from offsetstore.processing.isolate import Record
+from offsetstore.processing.unit import UNNAMED, Record
 from offsetstore.protocol.letters import LetterError, Payload, rejected
 
 Row: TypeAlias = tuple[int, int]

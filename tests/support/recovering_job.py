@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from offsetstore import Append, DeadLetters, OffsetRange, OffsetStore, Retries, TopicPartition
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Stored, with_replanning
-from offsetstore.processing.plan import Ranges
+from offsetstore.processing.plan import with_replanning
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import Ranges, Stored
 from tests.support.careful_part import FakePart, Row
 
 P0 = TopicPartition("payments", 0)

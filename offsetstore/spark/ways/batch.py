@@ -20,24 +20,33 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, of_output, write_all
 from offsetstore.processing.isolate import (
     AcceptedThen,
     Proof,
-    Record,
     Verdict,
     conclude,
     is_of_values,
     isolate,
     schema_of,
-    try_out,
 )
-from offsetstore.processing.plan import Plan, PlanOutdated, Ranges, create_rows
+from offsetstore.processing.plan import Plan, commit_plan, create_rows
 from offsetstore.processing.recovery import CarefulPart, Recovery
+from offsetstore.processing.unit import (
+    Ending,
+    Once,
+    PlanOutdated,
+    Ranges,
+    Record,
+    Stopwatch,
+    Unit,
+    Written,
+    commit,
+    of_output,
+    only_locks,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.spark.careful import OfRanges, computed_carefully
 from offsetstore.spark.collecting import OnDriver, on_driver
@@ -87,19 +96,6 @@ class Counted(Protocol):
 
 
 _Rows: TypeAlias = OnDriver | InStaging
-
-
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """Rows whose writer notes that it was called."""
-
-    rows: _Rows
-    calls: list[str]
-
-    def write(self, work: Work) -> int:
-        """Write the rows; return their number."""
-        self.calls.append("called")
-        return self.rows.write(work)
 
 
 class BatchWay:
@@ -223,7 +219,8 @@ class BatchWay:
 
         def attempt(part: Ranges, without: Collection[Record]) -> int:
             computed = self._compute(within(batch.frame, part, without), part)
-            return try_out(self._claim, plan.decisions, lambda work: sum(write_all(computed, work).values()))
+            tried = commit(self._claim, Unit(plan.decisions, computed, ending=Ending.ROLL_BACK))
+            return sum(tried.rows.values()) if tried is not None else 0
 
         def store(part: Ranges) -> None:
             self._store(batch, plan, part)
@@ -312,29 +309,26 @@ class BatchWay:
     def _compute_and_commit(self, plan: Plan, frame: DataFrame, number: int, watch: Stopwatch) -> Written | None:
         """Write and advance what remains of the plan; ``frame`` has exactly those records."""
         if not plan.is_worth_computing(self._claim):
-            return commit_plan(self._claim, plan, None, watch, marking=self._marking)
+            return self._commit_computed(plan, None, {}, watch)
         remaining = plan.remaining()
         computed = self._compute(frame, remaining)
         texts = self._texts(number, remaining, computed)
-        if self._marking == "automatic":
-            return commit_plan(self._claim, plan, computed, watch, texts)
-        return self._commit_marks(plan, computed, watch)
+        return self._commit_computed(plan, computed, texts, watch)
 
-    def _commit_marks(self, plan: Plan, computed: Mapping[str, _Rows], watch: Stopwatch) -> Written | None:
-        """Let the function write and mark, once: it may keep rows of its own, and can't know of a rollback."""
-        calls: list[str] = []
-        called = {name: _Noted(output, calls) for name, output in computed.items()}
+    def _commit_computed(
+        self, plan: Plan, computed: Mapping[str, _Rows] | None, texts: Mapping[TopicPartition, Text], watch: Stopwatch
+    ) -> Written | None:
+        if self._marking == "automatic":
+            return commit_plan(self._claim, plan, Unit(plan.decisions, computed, metadata=texts), watch)
+        # The function may keep rows of its own, and can't know of a rollback. Rows of earlier batches may wait there:
+        # their partitions can be marked too.
+        rows = None if computed is None else {name: Once(output) for name, output in computed.items()}
+        waiting = only_locks({tp: range_.until for tp, range_ in self._claim.unmarked().items()})
+        unit = Unit({**waiting, **plan.decisions}, rows, ending=Ending.MARK)
         try:
-            return commit_plan(
-                self._claim,
-                plan,
-                called,
-                watch,
-                marking="manual",
-                retry_if=lambda error: not calls and may_pass(error),
-            )
+            return commit_plan(self._claim, plan, unit, watch)
         except BaseException as error:
-            if calls:
+            if unit.is_spent:
                 self._broken_by = type(error).__name__
             raise
 

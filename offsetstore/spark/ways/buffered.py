@@ -17,8 +17,8 @@ from offsetstore.errors import CommitUnknown, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.buffer import Buffer, Flush, Kept
-from offsetstore.processing.cycle import Stopwatch, Written, commit_plan
-from offsetstore.processing.plan import Plan, PlanOutdated, Ranges, check_topics, create_rows
+from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
+from offsetstore.processing.unit import PlanOutdated, Ranges, Stopwatch, Unit, Written, commit
 from offsetstore.protocol.events import BufferFlushed
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
@@ -123,7 +123,7 @@ class BufferedWay(BatchWay):
 
     def _check(self, plan: Plan) -> None:
         """Raise the error of a plan that is not worth computing; return if all of it was delivered already."""
-        self._claim.run(lambda tx: tx.lock({}))  # a stale claim
+        commit(self._claim, Unit())  # a stale claim
         for tp, decision in plan.decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
@@ -187,7 +187,7 @@ class BufferedWay(BatchWay):
         texts = self._texts(kept[-1].number, ranges, rows)
         plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()})
         try:
-            written = commit_plan(claim, plan, rows, watch, texts)
+            written = commit_plan(claim, plan, Unit(plan.decisions, rows, metadata=texts), watch)
         except PlanOutdated:
             raise SinkError(
                 "the stored offsets are not where the kept batches begin: something else has moved them",

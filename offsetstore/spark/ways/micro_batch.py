@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.processing.cycle import Stored, Written
+from offsetstore.processing.unit import Stored, Written
 from offsetstore.store.claim import Claim
 
 if TYPE_CHECKING:

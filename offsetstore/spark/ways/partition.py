@@ -21,19 +21,28 @@ from pyspark.sql import DataFrame, SparkSession
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, lock_as_planned
 from offsetstore.processing.isolate import (
     SECONDS,
     Proof,
-    Record,
     conclude,
     is_of_values,
     isolate,
     schema_of,
-    try_out,
 )
-from offsetstore.processing.plan import Decisions, Plan, PlanOutdated, Ranges, check_topics, create_rows
+from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import (
+    UNNAMED,
+    Decisions,
+    Ending,
+    PlanOutdated,
+    Ranges,
+    Record,
+    Stopwatch,
+    Unit,
+    Written,
+    commit,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
@@ -41,7 +50,7 @@ from offsetstore.spark.collecting import OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
-from offsetstore.spark.executors.task import Ending, Result, Tasks
+from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.spark.function_errors import function_failed, is_over_limit, may_be_of_records
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
@@ -51,7 +60,6 @@ from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
-from offsetstore.store.transaction import Transaction
 from offsetstore.writers.staging_schema import can_stage
 
 TASK_THRESHOLD: Final = 10_000
@@ -150,7 +158,7 @@ class PartitionWay:
             raise self._isolate(refused, batch, plan) from None
         if self._retryable is not None:
             raise self._retryable
-        if any(result.ending is Ending.OUTDATED for result in results):
+        if any(result.ending is TaskEnding.OUTDATED for result in results):
             raise PlanOutdated
         left = [tp for tp in remaining if tp not in done]
         if left:
@@ -172,14 +180,7 @@ class PartitionWay:
         :param texts: the new metadata of some.
         :param empty: whether their rows were computed, and there were none.
         """
-
-        def work(tx: Transaction) -> None:
-            remaining = lock_as_planned(tx, {tp: decisions[tp] for tp in partitions})
-            if remaining and not empty:
-                raise PlanOutdated
-            tx.finish(remaining, texts)
-
-        self._claim.run(work)
+        commit(self._claim, Unit({tp: decisions[tp] for tp in partitions}, {} if empty else None, metadata=texts))
 
     def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
@@ -197,12 +198,16 @@ class PartitionWay:
             return on_driver(self._writer, frame, count_offsets(part))
 
         def attempt(part: Ranges, without: Collection[Record]) -> int:
-            return try_out(self._claim, {tp: decision}, rows(part, without).write)
+            tried = Unit({tp: decision}, {UNNAMED: rows(part, without)}, ending=Ending.ROLL_BACK)
+            written = commit(self._claim, tried)
+            return sum(written.rows.values()) if written is not None else 0
 
         def store(part: Ranges) -> None:
             computed = rows(part)
             texts = self._metadata.texts(BatchInfo(batch.number, part, {UNNAMED: computed.rows}))
-            written = commit_plan(self._claim, plan.up_to(part), {UNNAMED: computed}, Stopwatch(), texts)
+            first = plan.up_to(part)
+            unit = Unit(first.decisions, {UNNAMED: computed}, metadata=texts)
+            written = commit_plan(self._claim, first, unit, Stopwatch())
             if written is not None:
                 batch.stored.add(part, written.rows)
 
@@ -318,7 +323,7 @@ def _raise_failed(results: Sequence[Result]) -> Exception | None:
 
     All tasks have ended by then, so nothing is still being written.
     """
-    errors = [result.why() for result in results if result.ending is Ending.FAILED]
+    errors = [result.why() for result in results if result.ending is TaskEnding.FAILED]
     if errors:
         # If the claim is stale, no other error matters.
         first = next((error for error in errors if isinstance(error, StaleClaim)), errors[0])
@@ -327,7 +332,7 @@ def _raise_failed(results: Sequence[Result]) -> Exception | None:
                 text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
                 _log.error("another partition's task failed too: %s%s", type(error).__name__, text)
         raise first
-    return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
+    return next((result.why() for result in results if result.ending is TaskEnding.AGAIN), None)
 
 
 def _check_pickles(used: object, expected: str) -> None:

@@ -21,13 +21,14 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
 from offsetstore.offsets import StoredOffset, TopicPartition, describe
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Computed, Stopwatch, Written, write_and_advance
 from offsetstore.processing.isolate import speaks_for_itself
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import PlanOutdated, check_topics
+from offsetstore.processing.plan import check_topics
+from offsetstore.processing.unit import BatchMark, Decisions, PlanOutdated, Rows, Stopwatch, Unit, Written, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
 from offsetstore.spark.outputs import Outputs
@@ -35,11 +36,10 @@ from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.tuning import MANAGER
-from offsetstore.spark.ways.batch import BatchWay, InStaging, OnDriver
+from offsetstore.spark.ways.batch import BatchWay, InStaging
 from offsetstore.spark.ways.continuity import judge
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
 from offsetstore.writers.append import Append
 
 _log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class _StatefulPlan:
     """The rows read without a lock, and the decision; ``None`` for a stale claim, which the transaction will refuse."""
 
     stored: dict[TopicPartition, StoredOffset]
+    decisions: Decisions
     outcome: Outcome | None
 
 
@@ -85,7 +86,7 @@ class StatefulWay(BatchWay):
         query_id = UUID(batch.query.query_id)
         plan = self._plan(batch, query_id)
         watch.lap("plan")
-        computed: Mapping[str, Computed] = {}
+        computed: Mapping[str, Rows] = {}
         texts: dict[TopicPartition, Text] = {}
         if plan.outcome is Outcome.APPLY:
             computed = rows = self._compute_whole(batch)
@@ -98,26 +99,13 @@ class StatefulWay(BatchWay):
         watch.lap("compute")
         failpoints.reach("before_lock")
 
-        def work(tx: Transaction) -> dict[str, int] | None:
-            try:
-                locked = tx.lock(batch.ranges)
-            except OffsetGap as gap:
-                raise PlanOutdated from gap
-            if any(decision.outcome is not plan.outcome for decision in locked.values()):
-                raise PlanOutdated
-            is_new = tx.mark_batch(query_id, batch.number)
-            if is_new is not (plan.outcome is Outcome.APPLY):
-                raise PlanOutdated
-            if not is_new:
-                return None
-            remaining = {tp: decision.remaining for tp, decision in locked.items()}
-            rows = write_and_advance(computed, tx, remaining, texts)
-            watch.lap("write")
-            return rows
-
-        rows = self._claim.run(work)
-        watch.lap("commit")
-        return None if rows is None else Written(rows, watch.seconds)
+        is_new = plan.outcome is Outcome.APPLY
+        mark = BatchMark(query_id, batch.number, is_new)
+        try:
+            written = commit(self._claim, Unit(plan.decisions, computed, [mark], metadata=texts), watch)
+        except OffsetGap as gap:  # none was planned
+            raise PlanOutdated from gap
+        return written if is_new else None
 
     def name_record(self, failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
         """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
@@ -134,8 +122,12 @@ class StatefulWay(BatchWay):
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
         claim = self._claim
         rows = read_offsets(claim)
+        decisions = {
+            tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_)
+            for tp, range_ in batch.ranges.items()
+        }
         if any(row.token != claim.token for row in rows.values()):
-            return _StatefulPlan(rows, None)
+            return _StatefulPlan(rows, decisions, None)
         mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))
         at = batch.query.positions()
         stored = {tp: row.next_offset for tp, row in rows.items()}
@@ -149,7 +141,7 @@ class StatefulWay(BatchWay):
                 "an earlier checkpoint (open windows, seen keys) is lost",
                 claim.group,
             )
-        return _StatefulPlan(rows, outcome)
+        return _StatefulPlan(rows, decisions, outcome)
 
     def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver | InStaging]:
         frame = batch.frame

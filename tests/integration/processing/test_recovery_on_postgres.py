@@ -21,9 +21,9 @@ from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, 
 from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Stored, with_replanning
-from offsetstore.processing.plan import Ranges
+from offsetstore.processing.plan import with_replanning
 from offsetstore.processing.recovery import Compute, Recovery
+from offsetstore.processing.unit import Ranges, Stored
 from tests.integration.conftest import Query
 from tests.support.careful_part import FakePart, Row
 from tests.support.recovering_job import compute

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Upsert
 from offsetstore.errors import UnsupportedQuery
-from offsetstore.spark.sink import Atomicity, Transform
+from offsetstore.spark.outputs import Transform
+from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import World

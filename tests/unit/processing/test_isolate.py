@@ -17,15 +17,13 @@ from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleCl
 from offsetstore.processing.isolate import (
     AcceptedThen,
     Proof,
-    Ranges,
-    Record,
     Verdict,
     conclude,
     is_of_values,
     isolate,
     speaks_for_itself,
 )
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
 from offsetstore.writers.staging import StagedRowsLost
 

@@ -43,11 +43,11 @@ from offsetstore.errors import (
 from offsetstore.processing import recovery as module
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
-from offsetstore.processing.cycle import UNNAMED, Stored, Written, with_replanning
 from offsetstore.processing.dead_letters import Choice
 from offsetstore.processing.pause import GroupPaused
-from offsetstore.processing.plan import PlanOutdated, Ranges
+from offsetstore.processing.plan import with_replanning
 from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
+from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached

@@ -12,9 +12,8 @@ import pytest
 from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Stored
-from offsetstore.processing.plan import Ranges
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import Ranges, Stored
 from offsetstore.protocol.letters import LetterError, Payload, digest, rejected
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore

@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import Append, Claim, DeadLetters, TransactionalSink
 from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark import requests as module
 from offsetstore.testing import InMemoryOffsetStore
 
