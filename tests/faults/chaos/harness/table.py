@@ -41,14 +41,14 @@ fails.
 
 ## To read this page, and to run it
 
-A run is a fault, a way of writing and a seed. The ways: `batch` is one transaction that the driver writes, `staged` the
-same with rows that executors have copied before, `partition` a transaction for each Kafka partition
-(`atomicity="partition"`). The seed chooses the way in turn, and draws records, moments and targets; how two processes
-interleave it can't repeat, so a failure may need several tries. P1, P2 and so on are places in the job's own code:
+A run is a fault, a way of writing and a seed. The ways: `batch` is one transaction that the driver writes, `partition`
+a transaction for each Kafka partition (`atomicity="partition"`). The seed chooses the way in turn, and draws records,
+moments and targets; how two processes interleave it can't repeat, so a failure may need several tries. P1, P2 and so on
+are places in the job's own code:
 
 {points}
 
-`make chaos ONLY=killed-at/P4` runs what you name, `make chaos ONLY=killed-at/P4 WAY=staged SEED=2` one run again; the
+`make chaos ONLY=killed-at/P4` runs what you name, `make chaos ONLY=killed-at/P4 WAY=batch SEED=2` one run again; the
 whole takes hours, on servers of its own on the loopback. A failed run is reported with one line for each invariant
 (`I1: missing payments-0@17` is topic-partition@offset), with what was done, and with the logs of its jobs; all of it is
 kept in `build/chaos/runs.jsonl`. A run also fails where this machine can't make its fault: `disk-full` mounts a small
