@@ -57,7 +57,7 @@ class Tick:
 
 
 class Buffered(Protocol):
-    """Keeps batches; see `offsetstore.spark.ways.buffered`."""
+    """Keeps deliveries; see `offsetstore.processing.policies`."""
 
     @property
     def has_any(self) -> bool:

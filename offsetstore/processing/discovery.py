@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Final, Protocol, TypeAlias
 
 from offsetstore.errors import RowsRefused
-from offsetstore.processing.isolate import speaks_for_itself
+from offsetstore.processing.blame import speaks_for_itself
 from offsetstore.processing.unit import Decisions, Ending, Unit, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.work import Work

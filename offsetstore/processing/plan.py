@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from offsetstore.errors import SinkError, TopicRecreated
+from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.unit import Decisions, PlanOutdated, Stopwatch, Unit, Written, commit, only_locks
+from offsetstore.processing.unit import Decisions, Stopwatch, Unit, Written, commit, only_locks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
-
-_MAX_PLANS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +110,3 @@ def check_topics(
                 found=f"topic id {found}",
                 expected=f"topic id {known[topic]}",
             )
-
-
-def with_replanning(write: Callable[[], Written | None], name: str) -> Written | None:
-    """Plan and write a batch; if its plan is outdated, plan it again, up to five times in all.
-
-    :param write: plans and writes; raises `PlanOutdated` if it wrote nothing and the batch must be planned again.
-    :param name: the batch's name, for the error.
-    :return: what ``write`` returned: ``None`` if all of it was in the results already.
-    :raises SinkError: every plan was outdated.
-    """
-    reason = ""
-    for _ in range(_MAX_PLANS):
-        try:
-            return write()
-        except PlanOutdated as outdated:
-            reason = str(outdated)
-    raise SinkError(
-        f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
-        found=reason,
-        next_step="Check the group's history for another writer.",
-    )

@@ -14,16 +14,24 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError, UnsafeTarget
+from offsetstore.errors import (
+    ColumnMismatch,
+    CommitUnknown,
+    OffsetStoreError,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+    UnsafeTarget,
+)
 from offsetstore.processing.computing import NoneComputed
 from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
+from offsetstore.processing.delivery import CarefulPart, ComputeLetters, CountedRows
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
-from offsetstore.processing.recovery import CarefulPart, CountedRows, Halve
+from offsetstore.processing.recovery import Halve
 from offsetstore.processing.unit import (
     Decisions,
     Ending,
@@ -46,6 +54,9 @@ MOST: Final = 1_000
 """Letters that are replayed at once."""
 MOST_BYTES: Final = 64 << 20
 
+_EVERY: Final = 5.0  # seconds between two looks
+_LONGEST: Final = 10.0  # seconds: then a batch comes first
+
 _OUT_OF_ORDER: Final = LetterError(
     "ReplayOutOfOrder",
     "the Upsert replaces columns and has no version, and later records of the key did not wait for the letter: a later "
@@ -54,15 +65,6 @@ _OUT_OF_ORDER: Final = LetterError(
 _NO_PAYLOAD: Final = LetterError("PayloadMissing", "the letter no longer holds its record")
 
 _log = logging.getLogger(__name__)
-
-
-class LettersPart(CarefulPart, Protocol):
-    """The computed rows of letters, which are numbered in their order."""
-
-    @property
-    def replaces_in_order(self) -> bool:
-        """Whether rows replace stored ones that are taken to be earlier."""
-        ...
 
 
 @dataclass(slots=True)
@@ -80,17 +82,13 @@ class _Run:
 
 
 class PutBack:
-    """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile.
-
-    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver, and `NoneComputed`
-        if a function fails for all of them.
-    """
+    """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile."""
 
     def __init__(
         self,
         claim: Claim,
         settings: DeadLetters,
-        compute: Callable[[Sequence[Letter]], AbstractContextManager[LettersPart]],
+        compute: ComputeLetters,
     ) -> None:
         self._claim = claim
         self._settings = settings
@@ -173,7 +171,7 @@ class PutBack:
         keys = {letter.sequence for letter in before if letter.sequence is not None}
         return [letter for letter in letters if letter.sequence not in keys]
 
-    def _write(self, run: _Run, letters: Sequence[Letter], part: LettersPart) -> None:
+    def _write(self, run: _Run, letters: Sequence[Letter], part: CarefulPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
         failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
         failed |= {n: FailedReplay(why, "rejected") for n, why in part.rejected.items()}
@@ -217,7 +215,7 @@ class PutBack:
         return [number for number, letter in enumerate(letters) if not letter.forced and not waits(letter)]
 
     def _discover(
-        self, run: _Run, letters: Sequence[Letter], part: LettersPart, kept: Sequence[int], refused: RowsRefused
+        self, run: _Run, letters: Sequence[Letter], part: CarefulPart, kept: Sequence[int], refused: RowsRefused
     ) -> Mapping[int, RowsRefused]:
         """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
         numbers = sorted({*kept}.intersection(part.with_rows))
@@ -239,7 +237,7 @@ class PutBack:
     def _commit(
         self,
         letters: Sequence[Letter],
-        part: LettersPart,
+        part: CarefulPart,
         kept: Sequence[int],
         failed: Mapping[int, FailedReplay],
     ) -> None:
@@ -336,3 +334,64 @@ def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
         elif number not in failed:
             kept.append(number)
     return kept
+
+
+class Requests:
+    """Looks for requested letters, and has them replayed: before a delivery, while the job is idle, or when told to.
+
+    The runner's lock guards it. ``compute`` is set once the source has begun.
+    """
+
+    def __init__(self, claim: Claim, settings: DeadLetters) -> None:
+        self._claim = claim
+        self._settings = settings
+        self.compute: ComputeLetters | None = None
+        self._next_look = 0.0
+
+    def drain(self, compute: ComputeLetters) -> int:
+        """Replay all that is requested; see `TransactionalSink.drain`."""
+        return PutBack(self._claim, self._settings, compute).run(self._claim.require_open)
+
+    def look(self, check: Callable[[], None]) -> None:
+        """Replay what is requested, if it is time to look. A request never ends the job.
+
+        :param check: raises if the job is to stop.
+        :raises StaleClaim: as a batch does.
+        """
+        if self.compute is None or time.monotonic() < self._next_look:
+            return
+        began = time.monotonic()
+        try:
+            PutBack(self._claim, self._settings, self.compute).run(check, seconds=_LONGEST)
+        except StaleClaim:
+            raise
+        except CommitUnknown as error:  # a batch must know; of letters their states tell
+            check()
+            _log.error("dead letters were replayed, or are still requested: %s", error)
+        except Exception as error:  # noqa: BLE001 - it concerns the letters alone
+            check()  # a stop interrupts Spark
+            text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
+            _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
+        finally:
+            now = time.monotonic()
+            self._next_look = now + max(_EVERY, now - began)  # half of the time is for batches
+
+    def look_while_idle(self, is_running: Callable[[], bool]) -> None:
+        """Look while no batch is being written.
+
+        :param is_running: whether the query runs; it may raise if Java is gone.
+        :raises PlanOutdated: the query was stopped, or the claim closed, while it replayed.
+        """
+
+        def check() -> None:
+            if self._claim.is_closed or not is_running():
+                raise PlanOutdated("the query was stopped")
+
+        if time.monotonic() < self._next_look:
+            return
+        try:
+            runs = is_running()
+        except Exception:  # noqa: BLE001 - Java is gone, or busy
+            return
+        if runs:
+            self.look(check)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
-from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetters
-from offsetstore.protocol.marking import Marking, check_marking
+from offsetstore.processing.runner import Settings
+from offsetstore.protocol.marking import check_marking
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.letters import KAFKA_COLUMNS
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.store.claim import Claim
 from offsetstore.writers.execute import Execute
 
@@ -20,20 +19,10 @@ Atomicity: TypeAlias = Literal["batch", "partition"]
 
 
 @dataclass(frozen=True, slots=True)
-class SinkSettings:
+class SinkSettings(Settings):
     """The arguments that concern each other; see `TransactionalSink`."""
 
-    atomicity: Atomicity
-    staging: StagingPolicy
-    marking: Marking
-    flush: Flush | None
-    dead_letters: DeadLetters | None
-    has_metadata: bool
-
-    @property
-    def has_unstored(self) -> bool:
-        """Whether Spark may take a batch for done before its offset is stored."""
-        return self.marking == "manual" or self.flush is not None
+    atomicity: Atomicity = "batch"
 
     def check(self, writers: Iterable[Writer]) -> None:
         """Check what can be checked without a query.
@@ -45,7 +34,6 @@ class SinkSettings:
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
         check_marking(self.marking)
         self._check_unstored(listed)
-        self._check_staging()
         self._check_dead_letters(listed)
 
     def check_query(self, claim: Claim, columns: Collection[str], checkpoint: str) -> None:
@@ -107,27 +95,11 @@ class SinkSettings:
                 found=f"{len(writers)} writers: {', '.join(map(str, writers))}",
                 expected="one Execute, and one output: a union, with a column that tells the rows apart",
             )
-        if self.marking == "manual" and self.has_metadata:
+        if self.marking == "manual" and self.metadata is not None:
             raise ConfigurationError(
                 "metadata= describes the end of a batch, and manual marking stores other offsets",
                 found='metadata= and marking="manual"',
                 expected="work.mark(topic_partition, next_offset, metadata=...)",
-            )
-
-    def _check_staging(self) -> None:
-        if self.staging.mode != "always":
-            return
-        if self.atomicity == "partition":
-            raise ConfigurationError(
-                'staging="always" needs atomicity="batch"',
-                found='atomicity="partition", staging="always"',
-                expected="one of them",
-            )
-        if self.flush is not None:
-            raise ConfigurationError(
-                "staged rows are written at once, and a flush keeps them",
-                found='staging="always", flush=',
-                expected="one of them",
             )
 
     def _check_dead_letters(self, writers: list[Writer]) -> None:

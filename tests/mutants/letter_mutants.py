@@ -29,13 +29,13 @@ _NO_TEXT: Final = f"{_UNIT}test_an_error_that_ends_the_batch_tells_a_functions_c
 LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-failure-of-spark-s-in-a-query-with-state",
-        ("StatefulWay.name_record", "not (is_of_function(failed) or speaks_for_itself(failed))", "False"),
+        ("spark:among", "not (is_of_function(failed) or speaks_for_itself(failed))", "False"),
         tests=(f"{_ERRORS_OF_SPARK}test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial",),
         why="A lost executor or a full disk would be told as refused rows, with the advice to correct a function.",
     ),
     mutant(
         "a-failure-of-spark-s-in-a-careful-batch",
-        ("BatchWay.name_record", "if self._recovery is not None: raise failed.__cause__ or failed from None", ""),
+        ("search_failed", "if is_found: raise failed.__cause__ or failed from None", ""),
         tests=(f"{_ERRORS_OF_SPARK}test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error",),
         why="Records whose key has an open letter would be written, and a lost executor would name a record to skip.",
     ),
@@ -343,7 +343,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-source-that-cant-be-read",
-        ("_can_read", "not is_out_of_range(error)", "function_failed(error) is None"),
+        ("MicroBatch.unreadable", "not is_out_of_range(error)", "function_failed(error) is None"),
         tests=(f"{_ERRORS_OF_SPARK}test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_passes",),
         why="A missing right on the topic would name a good record, with the command that loses it.",
     ),

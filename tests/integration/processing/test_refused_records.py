@@ -13,7 +13,7 @@ import pytest
 from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.postgres.errors import refusals
-from offsetstore.processing.isolate import Verdict, isolate
+from offsetstore.processing.blame import Verdict, isolate
 from offsetstore.processing.plan import Plan
 from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer

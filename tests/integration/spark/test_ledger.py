@@ -80,7 +80,7 @@ def test_no_record_is_lost_or_doubled(
         world.produce(topic, values, partition=partition)
     job = FailsOnce(shape.transform)
     settings: dict[str, Any] = {"atomicity": atomicity, "maxOffsetsPerTrigger": "14", **shape.options}
-    with caplog.at_level(logging.WARNING, "offsetstore.spark.ways.partition"):
+    with caplog.at_level(logging.WARNING, "offsetstore.spark.partition"):
         failed = world.run_to_failure(world.claim(topic), job, Append("events"), **settings)
         assert isinstance(failed.error, InterruptedError)
         assert 0 < len(world.database.rows(LEDGER)) < 20

@@ -11,7 +11,8 @@ import pytest
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import OffsetGap, RowsRefused, SinkError, StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
-from offsetstore.processing.plan import Plan, with_replanning
+from offsetstore.processing.plan import Plan
+from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Written
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.units import commit_rows

@@ -16,29 +16,36 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pyspark.sql import DataFrame
-
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
-from offsetstore.offsets import StoredOffset, TopicPartition, describe
+from offsetstore.offsets import StoredOffset, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.isolate import speaks_for_itself
+from offsetstore.processing.blame import speaks_for_itself
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import check_topics
-from offsetstore.processing.unit import BatchMark, Decisions, PlanOutdated, Rows, Stopwatch, Unit, Written, commit
+from offsetstore.processing.policies import texts_of
+from offsetstore.processing.unit import (
+    BatchMark,
+    Decisions,
+    PlanOutdated,
+    Rows,
+    Stopwatch,
+    Stored,
+    Unit,
+    Written,
+    commit,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.spark.collecting import OnDriver
+from offsetstore.spark.continuity import judge
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
+from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.tuning import MANAGER
-from offsetstore.spark.ways.batch import BatchWay, InStaging
-from offsetstore.spark.ways.continuity import judge
-from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
 from offsetstore.writers.append import Append
 
@@ -54,7 +61,7 @@ class _StatefulPlan:
     outcome: Outcome | None
 
 
-class StatefulWay(BatchWay):
+class Stateful:
     """Writes the batches of one run of a query with a kept checkpoint, each in one transaction.
 
     :param columns: the names in the batch's DataFrame.
@@ -67,21 +74,29 @@ class StatefulWay(BatchWay):
         claim: Claim,
         outputs: Outputs,
         metadata: BatchMetadata,
-        staging: StagingPolicy,
         *,
         query: RunningQuery,
         columns: list[str],
     ) -> None:
-        super().__init__(claim, outputs, metadata, staging)
+        self._claim = claim
+        self._metadata = metadata
         self._has_coordinates = admit_stateful(query.execution, columns)
         _check_output_mode(query.execution, outputs)
         _check_file_manager(query.execution)
 
-    def _write(self, batch: MicroBatch) -> Written | None:
+    def write(self, batch: MicroBatch, stored: Stored) -> Written | None:  # noqa: ARG002 - the Policy's
         """Write one micro-batch, with or without ranges.
 
         :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are from different times.
         """
+        try:
+            return self._write(batch)
+        except Exception as error:
+            if (failed := batch.failed(error)) is None:
+                raise
+            raise among(failed, batch) from error
+
+    def _write(self, batch: MicroBatch) -> Written | None:
         watch = Stopwatch()
         query_id = UUID(batch.query.query_id)
         plan = self._plan(batch, query_id)
@@ -90,7 +105,7 @@ class StatefulWay(BatchWay):
         texts: dict[TopicPartition, Text] = {}
         if plan.outcome is Outcome.APPLY:
             computed = rows = self._compute_whole(batch)
-            texts = self._texts(batch.number, batch.ranges, rows)
+            texts = texts_of(self._metadata, batch.number, batch.ranges, rows)
         elif plan.outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()
@@ -106,18 +121,6 @@ class StatefulWay(BatchWay):
         except OffsetGap as gap:  # none was planned
             raise PlanOutdated from gap
         return written if is_new else None
-
-    def name_record(self, failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
-        """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
-
-        So there is no trial, and only what shows a function's error or a bad value counts.
-
-        :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
-        """
-        if not (is_of_function(failed) or speaks_for_itself(failed)):
-            raise failed.__cause__ or failed from None
-        place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
-        return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
         claim = self._claim
@@ -143,17 +146,28 @@ class StatefulWay(BatchWay):
             )
         return _StatefulPlan(rows, decisions, outcome)
 
-    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver | InStaging]:
+    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver]:
         frame = batch.frame
         frame.persist()
         try:
             frame.count()  # all rows: a transform that needs only some would leave out the state of the rest
-            return self._compute(frame, batch.ranges)
+            given = with_coordinates(frame) if self._has_coordinates else frame
+            return batch.rows_of(given, count_offsets(batch.ranges))
         finally:
             frame.unpersist()
 
-    def _given(self, frame: DataFrame) -> DataFrame:
-        return with_coordinates(frame) if self._has_coordinates else frame
+
+def among(failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
+    """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
+
+    So there is no trial, and only what shows a function's error or a bad value counts.
+
+    :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
+    """
+    if not (is_of_function(failed) or speaks_for_itself(failed)):
+        raise failed.__cause__ or failed from None
+    place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
+    return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 
 
 def _check_output_mode(execution: Any, outputs: Outputs) -> None:
