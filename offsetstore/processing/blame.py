@@ -30,8 +30,7 @@ from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
 from offsetstore.text import command
-from offsetstore.writers.append import Append
-from offsetstore.writers.upsert import Upsert
+from offsetstore.writers.arrow.misfits import finds_misfits
 
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]
 """Writes the records of the ranges except the given ones, rolls back, and returns their rows; raises as the batch."""
@@ -104,7 +103,7 @@ def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:
 
     :param writer: the writer of the refused rows, ``None`` if it is not known.
     """
-    return refused.sqlstate is None and type(writer) in {Append, Upsert}
+    return refused.sqlstate is None and writer is not None and finds_misfits(writer)
 
 
 def isolate(

@@ -10,10 +10,9 @@ from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, Unsuppor
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.marking import check_marking
-from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.letters import KAFKA_COLUMNS
 from offsetstore.store.claim import Claim
-from offsetstore.writers.execute import Execute
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
@@ -82,7 +81,7 @@ class SinkSettings(Settings):
                 found=f'atomicity="partition", {name}',
                 expected="one of them",
             )
-        others = [str(one) for one in writers if not isinstance(one, Execute)]
+        others = [str(one) for one in writers if not declares(one, "marks")]
         if self.marking == "manual" and others:
             raise ConfigurationError(
                 'marking="manual" needs a function that marks: rows of records that are not marked are written again',
@@ -115,7 +114,7 @@ class SinkSettings(Settings):
                 found="dead_letters= and flush= or marking=",
                 expected="one of them",
             )
-        functions = [str(one) for one in writers if isinstance(one, Execute) and not one.splittable]
+        functions = [str(one) for one in writers if not declares(one, "splittable", otherwise=True)]
         if functions:
             raise ConfigurationError(
                 "dead_letters= needs writers that can be given the rows of single records, again and again",

@@ -36,6 +36,7 @@ from offsetstore.processing.unit import (
 )
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.ports import declares
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.continuity import judge
@@ -47,7 +48,6 @@ from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.tuning import MANAGER
 from offsetstore.store.claim import Claim
-from offsetstore.writers.append import Append
 
 _log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def among(failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
 def _check_output_mode(execution: Any, outputs: Outputs) -> None:
     if execution.outputMode().toString() != "Complete":
         return
-    appended = sorted(str(writer) for writer in outputs.writers.values() if isinstance(writer, Append))
+    appended = sorted(str(writer) for writer in outputs.writers.values() if declares(writer, "appends"))
     if appended:
         raise UnsupportedQuery(
             "the query's output mode is complete: each batch would append the whole result",
