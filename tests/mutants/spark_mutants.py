@@ -339,7 +339,7 @@ AGREEMENT: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-_BUFFERING: Final = f"{_SPARK}test_buffering.py::"
+_BUFFERING: Final = "tests/unit/processing/test_buffered.py::"
 _MARKING: Final = f"{_SPARK}test_marking.py::"
 
 KEPT: Final[tuple[Mutant, ...]] = (
