@@ -164,8 +164,11 @@ def test_of_refused_rows_the_batches_before_them_are_written(
     results.refused = {refused}
     log = {**LOG, P1: LOG[P1][:6]} if refused != 15 else {P0: LOG[P0][:6], P1: LOG[P1]}
     flush = Flush(rows=13 if refused != 15 else 12, seconds=600)
+    source = started(claim, results, flush, log)
     with pytest.raises(RowsRefused):
-        started(claim, results, flush, log).drain_log()
+        source.drain_log()
+    with pytest.raises(RowsRefused):  # it is handed over again
+        source.poll()
     assert stored(store) == ends
     assert len(numbers(store)) == sum(ends.values())
     claim.lose()

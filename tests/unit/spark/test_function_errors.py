@@ -302,26 +302,65 @@ def test_a_function_s_error_and_a_bad_value_name_the_batch_where_there_is_no_tri
     assert "canary" not in str(named)
 
 
-class Readable(MicroBatch):
+class Failing(MicroBatch):
+    """A batch of which the bad records can't be computed; others make a row each."""
+
+    def rows(self, part: Any, without: Collection[Any] = ()) -> Any:
+        records = [
+            (tp, at) for tp, one in part.items() for at in range(one.from_, one.until) if (tp, at) not in without
+        ]
+        if not BAD.isdisjoint(records):
+            raise worker(f"{FRAMES}ValueError: canary")
+        return {"": Rows(records)}
+
+    def unreadable(self) -> None: ...
+
+    def proof(self, refused: RowsRefused) -> Proof:  # noqa: ARG002
+        return Proof.ROW
+
+
+P1 = TopicPartition("payments", 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row of each record; what is of partition 1 may be refused when it is written."""
+
+    records: list[Any]
+
+    @property
+    def rows(self) -> int:
+        return len(self.records)
+
+    def write(self, work: Work) -> int:
+        work.connection.extend("results", self.records)
+        if REFUSED and any(tp == P1 for tp, _ in self.records):
+            raise RowsRefused("refused")
+        return len(self.records)
+
+
+REFUSED: list[bool] = []
+BAD: set[tuple[TopicPartition, int]] = set()
+LOOKS: list[MicroBatch] = []
+
+
+class Lost(Failing):
     """A batch that Spark can read, and can't compute carefully; it tells how often it was asked."""
 
     def careful(self, *_: Any, **__: Any) -> Any:
         frame: Any = self.frame
         raise frame
 
-    def rows(self, part: Any, without: Any = ()) -> Any:  # noqa: ARG002
-        raise worker(f"{FRAMES}ValueError: canary")
-
     def unreadable(self) -> None:
         LOOKS.append(self)
 
 
-LOOKS: list[MicroBatch] = []
-
-
 @pytest.mark.behaviour("DLQ-11", "DLQ-15")
+@pytest.mark.parametrize("bad", [(), (5,)], ids=["alone", "beside a bad record"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["careful at once", "after a failure"])
-def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(*, is_first: bool) -> None:
+def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(bad: tuple[int, ...], *, is_first: bool) -> None:
+    BAD.clear()
+    BAD.update((P0, offset) for offset in bad)
     lost = awaited(Thrown(SPARK, text="Job aborted due to stage failure: ExecutorLostFailure"))
     LOOKS.clear()
     with InMemoryOffsetStore() as store:
@@ -337,11 +376,12 @@ def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(*, is_firs
         metadata = BatchMetadata(claim, None)
         whole = Whole(claim, metadata, Recovery(claim, DeadLetters(sequence="key"), metadata))
         query: Any = SimpleNamespace(sleep=abs)
-        batch = Readable(cast("Any", lost), 0, query, {P0: OffsetRange(1, 8)}, claim, UNUSED)
+        batch = Lost(cast("Any", lost), 0, query, {P0: OffsetRange(1, 8)}, claim, UNUSED)
         with pytest.raises(Py4JJavaError) as raised:
             (whole.write if is_first else whole.write_carefully)(batch, Stored())
         assert raised.value is lost
         assert claim.offsets()[P0].next_offset == 1
+        assert store.rows("results") == []
         [stored] = store.letters("billing", contents=True).letters
         assert stored.is_in_sequence
     assert len(LOOKS) == 1
@@ -455,46 +495,6 @@ def test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_pass
     assert told.value is frame.error
 
 
-class Failing(MicroBatch):
-    """A batch of which record 5 of partition 1 can't be computed; others make a row each."""
-
-    def rows(self, part: Any, without: Collection[Any] = ()) -> Any:
-        records = [
-            (tp, at) for tp, one in part.items() for at in range(one.from_, one.until) if (tp, at) not in without
-        ]
-        if (P1, 5) in records:
-            raise worker(f"{FRAMES}ValueError: canary")
-        return {"": Rows(records)}
-
-    def unreadable(self) -> None: ...
-
-    def proof(self, refused: RowsRefused) -> Proof:  # noqa: ARG002
-        return Proof.ROW
-
-
-P1 = TopicPartition("payments", 1)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A row of each record; what is of partition 1 may be refused when it is written."""
-
-    records: list[Any]
-
-    @property
-    def rows(self) -> int:
-        return len(self.records)
-
-    def write(self, work: Work) -> int:
-        work.connection.extend("results", self.records)
-        if REFUSED and any(tp == P1 for tp, _ in self.records):
-            raise RowsRefused("refused")
-        return len(self.records)
-
-
-REFUSED: list[bool] = []
-
-
 @pytest.mark.behaviour("DLQ-15", "SINK-1")
 @pytest.mark.parametrize("by_partition", [True, False])
 @pytest.mark.parametrize("refused", [True, False])
@@ -503,6 +503,8 @@ def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_s
 ) -> None:
     """By partition: an `Execute` that is not splittable is given no more than one of them at once."""
     REFUSED[:] = [True] * refused
+    BAD.clear()
+    BAD.add((P1, 5))
     accepted = {P0: OffsetRange(0, 9), P1: OffsetRange(0, 5)}
     with InMemoryOffsetStore() as memory:
         claim = memory.claim("billing", topics=["payments"])
