@@ -125,13 +125,13 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "crop",
-        ("crop", 'batch.where(F.col("offset") >= first)', "batch if first is not None else batch"),
+        ("MicroBatch.part", "self.frame if part == self.ranges and not without else ...", "self.frame"),
         tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
         why="A replayed batch that reaches further than the first time would be written whole.",
     ),
     mutant(
         "crop-by-one-more",
-        ("crop", 'F.col("offset") >= first', 'F.col("offset") > first'),
+        ("within", 'F.col("offset") >= F.create_map(*begin)[key]', 'F.col("offset") > F.create_map(*begin)[key]'),
         tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
         why="The first record that is not in the results yet would be lost.",
     ),
