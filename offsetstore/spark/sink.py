@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
@@ -36,14 +37,9 @@ from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
+    BatchEnded,
     BatchStarted,
-    BatchWritten,
-    DrainEnded,
-    DrainStarted,
+    DrainChanged,
     SinkMade,
 )
 from offsetstore.protocol.marking import Marking
@@ -187,7 +183,7 @@ class TransactionalSink:
         self._started_run_id: str | None = None  # of which it is known where it starts
         self._execution: Any = None
         self._is_running: Callable[[], bool] = lambda: True
-        self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
+        self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchEnded`
         self._stored = Stored()  # of the batch
         self._query = SinkQuery(claim)
         claim.observers.on(
@@ -253,20 +249,24 @@ class TransactionalSink:
             self.error = stripped(error)
         if self._between is not None:
             self._between.batch_ended(self._is_running)
-        group, ranges, stored, rows = self._claim.group, self._ranges, self._stored.ranges, self._stored.rows
+        ranges = self._ranges
+        ended = partial(
+            BatchEnded,
+            group=self._claim.group,
+            batch=batch_id,
+            ranges=ranges,
+            stored=self._stored.ranges,
+            rows=self._stored.rows,
+        )
         if self._is_stopping():
             self.error = None
-            self._claim.observers.on(
-                BatchInterrupted(group=group, batch=batch_id, ranges=ranges, stored=stored, rows=rows)
-            )
+            self._claim.observers.on(ended(outcome="interrupted"))
             raise _Interrupted(_INTERRUPTED)
         if self.error is not None:
             self.error = typed(self.error)
             if ranges and isinstance(self.error, OffsetStoreError):
                 self.error.while_(f"writing batch {batch_id}: {describe(ranges)}")
-            self._claim.observers.on(
-                BatchFailed(group=group, batch=batch_id, ranges=ranges, error=self.error, stored=stored, rows=rows)
-            )
+            self._claim.observers.on(ended(outcome="failed", error=self.error))
             self._claim.record_run()
             raise self.error
         failpoints.reach("after_sink")
@@ -374,11 +374,12 @@ class TransactionalSink:
             return with_replanning(lambda: way.write(batch), f"batch {number}")
 
         written = when_not_paused(self._claim, write, sleep)
+        ended = partial(BatchEnded, group=group, batch=number, ranges=ranges)
         if written is None:
-            observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
+            observers.on(ended(outcome="skipped"))
         else:
-            kind = BatchKept if written.is_kept else BatchWritten
-            observers.on(kind(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds))
+            outcome = "kept" if written.is_kept else "written"
+            observers.on(ended(outcome=outcome, rows=written.rows, seconds=written.seconds))
 
     def drain(self, spark: SparkSession) -> int:
         """Replay the dead letters that are requested, for a job that is not running a query.
@@ -392,12 +393,12 @@ class TransactionalSink:
             raise ConfigurationError("sink.drain was called on a sink without dead_letters=")
         self._claim.require_open()
         claim = self._claim
-        claim.observers.on(DrainStarted(group=claim.group))
+        claim.observers.on(DrainChanged(group=claim.group, is_running=True))
         try:
             with self._lock:
                 return self._requests.drain(spark)
         finally:
-            claim.observers.on(DrainEnded(group=claim.group))
+            claim.observers.on(DrainChanged(group=claim.group, is_running=False))
 
     def _way_of(self, threshold: int) -> Way:
         settings, staging = self._settings, self._settings.staging

@@ -15,14 +15,7 @@ from offsetstore.errors import ConfigurationError, OffsetGap, StaleClaim
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.database import LastRun
-from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchStarted,
-    BatchWritten,
-    MirrorFailed,
-    QueryStarted,
-    Retried,
-)
+from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, QueryStarted, Retried
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.runs import JobError, Run, RunStatus
 from offsetstore.store.claim import Claim
@@ -68,7 +61,16 @@ class RunContract(ContractParts):
         )
         for batch in (7, 8):
             on(BatchStarted(group=GROUP, batch=batch, ranges=RANGES))
-            on(BatchWritten(group=GROUP, batch=batch, ranges=RANGES, rows={"": 30, "audit": 1}, seconds=SECONDS))
+            on(
+                BatchEnded(
+                    outcome="written",
+                    group=GROUP,
+                    batch=batch,
+                    ranges=RANGES,
+                    rows={"": 30, "audit": 1},
+                    seconds=SECONDS,
+                )
+            )
         claim.close()
 
         run = last(store)
@@ -88,8 +90,14 @@ class RunContract(ContractParts):
         gap = OffsetGap("a gap", topic_partition=P1, found=3, expected=2)
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
         claim.observers.on(
-            BatchFailed(
-                group=GROUP, batch=7, ranges=RANGES, error=gap, stored={P0: OffsetRange(0, 7)}, rows={"": 5, "audit": 1}
+            BatchEnded(
+                outcome="failed",
+                group=GROUP,
+                batch=7,
+                ranges=RANGES,
+                error=gap,
+                stored={P0: OffsetRange(0, 7)},
+                rows={"": 5, "audit": 1},
             )
         )
         claim.observers.on(Retried(group=GROUP, attempt=1, error=ValueError("of a row: 4711"), wait=0.1))
@@ -124,7 +132,7 @@ class RunContract(ContractParts):
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
         claim.record_run()
         assert told() == {(None, True)}
-        claim.observers.on(BatchFailed(group=GROUP, batch=7, ranges=RANGES, error=OffsetGap("a gap")))
+        claim.observers.on(BatchEnded(outcome="failed", group=GROUP, batch=7, ranges=RANGES, error=OffsetGap("a gap")))
         claim.record_run()
         assert told() == {("failed", False)}
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))  # the query was started again
@@ -138,7 +146,7 @@ class RunContract(ContractParts):
         claim = store.claim(GROUP, broker, mirror_every=None)
         for attempt in range(5):
             claim.observers.on(Retried(group=GROUP, attempt=attempt, error=TimeoutError(), wait=0.1))
-            claim.observers.on(MirrorFailed(group=GROUP, reason="no answer", is_over=False))
+            claim.observers.on(MirrorTried(group=GROUP, reason="no answer", is_over=False))
         claim.close()
 
         assert [(one.source, one.times, one.text) for one in store.errors(GROUP)] == [

@@ -19,7 +19,7 @@ from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.buffer import Buffer, Flush, Kept
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan
 from offsetstore.processing.plan import Plan, PlanOutdated, Ranges, check_topics, create_rows
-from offsetstore.protocol.events import BufferFlushed
+from offsetstore.protocol.events import FlushEnded
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.protocol.work import Work
@@ -202,7 +202,7 @@ class BufferedWay(BatchWay):
         if written is not None:
             numbers = (kept[0].number, kept[-1].number)
             claim.observers.on(
-                BufferFlushed(
+                FlushEnded(
                     group=claim.group, batches=numbers, ranges=ranges, rows=written.rows, seconds=written.seconds
                 )
             )

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert, Work
 from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
-from offsetstore.protocol.events import BatchKept, BufferFlushed, FlushFailed
+from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.spark import BatchInfo
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.proxy import CommitProxy, Lost
@@ -77,9 +77,9 @@ def test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_en
     assert "".join(written(world)) == "abcdefghijkl"
     assert transactions(world) == 2
     assert world.stored(topic) == {0: 6, 1: 6}
-    assert [event.batch for event in recorder.of(BatchKept)] == [0, 1, 2]
-    assert [event.batches for event in recorder.of(BufferFlushed)] == [(0, 1), (2, 2)]
-    assert [dict(event.rows) for event in recorder.of(BufferFlushed)] == [{"": 8}, {"": 4}]
+    assert [event.batch for event in recorder.of(BatchEnded, "kept")] == [0, 1, 2]
+    assert [event.batches for event in recorder.of(FlushEnded, "written")] == [(0, 1), (2, 2)]
+    assert [dict(event.rows) for event in recorder.of(FlushEnded, "written")] == [{"": 8}, {"": 4}]
 
 
 @pytest.mark.behaviour("MARK-4")
@@ -286,9 +286,9 @@ def test_a_flush_by_the_clock_that_fails_is_told_once_and_raised_by_the_next_bat
         sink = TransactionalSink(claim, traced, into=Append("events"), flush=Flush(rows=1_000, seconds=0.4))
         stream, checkpoint = world.read(claim), claim.checkpoint(world.checkpoints)
         query = world.start(sink, stream, checkpoint=checkpoint, trigger={"processingTime": "0 seconds"})
-        wait_until(lambda: recorder.of(FlushFailed))
+        wait_until(lambda: recorder.of(FlushEnded, "failed"))
         time.sleep(1.5)
-        assert [type(event.error) for event in recorder.of(FlushFailed)] == [RowsRefused]
+        assert [type(event.error) for event in recorder.of(FlushEnded, "failed")] == [RowsRefused]
         world.produce(topic, ["m"])
 
         assert isinstance(world.failure(query, sink).error, RowsRefused)

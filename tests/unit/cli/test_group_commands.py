@@ -17,7 +17,7 @@ from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import BrokerUnavailable, OffsetGap
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol import liveness
-from offsetstore.protocol.events import BatchFailed
+from offsetstore.protocol.events import BatchEnded
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
@@ -70,7 +70,9 @@ def test_status_shows_what_is_pinned_and_what_is_contested(
 def test_a_job_that_has_failed_is_told_as_failed_while_its_claim_is_open(
     run: Callable[..., Result], claim: Claim
 ) -> None:
-    failed = BatchFailed(group="billing", batch=3, ranges={P0: OffsetRange(4, 9)}, error=OffsetGap("a gap"))
+    failed = BatchEnded(
+        outcome="failed", group="billing", batch=3, ranges={P0: OffsetRange(4, 9)}, error=OffsetGap("a gap")
+    )
     claim.observers.on(failed)
     claim.record_run()
     assert run("status", "-g", "billing").stdout.splitlines()[0].endswith(", has failed")
