@@ -11,6 +11,7 @@ from typing import Final
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.monitoring.exposition import Gauge, Page
 from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_status import state_of
 from offsetstore.operations.lag import Lag
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
@@ -57,6 +58,11 @@ MIRROR: Final = Gauge(
 )
 MEMBERS: Final = Gauge("offsetstore_group_has_kafka_members", "1 if a consumer has joined the group in Kafka.", _GROUP)
 LIVE: Final = Gauge("offsetstore_group_live", "1 if a job owns the group and sends heartbeats.", _GROUP)
+STATE: Final = Gauge(
+    "offsetstore_group_state",
+    "1, with the group's state: live, paused, stalled, silent, ended, failed or fenced.",
+    ("consumergroup", "state"),
+)
 PAUSED: Final = Gauge("offsetstore_group_paused", "1 if the group is paused.", _GROUP)
 EPOCH: Final = Gauge("offsetstore_group_claim_epoch", "The epoch of the last claim.", _GROUP)
 HEARTBEAT: Final = Gauge(
@@ -225,6 +231,7 @@ def _add_store(page: Page, lag: Lag) -> None:
 def _add_groups(page: Page, lag: Lag) -> None:
     for group, one in lag.groups.items():
         owner, rows = one.owner, lag.store.partitions.get(group, {})
+        page.add(STATE, 1, group, state_of(one, lag.store.at))
         page.add(LIVE, owner.is_live, group)
         page.add(PAUSED, owner.pause is not None, group)
         page.add(EPOCH, owner.token.epoch, group)

@@ -47,7 +47,7 @@ class RunContract(ContractParts):
         run = last(store)
 
         assert (run.group, run.token, run.owner, run.topics) == (GROUP, claim.token, claim.owner, ("payments",))
-        assert (run.state, run.ended_at, run.next_at, run.status.phase) == ("running", None, None, "starting")
+        assert (run.state, run.ended_at, run.next_at, run.status.phase) == ("live", None, None, "starting")
         assert {"python", "offsetstore"} <= run.versions.keys()
         assert abs(datetime.now(UTC) - run.started_at) < timedelta(seconds=60)
 
@@ -75,7 +75,7 @@ class RunContract(ContractParts):
 
         run = last(store)
         status = run.status
-        assert (run.state, run.ending, run.ended_at) == ("closed", "closed", run.seen_at)
+        assert (run.state, run.ending, run.ended_at) == ("ended", "closed", run.seen_at)
         assert (status.phase, status.batch, status.batch_offsets) == ("idle", 8, 42)
         assert status.counters == {"written": 2, "offsets": 84, "rows": 62, "batch_milliseconds": 3_500}
         assert (status.query_id, status.application_id, status.ui_url) == (query, "app-1", "http://driver")
@@ -166,7 +166,7 @@ class RunContract(ContractParts):
 
         first, run = store.runs(GROUP)
         assert (first.state, first.ending, first.next_at) == ("fenced", "fenced", run.started_at)
-        assert (run.state, run.token) == ("running", second.token)
+        assert (run.state, run.token) == ("live", second.token)
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_run_that_never_noticed_was_fenced_if_it_was_alive_until_then(
@@ -175,7 +175,7 @@ class RunContract(ContractParts):
         store.claim(GROUP, broker)
         store.claim(GROUP, broker)
 
-        assert [run.state for run in store.runs(GROUP)] == ["fenced", "fenced", "running"]
+        assert [run.state for run in store.runs(GROUP)] == ["fenced", "fenced", "live"]
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_reset_fences_a_run_without_being_one(self, store: OffsetStore, claim: Claim) -> None:
@@ -193,15 +193,15 @@ class RunContract(ContractParts):
             session.write_run(GROUP, replace(claim.token, claim_id=uuid4()), RunStatus(phase="batch"), "failed")
             session.write_run("other", claim.token, RunStatus(phase="batch"), "failed")
 
-        assert (last(store).state, last(store).status.phase) == ("running", "starting")
+        assert (last(store).state, last(store).status.phase) == ("live", "starting")
         assert store.runs("other") == []
 
     def test_an_end_is_taken_back_if_the_query_runs_again(self, store: OffsetStore, claim: Claim) -> None:
         claim.close()  # its heartbeats would write, too
-        assert last(store).state == "closed"
+        assert last(store).state == "ended"
         write(store, claim, RunStatus(phase="batch"))
 
-        assert (last(store).state, last(store).ended_at) == ("running", None)
+        assert (last(store).state, last(store).ended_at) == ("live", None)
 
     def test_ages_go_on(self, store: OffsetStore, claim: Claim) -> None:
         claim.close()  # its heartbeats would write, too
@@ -336,7 +336,7 @@ class RunContract(ContractParts):
         with pytest.raises(type(end)), claim:
             raise end
 
-        assert last(store).state == "closed"
+        assert last(store).state == "ended"
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_job_that_ends_with_an_exit_code_of_its_own_has_failed_with_what_it_was_for(

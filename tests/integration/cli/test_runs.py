@@ -51,9 +51,9 @@ def test_the_runs_have_a_line_each_the_newest_last(
     head, *lines = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()]
     assert head == ["started", "until", "state", "phase", "batch", "rows", "epoch", "owner"]
     assert [line[2:7] for line in lines] == [
-        ["closed", "starting", "-", "0", "1"],
+        ["ended", "starting", "-", "0", "1"],
         ["failed", "failed", "7", "40", "2"],
-        ["running", "starting", "-", "0", "3"],
+        ["live", "starting", "-", "0", "3"],
     ]
     assert lines[2][1] == "-"
 

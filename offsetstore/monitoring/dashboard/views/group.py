@@ -25,10 +25,10 @@ from offsetstore.monitoring.dashboard.context import (
     span_of,
 )
 from offsetstore.monitoring.dashboard.rendering import link
-from offsetstore.monitoring.dashboard.snapshots import Summary
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.group_status import GroupStatus
 from offsetstore.operations.lag import GroupLag, PartitionLag
 from offsetstore.protocol.samples import Selection, rates
 
@@ -136,7 +136,7 @@ class Chart:
         return json.dumps([self.times, short], separators=(",", ":"))
 
 
-def _charts(store: OffsetStore, summary: Summary, span: timedelta, until: datetime) -> list[Chart]:
+def _charts(store: OffsetStore, summary: GroupStatus, span: timedelta, until: datetime) -> list[Chart]:
     """Make the curves, with one query."""
     samples = store.samples([summary.name], span, points=POINTS)[summary.name]
     selection = Selection.of(span, POINTS)

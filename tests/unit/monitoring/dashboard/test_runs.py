@@ -46,7 +46,7 @@ def test_a_run_says_what_it_did_and_how_it_ended(
     store.claim("billing", topics=["payments"], mirror_every=None)
     page = text_of(client.get("/runs", params={"group": "billing"}))
 
-    assert page.index("● running") < page.index("✓ closed")
+    assert page.index("● live") < page.index("✓ ended")
     assert "number 7, 40 offsets" in page
     assert "1,234" in page
     assert "app-17" in page
