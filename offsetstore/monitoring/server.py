@@ -13,10 +13,9 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from prometheus_client import CollectorRegistry, exposition
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.monitoring.facts import FactCollector, RunningClock
 from offsetstore.monitoring.health import Limits, Verdict, judge
 from offsetstore.monitoring.metrics import Metrics
-from offsetstore.monitoring.supervision import OnDead, Supervision
+from offsetstore.monitoring.supervision import FactCollector, OnDead, RunningClock, Supervision
 from offsetstore.monitoring.web import Server, answered, check_token, is_loopback
 from offsetstore.protocol.events import Event
 from offsetstore.store import heartbeat

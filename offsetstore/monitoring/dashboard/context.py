@@ -129,6 +129,21 @@ def page_of(request: Request, name: str = "page") -> int:
         return 1
 
 
+def whole(text: str | None, most: int, what: str) -> int | None:
+    """Read a number of the address from 0 to ``most``; ``None`` if there is none.
+
+    :param what: it should be, for people.
+    :raises HTTPException: it is no such number.
+    """
+    try:
+        number = None if text is None else int(text)
+    except ValueError:
+        number = -1
+    if number is not None and not 0 <= number <= most:
+        raise HTTPException(400, f"That is not {what}.")
+    return number
+
+
 def span_of(request: Request) -> str:
     """The name of the time that the curves show, one of `SPANS`."""
     span = request.query_params.get("span", "1h")

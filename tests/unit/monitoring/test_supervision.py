@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from offsetstore import Token
-from offsetstore.monitoring.facts import FactCollector, RunningClock
 from offsetstore.monitoring.health import Limits
+from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken, Event, SinkMade
 from offsetstore.protocol.job_state import JobState
 from offsetstore.protocol.query_status import QueryStatus
