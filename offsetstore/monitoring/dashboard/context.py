@@ -129,7 +129,7 @@ def page_of(request: Request, name: str = "page") -> int:
         return 1
 
 
-def whole(text: str | None, most: int, what: str) -> int | None:
+def number_in(text: str | None, most: int, what: str) -> int | None:
     """Read a number of the address from 0 to ``most``; ``None`` if there is none.
 
     :param what: it should be, for people.

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show, whole
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, show
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import MAX_OFFSET
 from offsetstore.protocol.database import EVENTS
@@ -23,7 +23,7 @@ def history(request: Request) -> Response:
     query = request.query_params
     events = [one for one in EVENTS if one == query.get("event")]
     given = query.get("since", "").strip()
-    since, before = _since(given), whole(query.get("before"), MAX_OFFSET, "a line of the history")
+    since, before = _since(given), number_in(query.get("before"), MAX_OFFSET, "a line of the history")
     is_wrong = bool(given) and since is None
     lines = dashboard_of(request).store.history(name, since=since, events=events, before=before, limit=ON_A_PAGE + 1)[
         ::-1

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show, whole
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, show
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.protocol.letters import OPEN
@@ -81,8 +81,8 @@ def letter(request: Request) -> Response:
     query = request.query_params
     topic = _plain(query.get("topic", ""))
     partition, offset = (
-        whole(query.get("partition"), MAX_PARTITION, _NUMBER),
-        whole(query.get("offset"), MAX_OFFSET, _NUMBER),
+        number_in(query.get("partition"), MAX_PARTITION, _NUMBER),
+        number_in(query.get("offset"), MAX_OFFSET, _NUMBER),
     )
     if not topic or partition is None or offset is None:
         raise HTTPException(400, "A letter is named by its topic, partition and offset.")
@@ -120,7 +120,7 @@ def _filters(request: Request) -> dict[str, Any]:
     if topic := query.get("topic", "").strip():
         found["topic"] = _plain(topic)
     if partition := query.get("partition", "").strip():
-        found["partition"] = whole(partition, MAX_PARTITION, _NUMBER)
+        found["partition"] = number_in(partition, MAX_PARTITION, _NUMBER)
     return found
 
 
