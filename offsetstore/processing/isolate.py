@@ -35,7 +35,6 @@ from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
 from offsetstore.text import command
 from offsetstore.writers.append import Append
-from offsetstore.writers.staging import StagedRowsLost
 from offsetstore.writers.upsert import Upsert
 
 Record: TypeAlias = tuple[TopicPartition, int]
@@ -128,7 +127,7 @@ def isolate(
     :param proof: tells, from the refusal of the smallest part, what it takes to show its cause.
     :param seconds: how long to search; with 0 no part is tried.
     :raises AcceptedThen: the refusal did not recur.
-    :raises StaleClaim, PlanOutdated, StagedRowsLost: the claim no longer owns the batch, or the plan is outdated.
+    :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
     search = _Search(refused, ranges, attempt, time.monotonic() + seconds)
@@ -304,7 +303,7 @@ class _Search:
         try:
             self.rows = self._attempt(cut(self._ranges, begin, count), without)
             self.has_rows = self.has_rows or self.rows > 0
-        except (StaleClaim, PlanOutdated, StagedRowsLost):
+        except (StaleClaim, PlanOutdated):
             raise
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             if not isinstance(error, RowsRefused):

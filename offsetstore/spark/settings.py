@@ -12,7 +12,6 @@ from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.protocol.marking import Marking, check_marking
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.letters import KAFKA_COLUMNS
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.store.claim import Claim
 from offsetstore.writers.execute import Execute
 
@@ -24,7 +23,6 @@ class SinkSettings:
     """The arguments that concern each other; see `TransactionalSink`."""
 
     atomicity: Atomicity
-    staging: StagingPolicy
     marking: Marking
     flush: Flush | None
     dead_letters: DeadLetters | None
@@ -45,7 +43,6 @@ class SinkSettings:
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
         check_marking(self.marking)
         self._check_unstored(listed)
-        self._check_staging()
         self._check_dead_letters(listed)
 
     def check_query(self, claim: Claim, columns: Collection[str], checkpoint: str) -> None:
@@ -112,22 +109,6 @@ class SinkSettings:
                 "metadata= describes the end of a batch, and manual marking stores other offsets",
                 found='metadata= and marking="manual"',
                 expected="work.mark(topic_partition, next_offset, metadata=...)",
-            )
-
-    def _check_staging(self) -> None:
-        if self.staging.mode != "always":
-            return
-        if self.atomicity == "partition":
-            raise ConfigurationError(
-                'staging="always" needs atomicity="batch"',
-                found='atomicity="partition", staging="always"',
-                expected="one of them",
-            )
-        if self.flush is not None:
-            raise ConfigurationError(
-                "staged rows are written at once, and a flush keeps them",
-                found='staging="always", flush=',
-                expected="one of them",
             )
 
     def _check_dead_letters(self, writers: list[Writer]) -> None:

@@ -59,7 +59,6 @@ from offsetstore.spark.plans.starting import check_start
 from offsetstore.spark.plans.status import SinkQuery
 from offsetstore.spark.requests import LetterRequests
 from offsetstore.spark.settings import Atomicity, SinkSettings
-from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.buffered import BufferedWay
 from offsetstore.spark.ways.micro_batch import MicroBatch, Way
@@ -106,11 +105,6 @@ class TransactionalSink:
         one output, and a transform that keeps ``_kafka`` and makes each row from one record (select, where, explode,
         joins with other data). The driver writes a small batch, in one transaction, except for an `Execute` or a
         writer with a ``write`` of its own.
-    :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into staging tables, from
-        which the driver moves it in the transaction: ``"always"``, ``"never"``, or ``"auto"``, only if the batch is
-        large. Executors then need the driver's packages. Rows for an `Execute` are always collected on the driver.
-    :param staging_threshold: a batch with more than this many offsets still to be written is large; so is one with more
-        bytes than ``spark.driver.maxResultSize``.
     :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; with 0,
         tasks write all batches.
     :param metadata: called on the driver for each batch with records to be written, before its transaction begins,
@@ -144,8 +138,6 @@ class TransactionalSink:
         *,
         into: Writer | Mapping[str, Writer],
         atomicity: Atomicity = "batch",
-        staging: StagingMode = "auto",
-        staging_threshold: int = THRESHOLD,
         task_threshold: int = TASK_THRESHOLD,
         metadata: MetadataFunction | None = None,
         marking: Marking = "automatic",
@@ -160,7 +152,6 @@ class TransactionalSink:
         self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None)
         self._settings = SinkSettings(
             atomicity,
-            StagingPolicy(staging, staging_threshold),
             marking,
             flush,
             dead_letters,
@@ -317,10 +308,7 @@ class TransactionalSink:
             self._recovery.forget()
         self._settings.check_query(self._claim, columns, str(query.execution.resolvedCheckpointRoot()))
         if self._claim.keeps_checkpoint:
-            staging = self._settings.staging
-            self._stateful = StatefulWay(
-                self._claim, self._outputs, self._metadata, staging, query=query, columns=columns
-            )
+            self._stateful = StatefulWay(self._claim, self._outputs, self._metadata, query=query, columns=columns)
         else:
             admit(query.execution, columns, whole_records=self._settings.dead_letters is not None)
             if self._started_run_id != query.run_id:
@@ -401,14 +389,12 @@ class TransactionalSink:
             claim.observers.on(DrainChanged(group=claim.group, is_running=False))
 
     def _way_of(self, threshold: int) -> Way:
-        settings, staging = self._settings, self._settings.staging
+        settings = self._settings
         if settings.atomicity == "partition":
             return PartitionWay(self._claim, self._outputs, self._metadata, threshold, self._recovery)
         if settings.flush is not None:
-            return BufferedWay(self._claim, self._outputs, self._metadata, staging, settings.flush)
-        return BatchWay(
-            self._claim, self._outputs, self._metadata, staging, marking=settings.marking, recovery=self._recovery
-        )
+            return BufferedWay(self._claim, self._outputs, self._metadata, settings.flush)
+        return BatchWay(self._claim, self._outputs, self._metadata, marking=settings.marking, recovery=self._recovery)
 
     def _between_batches(self, tick: Tick | None) -> Between | None:
         buffered = self._way if isinstance(self._way, BufferedWay) else None

@@ -21,6 +21,8 @@ _SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
 _CYCLES: Final = "tests/unit/processing/test_cycle.py::"
 
 
+_BY_PARTITION: Final = "tests/integration/spark/test_collecting.py::"
+
 TASKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "rows-of-the-task",
@@ -62,7 +64,7 @@ TASKS: Final[tuple[Mutant, ...]] = (
         "results-cut-off",
         ("Parts.run", "len(results) != expected", "not expected"),
         tests=("tests/unit/spark/test_record_batches.py::test_results_that_did_not_arrive_are_missed",),
-        why="Rows of a task whose report is lost would stay in staging, and the offsets would move over them.",
+        why="A task whose report is lost would count as one that had no rows: the offsets would move over its records.",
     ),
     mutant(
         "re-plan-in-a-task",
@@ -88,6 +90,12 @@ BATCHES: Final[tuple[Mutant, ...]] = (
         ("Rows.put_in_order", "[self._places[number] for number in order]", "list(self._places)"),
         tests=(f"{_COLLECTED}test_rows_can_be_put_in_order",),
         why="Of equal versions, the last row of the DataFrame wins.",
+    ),
+    mutant(
+        "collected-parts-that-are-lost",
+        ("collect_by_partition", "sent.localCheckpoint()", ""),
+        tests=(f"{_BY_PARTITION}test_rows_that_an_executor_loses_before_they_are_sent_are_not_computed_again",),
+        why="After a shuffle, a part that is computed again may have other rows: some are written twice, others never.",
     ),
     mutant(
         "file-manager-of-state",

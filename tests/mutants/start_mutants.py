@@ -11,11 +11,22 @@ _LOGS: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _BROKERS: Final = "tests/unit/kafka/test_broker.py::"
 _TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
+_OVERVIEW: Final = "tests/unit/kafka/test_overview.py::"
 _GRANTS: Final = "tests/integration/postgres/test_grants.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
 _ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 
 START: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "no-offset-is-an-answer",
+        (
+            "Request.outcome",
+            "KafkaError(KafkaError.OFFSET_NOT_AVAILABLE) if self.is_empty(key, result) else result",
+            "result",
+        ),
+        tests=(f"{_OVERVIEW}test_an_answer_without_an_offset_is_none",),
+        why="While a leader changes, a log would seem to have lost its records, and each start would be refused.",
+    ),
     mutant(
         "stamp-of-our-own",
         ("protocol:_RULES", "(..., _our_copy, ...)", "(..., ...)"),

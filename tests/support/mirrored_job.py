@@ -24,7 +24,7 @@ def process(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *,
     """Write one result for each offset from the stored one on, and advance."""
     stored = store.offsets(claim.group).get(tp)
     range_ = OffsetRange(stored.next_offset if stored else 0, until)
-    for point in ("staged", "in_discovery", "failures_written", "before_lock"):  # where the sink has them
+    for point in ("in_discovery", "failures_written", "before_lock"):  # where the sink has them
         failpoints.reach(point)
     with store.transaction(claim) as tx:
         plan = tx.lock({tp: range_})

@@ -2,17 +2,16 @@
 
 In this order: read the stored offsets and plan the crop; compute, with no transaction open; begin, lock, and compare
 with the plan (if a stored offset has changed, plan again); write, advance, commit. The computed rows wait as Arrow
-on the driver, in memory or in a file; those of a very large batch, in staging tables that executors fill.
+on the driver, in memory or in a file.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -20,7 +19,7 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, of_output, write_all
+from offsetstore.processing.cycle import Stopwatch, Written, commit_plan, write_all
 from offsetstore.processing.isolate import (
     AcceptedThen,
     Proof,
@@ -32,49 +31,26 @@ from offsetstore.processing.isolate import (
     schema_of,
     try_out,
 )
-from offsetstore.processing.plan import Plan, PlanOutdated, Ranges, create_rows
+from offsetstore.processing.plan import Plan, Ranges, create_rows
 from offsetstore.processing.recovery import CarefulPart, Recovery
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.spark.careful import OfRanges, computed_carefully
-from offsetstore.spark.collecting import OnDriver, on_driver
+from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_coordinates, within
-from offsetstore.spark.function_errors import function_failed, is_out_of_range, is_over_limit, may_be_of_records
+from offsetstore.spark.function_errors import function_failed, is_out_of_range, may_be_of_records
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
-from offsetstore.spark.staging_area import StagingArea, StagingPolicy
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
-from offsetstore.writers.staging import Staged, StagedRowsLost
-from offsetstore.writers.staging_schema import StagingWriter, can_stage
 
 _UNREADABLE: Final = (
     "Spark's source can't read a record: its timestamp is out of range. Start with maxOffsetsPerTrigger=1: then what "
     "comes before the record is stored, and the error names it, with the command that skips it."
 )
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class InStaging:
-    """Rows that executors have staged."""
-
-    writer: StagingWriter
-    staged: Staged
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        return self.staged.rows
-
-    def write(self, work: Work) -> int:
-        """Move the rows; return their number."""
-        return self.writer.move(work.connection, self.staged) if self.staged.rows else 0
 
 
 class Counted(Protocol):
@@ -86,14 +62,11 @@ class Counted(Protocol):
         ...
 
 
-_Rows: TypeAlias = OnDriver | InStaging
-
-
 @dataclass(frozen=True, slots=True)
 class _Noted:
     """Rows whose writer notes that it was called."""
 
-    rows: _Rows
+    rows: OnDriver
     calls: list[str]
 
     def write(self, work: Work) -> int:
@@ -110,7 +83,6 @@ class BatchWay:
         claim: Claim,
         outputs: Outputs,
         metadata: BatchMetadata,
-        staging: StagingPolicy | None = None,
         *,
         marking: Marking = "automatic",
         recovery: Recovery | None = None,
@@ -119,30 +91,19 @@ class BatchWay:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
-        self._policy = staging or StagingPolicy()
         self._marking: Marking = marking
         self._recovery = recovery
         self._by_partition = by_partition
         """Whether what comes before a record that can't be computed is stored in a transaction for each partition."""
-        self._area = StagingArea(claim)
-        self._has_begun = False
         self._broken_by: str | None = None
 
     def write(self, batch: MicroBatch) -> Written | None:
         """Write one micro-batch; return ``None`` if all of it was in the results already.
 
-        :raises PlanOutdated: the stored offsets have changed, or staged rows were lost; nothing was written.
+        :raises PlanOutdated: the stored offsets have changed, or executors have lost rows; nothing was written.
         """
-        if not self._has_begun:
-            self._has_begun = True
-            self._area.drop_abandoned()
-        try:
-            with self._naming_record(batch):
-                return self._write(batch)
-        except StagedRowsLost as lost:
-            raise PlanOutdated(str(lost)) from lost
-        finally:
-            self._area.drop_made()
+        with self._naming_record(batch):
+            return self._write(batch)
 
     def _write(self, batch: MicroBatch) -> Written | None:
         self._require_whole()
@@ -320,7 +281,7 @@ class BatchWay:
             return commit_plan(self._claim, plan, computed, watch, texts)
         return self._commit_marks(plan, computed, watch)
 
-    def _commit_marks(self, plan: Plan, computed: Mapping[str, _Rows], watch: Stopwatch) -> Written | None:
+    def _commit_marks(self, plan: Plan, computed: Mapping[str, OnDriver], watch: Stopwatch) -> Written | None:
         """Let the function write and mark, once: it may keep rows of its own, and can't know of a rollback."""
         calls: list[str] = []
         called = {name: _Noted(output, calls) for name, output in computed.items()}
@@ -343,43 +304,21 @@ class BatchWay:
         rows = {name: output.rows for name, output in computed.items()}
         return self._metadata.texts(BatchInfo(number, ranges, rows))
 
-    def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, _Rows]:
+    def _compute(self, frame: DataFrame, ranges: Ranges) -> dict[str, OnDriver]:
         """Compute all outputs from the records of the ranges."""
-        offsets = count_offsets(ranges)
-        try:
-            return self._compute_outputs(frame, offsets, is_large=self._policy.wants(offsets))
-        except Exception as error:
-            could_stage = self._policy.mode == "auto" and any(map(can_stage, self._outputs.writers.values()))
-            if not (could_stage and is_over_limit(error)):
-                raise
-        _log.info("the rows of a batch exceed spark.driver.maxResultSize: executors stage them")
-        return self._compute_outputs(frame, offsets, is_large=True)
-
-    def _compute_outputs(self, frame: DataFrame, offsets: int, *, is_large: bool) -> dict[str, _Rows]:
+        offsets, writers = count_offsets(ranges), self._outputs.writers
         given = self._given(frame)
-        writers = self._outputs.writers
-        staging = {name: writer for name, writer in writers.items() if is_large and can_stage(writer)}
-        # A large batch is kept off the heap.
-        level = StorageLevel.DISK_ONLY if staging else StorageLevel.MEMORY_AND_DISK_DESER
+        level = StorageLevel.DISK_ONLY if offsets > LARGE else StorageLevel.MEMORY_AND_DISK_DESER
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self._outputs.transform(given))
-            # Collect first: that may fail, and creates no table.
-            collected = {
-                name: on_driver(writers[name], frames[name], offsets) for name in frames if name not in staging
+            return {
+                name: on_driver(writer, frames[name], offsets, or_by_partition=not self._by_partition)
+                for name, writer in writers.items()
             }
-            staged = {name: self._staged(name, writer, frames[name]) for name, writer in staging.items()}
-        if staged:
-            failpoints.reach("staged")
-        computed = {**collected, **staged}
-        return {name: computed[name] for name in writers}
 
     def _given(self, frame: DataFrame) -> DataFrame:
         """What the transform gets."""
         return with_coordinates(frame)
-
-    def _staged(self, name: str, writer: StagingWriter, frame: DataFrame) -> InStaging:
-        with of_output(name):
-            return InStaging(writer, self._area.stage(writer, frame))
 
 
 def _can_read(frame: DataFrame) -> bool:

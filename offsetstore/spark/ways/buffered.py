@@ -14,7 +14,7 @@ from itertools import groupby
 import pyarrow as pa
 
 from offsetstore.errors import CommitUnknown, OffsetGap, RowsRefused, SinkError
-from offsetstore.offsets import count_offsets, describe
+from offsetstore.offsets import describe
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.buffer import Buffer, Flush, Kept
 from offsetstore.processing.cycle import Stopwatch, Written, commit_plan
@@ -26,7 +26,6 @@ from offsetstore.protocol.work import Work
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import crop
 from offsetstore.spark.outputs import Outputs
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
@@ -57,10 +56,8 @@ def _schema(batch: pa.RecordBatch) -> pa.Schema:
 class BufferedWay(BatchWay):
     """Keeps the rows of batches, and writes them when a limit of ``limits`` is reached. The sink's lock guards it."""
 
-    def __init__(
-        self, claim: Claim, outputs: Outputs, metadata: BatchMetadata, staging: StagingPolicy, limits: Flush
-    ) -> None:
-        super().__init__(claim, outputs, metadata, staging)
+    def __init__(self, claim: Claim, outputs: Outputs, metadata: BatchMetadata, limits: Flush) -> None:
+        super().__init__(claim, outputs, metadata)
         self._buffer = Buffer[OnDriver](limits)
         self._has_failed = False
 
@@ -79,10 +76,7 @@ class BufferedWay(BatchWay):
         return False
 
     def _write(self, batch: MicroBatch) -> Written | None:
-        """Compute and keep one micro-batch, and flush if that is due.
-
-        A batch that executors stage is written at once, after the kept ones: staged rows can't wait.
-        """
+        """Compute and keep one micro-batch, and flush if that is due."""
         self._require_whole()
         watch, claim = Stopwatch(), self._claim
         delivered = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
@@ -92,13 +86,8 @@ class BufferedWay(BatchWay):
             self._check(plan)
             return None
         remaining = plan.remaining()
-        if self._policy.wants(count_offsets(remaining)):
-            return self._write_alone(batch, remaining)
         create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
-        computed = self._compute(crop(batch.frame, plan.decisions), remaining)
-        rows = {name: output for name, output in computed.items() if isinstance(output, OnDriver)}
-        if len(rows) < len(computed):
-            return self._write_alone(batch, remaining)
+        rows = self._compute(crop(batch.frame, plan.decisions), remaining)
         check_topics(claim, plan.stored, plan.decisions)
         watch.lap("compute")
         count, size = sum(output.rows for output in rows.values()), sum(output.bytes for output in rows.values())

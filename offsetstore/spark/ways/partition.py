@@ -37,7 +37,7 @@ from offsetstore.processing.recovery import Recovery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
-from offsetstore.spark.collecting import OnDriver, on_driver
+from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
@@ -46,13 +46,12 @@ from offsetstore.spark.function_errors import function_failed, is_over_limit, ma
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
 from offsetstore.spark.plans.scan import Placed, place
-from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
 from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
 from offsetstore.store.transaction import Transaction
-from offsetstore.writers.staging_schema import can_stage
+from offsetstore.writers.arrow.misfits import finds_misfits
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch that has at most as many."""
@@ -92,9 +91,9 @@ class PartitionWay:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
-        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"), recovery=recovery, by_partition=True)
+        self._driver = BatchWay(claim, outputs, metadata, recovery=recovery, by_partition=True)
         self._recovery = recovery
-        self._threshold = threshold if can_stage(self._writer) else 0
+        self._threshold = threshold if finds_misfits(self._writer) else 0  # then its write is ours
         self._was_checked = False
         self._has_warned = False
         self._retryable: Exception | None = None
@@ -188,8 +187,7 @@ class PartitionWay:
             return refused
         decision = plan.decisions[tp]
         ranges = {tp: decision.remaining}
-        # The rows of a part are collected on the driver, as a whole batch is up to this many offsets.
-        is_small = decision.remaining.size <= THRESHOLD
+        is_small = decision.remaining.size <= LARGE  # the rows of a part are collected on the driver
 
         def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
             given = with_coordinates(within(batch.frame, part, without))

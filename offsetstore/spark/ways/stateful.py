@@ -28,14 +28,14 @@ from offsetstore.processing.plan import PlanOutdated, check_topics
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome
+from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.tuning import MANAGER
-from offsetstore.spark.ways.batch import BatchWay, InStaging, OnDriver
+from offsetstore.spark.ways.batch import BatchWay
 from offsetstore.spark.ways.continuity import judge
 from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
@@ -66,12 +66,11 @@ class StatefulWay(BatchWay):
         claim: Claim,
         outputs: Outputs,
         metadata: BatchMetadata,
-        staging: StagingPolicy,
         *,
         query: RunningQuery,
         columns: list[str],
     ) -> None:
-        super().__init__(claim, outputs, metadata, staging)
+        super().__init__(claim, outputs, metadata)
         self._has_coordinates = admit_stateful(query.execution, columns)
         _check_output_mode(query.execution, outputs)
         _check_file_manager(query.execution)
@@ -151,7 +150,7 @@ class StatefulWay(BatchWay):
             )
         return _StatefulPlan(rows, outcome)
 
-    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver | InStaging]:
+    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver]:
         frame = batch.frame
         frame.persist()
         try:

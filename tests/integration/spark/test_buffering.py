@@ -202,23 +202,6 @@ def test_of_refused_rows_the_batches_before_them_are_written(
 
 
 @pytest.mark.behaviour("MARK-4")
-def test_a_batch_that_executors_stage_is_written_at_once_after_those_that_are_kept(world: World, topic: str) -> None:
-    claim = world.claim(topic)
-    arguments: dict[str, Any] = {"flush": LATER, "staging_threshold": 5}
-    sink = TransactionalSink(claim, traced, into=Append("events"), **arguments)
-    checkpoint = claim.checkpoint(world.checkpoints)
-    options = {"maxOffsetsPerTrigger": "4"}
-    assert world.start(sink, world.read(claim, **options), checkpoint=checkpoint).awaitTermination(SECONDS)
-    assert written(world) == []
-
-    world.produce(topic, list("mnopqr"))
-    assert world.start(sink, world.read(claim), checkpoint=checkpoint).awaitTermination(SECONDS)
-
-    assert "".join(written(world)) == "abcdefghijklmnopqr"
-    assert transactions(world) == 2
-
-
-@pytest.mark.behaviour("MARK-4")
 def test_several_outputs_and_metadata_are_flushed_together(world: World, topic: str) -> None:
     world.database.execute("CREATE TABLE copies (LIKE events)")
     infos: list[BatchInfo] = []

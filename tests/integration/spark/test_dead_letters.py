@@ -31,7 +31,6 @@ AT_ONCE = DeadLetters(max_retries=0)
 
 WAYS: dict[str, dict[str, Any]] = {
     "batch": {},
-    "staged": {"staging": "always"},
     "partition": {"atomicity": "partition"},
 }
 ways = pytest.mark.parametrize("way", WAYS)
@@ -592,7 +591,7 @@ def numbers_of(how: str) -> Any:
 
 @pytest.mark.behaviour("DLQ-1", "DLQ-16")
 @pytest.mark.parametrize(
-    ("way", "how"), [("staged", "function"), ("partition", "function"), ("batch", "cast"), ("partition", "raise_error")]
+    ("way", "how"), [("batch", "function"), ("partition", "function"), ("batch", "cast"), ("partition", "raise_error")]
 )
 def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(
     world: World, offsetstore_topic: NewTopic, way: str, how: str

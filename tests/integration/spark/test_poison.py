@@ -193,7 +193,7 @@ def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record
 def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
     world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "THRESHOLD", 3)
+    monkeypatch.setattr(partition, "LARGE", 3)
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
     world.produce(topic, ["a", "b", "c", "toxic\0"])

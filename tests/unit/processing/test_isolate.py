@@ -27,7 +27,6 @@ from offsetstore.processing.isolate import (
 )
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.protocol.ports import Writer
-from offsetstore.writers.staging import StagedRowsLost
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
@@ -393,7 +392,7 @@ def test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself(
     assert is_of_values(refused(sqlstate=sqlstate), writer) is own
 
 
-@pytest.mark.parametrize("error", [StaleClaim, PlanOutdated, StagedRowsLost])
+@pytest.mark.parametrize("error", [StaleClaim, PlanOutdated])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
     def attempt(_: Ranges, __: Collection[Record]) -> int:
         raise error("another job has it")
