@@ -7,16 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
-from offsetstore.protocol.query_status import WatchedQuery
 from offsetstore.protocol.starting import StartingOffsets
 
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
 """How a micro-batch ended; see `BatchEnded`."""
 
 Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryStatus:
+    """A streaming query at one moment.
+
+    :param is_active: whether it runs; ``None`` if that can't be told.
+    :param trigger: another value with each trigger, also one that finds no records; ``None`` if that can't be told.
+    :param interval: seconds between two triggers, 0 without a pause.
+    :param has_failed: of one that does not run: whether an error ended it; ``None`` if that can't be told.
+    :param pid: the process id of its Java; ``None`` if that can't be told.
+    """
+
+    is_active: bool | None
+    trigger: int | None = None
+    interval: float = 0.0
+    pid: int | None = None
+    has_failed: bool | None = None
+
+
+class WatchedQuery(Protocol):
+    """The streaming query of a sink."""
+
+    def status(self) -> QueryStatus:
+        """Ask Spark; this may take as long as Java does not answer, so call it in a thread of its own.
+
+        :raises Exception: Java does not answer at all.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

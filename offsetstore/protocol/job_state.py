@@ -23,10 +23,10 @@ from offsetstore.protocol.events import (
     MirrorTried,
     PauseChanged,
     QueryStarted,
+    QueryStatus,
     Retried,
     SinkMade,
 )
-from offsetstore.protocol.query_status import QueryStatus
 from offsetstore.protocol.runs import Phase
 
 UNREACHABLE: Final = 15.0

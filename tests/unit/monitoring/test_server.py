@@ -229,7 +229,6 @@ PROGRAM = """\
 import threading, time
 from offsetstore.monitoring import Limits, Monitoring
 from offsetstore.protocol.events import (ClaimEnded)
-from offsetstore.protocol.query_status import QueryStatus
 from offsetstore.testing import InMemoryOffsetStore
 
 def hangs_for_ever():

@@ -12,9 +12,8 @@ import pytest
 from offsetstore import Token
 from offsetstore.monitoring.health import Limits
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
-from offsetstore.protocol.events import ClaimEnded, ClaimTaken, Event, SinkMade
+from offsetstore.protocol.events import ClaimEnded, ClaimTaken, Event, QueryStatus, SinkMade
 from offsetstore.protocol.job_state import JobState
-from offsetstore.protocol.query_status import QueryStatus
 from offsetstore.store import heartbeat
 from offsetstore.store.run_record import resident_bytes
 from offsetstore.testing import InMemoryOffsetStore

@@ -38,11 +38,12 @@ from offsetstore.protocol.events import (
     MirrorTried,
     PauseChanged,
     QueryStarted,
+    QueryStatus,
     Retried,
     SinkMade,
+    WatchedQuery,
 )
 from offsetstore.protocol.job_state import JobState, JobStates
-from offsetstore.protocol.query_status import QueryStatus, WatchedQuery
 
 GROUP = "billing"
 TOKEN, OLD, NEXT = (Token(epoch, UUID(int=epoch)) for epoch in (7, 6, 8))

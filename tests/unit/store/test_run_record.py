@@ -16,8 +16,15 @@ import pytest
 from offsetstore.errors import MissingPrivilege, StaleClaim
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.events import BatchEnded, BatchStarted, ClaimEnded, MirrorTried, Retried, SinkMade
-from offsetstore.protocol.query_status import WatchedQuery
+from offsetstore.protocol.events import (
+    BatchEnded,
+    BatchStarted,
+    ClaimEnded,
+    MirrorTried,
+    Retried,
+    SinkMade,
+    WatchedQuery,
+)
 from offsetstore.protocol.runs import KEPT, Ending, JobError, RunStatus
 from offsetstore.store import run_record
 from offsetstore.store.run_record import RunRecord
