@@ -53,7 +53,7 @@ RECORDS: Final = Gauge(
 RECORDS_SUM: Final = Gauge("kafka_consumergroup_lag_sum", "The partitions' lags together.", _GROUP_TOPIC)
 
 # Our own.
-TOPIC_UP: Final = Gauge("offsetstore_topic_up", "1 if Kafka told of the topic and all its partitions.", _TOPIC)
+TOPIC_UP: Final = Gauge("offsetstore_topic_up", "1 if Kafka returned the topic and all its partitions.", _TOPIC)
 OPEN_TRANSACTIONS: Final = Gauge(
     "offsetstore_topic_open_transaction_offsets", "Offsets from last stable offsets to high watermarks.", _TOPIC
 )
@@ -105,7 +105,8 @@ UP: Final = Gauge("offsetstore_exporter_up", "1 if the target answered the last 
 DURATION: Final = Gauge("offsetstore_exporter_refresh_duration_seconds", "How long the last refresh took.")
 REFRESHED: Final = Gauge("offsetstore_exporter_last_refresh_timestamp_seconds", "When the last refresh ended.")
 LEFT_OUT: Final = Gauge(
-    "offsetstore_exporter_partition_series_left_out", "Series of partitions that are too many to be served."
+    "offsetstore_exporter_partition_series_left_out",
+    "Per-partition series that were omitted because there are too many.",
 )
 
 
@@ -235,7 +236,7 @@ class Exporter:
         return True
 
     def _tell(self, target: str, trouble: str | None) -> None:
-        """Log a trouble when it begins or is another one, and its end."""
+        """Log a trouble when it begins or changes, and when it ends."""
         if trouble != self._troubles.get(target):
             if trouble is None:
                 _log.warning("%s: in order again", target)

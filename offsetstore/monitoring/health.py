@@ -34,7 +34,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """From when on a state counts against a job; in seconds, but for ``max_rss``.
+    """How long a state may last before it counts against a job; in seconds, except ``max_rss``.
 
     :param starting: to claim a group and start its query.
     :param query: after a query has ended.

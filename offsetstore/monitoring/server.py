@@ -37,10 +37,10 @@ class Monitoring(Metrics):
     :param host: the address to listen on. By default only this machine can connect. On another address the probes
         answer without details unless the request has the token; the metrics are open.
     :param registry: of other metrics, which are then served too.
-    :param limits: from when on the job is not live, or not ready.
+    :param limits: how long a state may last before the job is not live, or not ready.
     :param on_dead: ``"exit"`` ends the process once liveness has failed for ``limits.exit`` seconds: the stacks of all
         threads go to standard error, and the exit code is `ExitCode.DEAD`, or `ExitCode.FENCED` for a lost claim.
-    :param token: who sends it as ``Authorization: Bearer`` gets the details.
+    :param token: clients that send it as ``Authorization: Bearer`` get the details.
     :raises ConfigurationError: it can't listen there, or the token or ``limits.unreachable`` is too short.
     """
 

@@ -1,4 +1,4 @@
-"""Where a server of ours listens, what it asks of those who connect from elsewhere, and a small one for metrics."""
+"""Where our servers listen, the token that remote clients need, and a small server for metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOOK: Final = 0.1  # seconds until it notices that it is to end
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to that address."""
+    """Whether only this machine can connect to the address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

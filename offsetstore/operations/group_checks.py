@@ -1,4 +1,4 @@
-"""What is to be looked at when a group is not well: each check with its verdict and the next command. Pure."""
+"""The checks of a group, each with its verdict and the next command. Pure."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _ENDED: Final[dict[RunState, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """One check.
 
     :param text: what was found.
     :param at: since when, or when last, by the database's clock; the text's last words say which.
-    :param next_step: the command that shows more or mends it; empty if there is nothing to do.
+    :param next_step: the command that shows more or repairs it; empty if there is nothing to do.
     """
 
     name: CheckName
@@ -67,7 +67,7 @@ class Check:
 def check_group(
     group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None = None, *, schema: str | None = None
 ) -> list[Check]:
-    """Look at all that can be wrong with a group.
+    """Check everything that can be wrong with a group.
 
     :param lag: as `OffsetStore.lag` returns it, with this group.
     :param run: the group's last, as `OffsetStore.runs` returns it; ``None`` if none was recorded.

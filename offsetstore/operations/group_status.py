@@ -14,7 +14,7 @@ from offsetstore.protocol.database import GroupRow
 from offsetstore.text import counted
 
 State: TypeAlias = Literal["stalled", "failed", "silent", "fenced", "ended", "paused", "live"]
-"""Those that need someone first. A run's states are these too, but for ``stalled`` and ``paused``."""
+"""Those that need attention come first. A run's states are these too, but for ``stalled`` and ``paused``."""
 
 STATES: Final[Mapping[State, str]] = {
     "stalled": "records are unread, and the job is silent or has stored nothing for 15 minutes",

@@ -1,4 +1,4 @@
-"""What a page has at hand, and what all pages show."""
+"""What each page can use, and what all pages show."""
 
 from __future__ import annotations
 

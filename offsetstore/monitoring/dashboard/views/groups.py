@@ -1,4 +1,4 @@
-"""All groups: which of them need someone, and how far they are behind."""
+"""All groups: which of them need attention, and how far they are behind."""
 
 from __future__ import annotations
 
