@@ -99,7 +99,7 @@ class Tracing:
             _OPERATION: "process",
             _OPERATION_TYPE: "process",
             _GROUP: event.group,
-            _COUNT: count_offsets(event.ranges),
+            _COUNT: event.offsets if isinstance(event, BatchStarted) else count_offsets(event.ranges),
             "offsetstore.batch": event.batch,
             "offsetstore.partitions": len(event.ranges),
         }

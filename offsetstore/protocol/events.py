@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
+from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition, count_offsets
 from offsetstore.protocol.starting import StartingOffsets
 
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
@@ -64,7 +64,7 @@ class QueryStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarted:
-    """A micro-batch has reached the sink; ``ranges`` is what it reads.
+    """A micro-batch has reached the sink; ``ranges`` is what it reads, ``offsets`` in all.
 
     The thread of this event gets those that are about the batch too, at last how it ended.
     """
@@ -72,6 +72,11 @@ class BatchStarted:
     group: str
     batch: int
     ranges: Ranges
+    offsets: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count them once for all observers: there may be thousands of partitions."""
+        object.__setattr__(self, "offsets", count_offsets(self.ranges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class BatchEnded:
     :param stored: of a batch that failed or was interrupted: what was committed of its ranges before, as the records
         before a refused one.
     :param error: why it failed; an `OffsetStoreError` holds no values of rows.
+    :ivar offsets: how many are in ``done``.
     """
 
     group: str
@@ -99,6 +105,11 @@ class BatchEnded:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     stored: Ranges = field(default_factory=dict["TopicPartition", "OffsetRange"])
     error: BaseException | None = None
+    offsets: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count them once for all observers: there may be thousands of partitions."""
+        object.__setattr__(self, "offsets", count_offsets(self.done))
 
     @property
     def is_well(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable
-from offsetstore.offsets import Token, count_offsets
+from offsetstore.offsets import Token
 from offsetstore.protocol.events import (
     BatchEnded,
     BatchStarted,
@@ -171,7 +171,7 @@ class JobState:
             case _:
                 begun: dict[str, Any] = {"phase": "batch", "phase_since": at}
         if isinstance(event, BatchStarted):
-            begun |= {"batch": event.batch, "batch_offsets": count_offsets(event.ranges), "batch_began": at}
+            begun |= {"batch": event.batch, "batch_offsets": event.offsets, "batch_began": at}
         if self.is_active is None:  # where Spark can't be read, a batch shows that the query runs
             begun |= {"is_active": True, "active_since": at}
         return begun
@@ -263,7 +263,7 @@ def _counts(event: Event) -> dict[str, int]:
     counts: dict[str, int] = {}
     match event:
         case BatchEnded():
-            counts = {"offsets": count_offsets(event.done), "rows": sum(event.written.values()), **_time(event.seconds)}
+            counts = {"offsets": event.offsets, "rows": sum(event.written.values()), **_time(event.seconds)}
             if event.outcome != "interrupted":
                 counts[event.outcome] = 1
         case FlushEnded(error=None):
