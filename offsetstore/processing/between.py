@@ -16,7 +16,7 @@ from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Unit, commit
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
+from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
@@ -181,7 +181,7 @@ class Between:
 
     def _tell_failed(self, error: Exception) -> None:
         strip_chain(error)
-        self._claim.observers.on(FlushFailed(group=self._claim.group, error=stripped(error)))
+        self._claim.observers.on(FlushEnded(group=self._claim.group, error=stripped(error)))
 
     def _run(self, tick: Tick) -> None:
         try:

@@ -32,7 +32,7 @@ from offsetstore.processing.unit import (
     commit,
     only_locks,
 )
-from offsetstore.protocol.events import BufferFlushed
+from offsetstore.protocol.events import FlushEnded
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome, decide
@@ -416,7 +416,7 @@ class Buffered:
         if written is not None:
             numbers = (kept[0].number, kept[-1].number)
             claim.observers.on(
-                BufferFlushed(
+                FlushEnded(
                     group=claim.group, batches=numbers, ranges=ranges, rows=written.rows, seconds=written.seconds
                 )
             )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, SinkError
@@ -25,16 +26,7 @@ from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
 from offsetstore.processing.put_back import Requests
 from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
-from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
-    BatchStarted,
-    BatchWritten,
-    DrainEnded,
-    DrainStarted,
-)
+from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
 from offsetstore.protocol.marking import Marking
 from offsetstore.store.claim import Claim
 
@@ -110,7 +102,7 @@ class Runner:
         self._lock = threading.RLock()  # for deliveries, and for what is done between them
         self._between: Between | None = None
         self._is_waiting = False  # a delivery, because the group is paused
-        self._ranges: Ranges = {}  # the delivery's, for `BatchFailed`
+        self._ranges: Ranges = {}  # the delivery's, for `BatchEnded`
 
     def begin(self) -> None:
         """Work between deliveries from now on, in a thread.
@@ -179,25 +171,17 @@ class Runner:
         claim, ranges = self.claim, self._ranges
         if self.error is None:
             return
+        ended = partial(
+            BatchEnded, group=claim.group, batch=number, ranges=ranges, stored=stored.ranges, rows=stored.rows
+        )
         if self._source.is_stopping(self.error):
             self.error = None
-            claim.observers.on(
-                BatchInterrupted(group=claim.group, batch=number, ranges=ranges, stored=stored.ranges, rows=stored.rows)
-            )
+            claim.observers.on(ended(outcome="interrupted"))
             raise Interrupted
         self.error = self._source.typed(self.error)
         if ranges and isinstance(self.error, OffsetStoreError):
             self.error.while_(f"writing batch {number}: {describe(ranges)}")
-        claim.observers.on(
-            BatchFailed(
-                group=claim.group,
-                batch=number,
-                ranges=ranges,
-                error=self.error,
-                stored=stored.ranges,
-                rows=stored.rows,
-            )
-        )
+        claim.observers.on(ended(outcome="failed", error=self.error))
         claim.record_run()
         raise self.error
 
@@ -227,11 +211,12 @@ class Runner:
             return with_replanning(plan_and_write, f"batch {number}")
 
         written = when_not_paused(self.claim, write, sleep)
+        ended = partial(BatchEnded, group=group, batch=number, ranges=ranges)
         if written is None:
-            observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
+            observers.on(ended(outcome="skipped"))
         else:
-            kind = BatchKept if written.is_kept else BatchWritten
-            observers.on(kind(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds))
+            outcome = "kept" if written.is_kept else "written"
+            observers.on(ended(outcome=outcome, rows=written.rows, seconds=written.seconds))
 
     def stop(self, stop: Callable[[], None], *, timeout: float) -> None:
         """Stop the source between two deliveries.
@@ -260,12 +245,12 @@ class Runner:
             raise ConfigurationError("sink.drain was called on a sink without dead_letters=")
         self.claim.require_open()
         claim = self.claim
-        claim.observers.on(DrainStarted(group=claim.group))
+        claim.observers.on(DrainChanged(group=claim.group, is_running=True))
         try:
             with self._lock:
                 return self.requests.drain(compute)
         finally:
-            claim.observers.on(DrainEnded(group=claim.group))
+            claim.observers.on(DrainChanged(group=claim.group, is_running=False))
 
 
 def with_replanning(write: Callable[[], Written | None], name: str) -> Written | None:

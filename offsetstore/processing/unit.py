@@ -142,9 +142,9 @@ class Holder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchWritten`.
+    """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchEnded`.
 
-    :param is_kept: they are not written, or not by a transaction of this batch alone; see `BatchKept`.
+    :param is_kept: they are not written, or not by a transaction of this batch alone; see `BatchEnded`.
     """
 
     rows: Mapping[str, int]

@@ -15,7 +15,7 @@ import pytest
 from offsetstore import Append, DeadLetters, Flush, OffsetRange, OffsetStore, Tick, Work
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.processing.runner import Interrupted, Settings
-from offsetstore.protocol.events import BatchFailed, BatchInterrupted, BatchKept, BatchSkipped, BatchWritten, Paused
+from offsetstore.protocol.events import BatchEnded, PauseChanged
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.memory_source import GOOD, LOG, P0, P1, Log, MemorySource
@@ -79,7 +79,7 @@ def test_without_dead_letters_a_refused_record_ends_the_job_and_what_comes_befor
     assert "--from-offset 2 --to-offset 3" in str(refused.value)
     assert numbers(query) == [0, 1]
     assert source.runner.error is refused.value
-    [failed] = recorder.of(BatchFailed)
+    [failed] = recorder.of(BatchEnded, "failed")
     assert failed.stored == {P0: OffsetRange(0, 2)}
 
 
@@ -96,7 +96,7 @@ def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
     source.drain_log()
     assert numbers(query) == GOOD
     assert query(LETTERS) == ALL_LETTERS
-    assert len(recorder.of(BatchWritten)) == 3
+    assert len(recorder.of(BatchEnded, "written")) == 3
 
     query("ALTER TABLE results DROP CONSTRAINT unlucky")
     request_replay(store)
@@ -155,7 +155,7 @@ def test_what_is_kept_is_written_at_the_end_in_one_transaction_and_a_crash_befor
 
     source = source_of(store, Settings(flush=Flush(rows=1000)), log={P1: LOG[P1]})
     source.drain_log()
-    assert len(recorder.of(BatchKept)) == 2
+    assert len(recorder.of(BatchEnded, "kept")) == 2
     assert numbers(query) == []
     source.runner.claim.close()
     assert numbers(query) == [20, 21, 22, 23, 24, 25]
@@ -168,11 +168,11 @@ def test_a_paused_group_waits_and_a_stop_leaves_the_batch_to_the_next_start(
     source = source_of(store, Settings(), log={P1: LOG[P1]})
     store.pause("billing", reason="maintenance")
     polling = in_background(source.poll)
-    wait_until(lambda: recorder.of(Paused) != [])
+    wait_until(lambda: recorder.of(PauseChanged) != [])
     source.runner.stop(source.stopping.set, timeout=30)
     with pytest.raises(Interrupted):
         polling.result(timeout=30)
-    assert len(recorder.of(BatchInterrupted)) == 1
+    assert len(recorder.of(BatchEnded, "interrupted")) == 1
     assert numbers(query) == []
 
     store.resume("billing", reason="done")
@@ -188,7 +188,7 @@ def test_a_delivery_that_is_handed_over_again_is_skipped_and_a_stale_job_writes_
     again = MemorySource(source.runner.claim, Append("results"), Settings(), log)
     source.drain_log()
     again.poll()
-    assert len(recorder.of(BatchSkipped)) == 1
+    assert len(recorder.of(BatchEnded, "skipped")) == 1
     source_of(store, Settings())
     with pytest.raises(StaleClaim):
         again.poll()

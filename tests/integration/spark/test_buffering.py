@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert, Work
-from offsetstore.protocol.events import BatchKept, BufferFlushed
+from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.spark import BatchInfo
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
@@ -73,9 +73,9 @@ def test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_en
     assert "".join(written(world)) == "abcdefghijkl"
     assert transactions(world) == 2
     assert world.stored(topic) == {0: 6, 1: 6}
-    assert [event.batch for event in recorder.of(BatchKept)] == [0, 1, 2]
-    assert [event.batches for event in recorder.of(BufferFlushed)] == [(0, 1), (2, 2)]
-    assert [dict(event.rows) for event in recorder.of(BufferFlushed)] == [{"": 8}, {"": 4}]
+    assert [event.batch for event in recorder.of(BatchEnded, "kept")] == [0, 1, 2]
+    assert [event.batches for event in recorder.of(FlushEnded, "written")] == [(0, 1), (2, 2)]
+    assert [dict(event.rows) for event in recorder.of(FlushEnded, "written")] == [{"": 8}, {"": 4}]
 
 
 @pytest.mark.behaviour("MARK-4")

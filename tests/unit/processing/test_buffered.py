@@ -13,7 +13,7 @@ from offsetstore import Claim, Flush, OffsetRange
 from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
 from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.runner import Settings
-from offsetstore.protocol.events import BatchKept, BufferFlushed, FlushFailed
+from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.memory_source import P0, P1, Log, MemorySource, Results
 from tests.support.recorder import Recorder
@@ -69,9 +69,9 @@ def test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_en
     claim.close()
 
     assert (numbers(store), stored(store)) == (ALL, {0: 7, 1: 6})
-    assert [event.batch for event in told.of(BatchKept)] == [0, 1, 2]
-    assert [event.batches for event in told.of(BufferFlushed)] == [(0, 1), (2, 2)]
-    assert [dict(event.rows) for event in told.of(BufferFlushed)] == [{"": 12}, {"": 1}]
+    assert [event.batch for event in told.of(BatchEnded, "kept")] == [0, 1, 2]
+    assert [event.batches for event in told.of(FlushEnded, "written")] == [(0, 1), (2, 2)]
+    assert [dict(event.rows) for event in told.of(FlushEnded, "written")] == [{"": 12}, {"": 1}]
 
 
 @pytest.mark.behaviour("MARK-4")
@@ -199,9 +199,9 @@ def test_a_flush_by_the_clock_that_fails_is_told_once_and_raised_by_the_next_bat
     results.refused = {2}
     source = started(claim, results, Flush(rows=1_000, seconds=0.2), {P1: LOG[P1][:3], P0: LOG[P0][:3]})
     source.drain_log()
-    wait_until(lambda: told.of(FlushFailed) != [])
+    wait_until(lambda: told.of(FlushEnded, "failed") != [])
     threading.Event().wait(0.7)
-    assert [type(event.error) for event in told.of(FlushFailed)] == [RowsRefused]
+    assert [type(event.error) for event in told.of(FlushEnded, "failed")] == [RowsRefused]
 
     source.log = LOG
     with pytest.raises(RowsRefused):

@@ -24,7 +24,7 @@ from offsetstore.errors import (
     StaleClaim,
 )
 from offsetstore.processing.runner import Settings
-from offsetstore.protocol.events import BatchFailed, BatchStarted, BatchWritten, IdleWorkFailed, Paused, Resumed
+from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.background import in_background
 from tests.support.memory_source import P0, MemorySource, Results
@@ -69,7 +69,7 @@ def a_while() -> None:
 def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, told: Recorder) -> None:
     with pytest.raises(RowsRefused, match="first refused at record payments-0@1"):
         started(claim, Results(refused={1})).drain_log()
-    [failed] = told.of(BatchFailed)
+    [failed] = told.of(BatchEnded, "failed")
     assert (failed.batch, failed.ranges[P0].until, failed.stored[P0].until) == (0, 3, 1)
     assert len(told.of(BatchStarted)) == 1
 
@@ -81,7 +81,7 @@ def paused(store: InMemoryOffsetStore, claim: Claim, told: Recorder, **until: An
     """Have a delivery wait, since its group is paused."""
     store.pause("billing", reason="maintenance", **until)
     waiting = in_background(started(claim).poll)
-    wait_until(lambda: told.of(Paused) != [])
+    wait_until(lambda: told.of(PauseChanged) != [])
     return waiting
 
 
@@ -93,8 +93,8 @@ def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(
     assert paused(store, claim, told, until=until).result(30)
     assert datetime.now(UTC) >= until
     assert numbers(store) == [0, 1, 2]
-    assert len(told.of(Resumed)) == 1
-    [written] = told.of(BatchWritten)
+    assert [one.pause is None for one in told.of(PauseChanged)] == [False, True]
+    [written] = told.of(BatchEnded, "written")
     assert sum(written.seconds.values()) < 1.0  # the wait belongs to no phase
 
 
@@ -106,7 +106,8 @@ def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(
     second = store.claim("billing", topics=["payments"])
     with pytest.raises(StaleClaim):
         waiting.result(30)
-    assert (numbers(store), told.of(Resumed)) == ([], [])
+    assert numbers(store) == []
+    assert all(one.pause for one in told.of(PauseChanged))
     store.resume("billing", reason="done")
     started(second).drain_log()
     assert numbers(store) == list(range(9))
