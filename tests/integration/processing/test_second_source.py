@@ -15,7 +15,7 @@ import pytest
 from offsetstore import Append, DeadLetters, Flush, OffsetRange, OffsetStore, Tick, Work
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.processing.runner import Interrupted, Settings
-from offsetstore.protocol.events import BatchEnded
+from offsetstore.protocol.events import BatchEnded, PauseChanged
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.memory_source import GOOD, LOG, P0, P1, Log, MemorySource
