@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.replay import Decision, Outcome
-from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.writers.arrow.batches import KAFKA
 
 
 def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:

@@ -1,4 +1,4 @@
-"""A job around its query: its end is told in a few lines and by the exit code, and SIGTERM stops it between batches."""
+"""A job around its query: reports its end in a few lines and by the exit code; SIGTERM stops it between batches."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from offsetstore.protocol.events import (
     QueryStarted,
     Resumed,
 )
-from offsetstore.spark.connector import check_connector
 from offsetstore.spark.function_errors import told_by_us
+from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.progress import parse_offsets
 from offsetstore.text import describe_error, error_text, shortened
 

@@ -50,14 +50,13 @@ from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.checkpoints import prune
-from offsetstore.spark.connector import check_connector
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.function_errors import told_by_us, typed
 from offsetstore.spark.letters import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.outputs import Outputs, Transform
-from offsetstore.spark.plans.admission import admit
+from offsetstore.spark.plans.admission import admit, check_connector
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.starting import check_start
 from offsetstore.spark.plans.status import SinkQuery

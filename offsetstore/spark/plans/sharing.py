@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from offsetstore.processing.plan import PlanOutdated
 from offsetstore.spark.function_errors import has_lost_block
-from offsetstore.spark.plans.scala import each, simple_name
+from offsetstore.spark.plans import each, simple_name
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})

@@ -21,7 +21,7 @@ import offsetstore.spark
 from offsetstore import OffsetRange, TopicPartition, errors
 from offsetstore.protocol.events import BatchWritten, LettersWritten, Paused, QueryStarted
 from offsetstore.spark import run_job as module
-from offsetstore.spark.connector import check_connector
+from offsetstore.spark.plans.admission import check_connector
 from offsetstore.text import ERROR_LINES
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
