@@ -12,6 +12,7 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.cli.pause import document as pause_document
+from offsetstore.operations.group_status import in_words
 from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.protocol.database import GroupRow, ListedGroup
 from offsetstore.text import counted, short, visible
@@ -40,10 +41,10 @@ def groups() -> None:
 def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
     """List all consumer groups of the store.
 
-    A group is "live" while its job sends heartbeats, "failed" if an error has ended the last job, "silent" if its
-    heartbeats have stopped without notice, "left" if it has ended in good order or an operator has decided something
-    since. "changed" is the time since a stored offset last changed. "epoch" is the number of the last claim or
-    decision: `offsetstore status --help`.
+    A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, "silent" if its
+    heartbeats stopped without notice, "fenced" if the group was taken from it, "ended" if it ended in good order or an
+    operator has decided something since. "changed" is the time since a stored offset last changed. "epoch" is the
+    number of the last claim or decision: `offsetstore status --help`.
     "letters" counts open dead letters. A name that was given up, or deleted, has no partitions.
 
     \b
@@ -66,7 +67,7 @@ def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
         [
             (
                 one.group,
-                f"{_state(one)}, paused" if one.owner.pause is not None else _state(one),
+                in_words(one.owner),
                 one.owner.token.epoch,
                 one.partitions,
                 None if one.advanced_for is None else short(one.advanced_for),
@@ -251,7 +252,7 @@ def delete_group(
                 "group": done.group,
                 "executed": done.executed,
                 "plan": done.digest,
-                "live": done.owner.is_live,
+                "live": done.met_live_owner,
                 "contested": done.contested,
                 "dead_letters": {"open": done.open_letters, "settled": done.settled_letters},
                 "offsets": _offsets(done),
@@ -336,19 +337,11 @@ def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:
     return [{"topic": tp.topic, "partition": tp.partition, "stored": offset} for tp, offset in done.offsets.items()]
 
 
-def _state(one: ListedGroup) -> str:
-    if one.owner.ending == "failed":
-        return "failed"
-    if one.owner.ending is not None or one.owner.alive_for is None:
-        return "left"
-    return "live" if one.owner.is_live else "silent"
-
-
 def _document(one: ListedGroup) -> dict[str, object]:
     owner = one.owner
     return {
         "group": one.group,
-        "state": _state(one),
+        "state": one.owner.state,
         "epoch": owner.token.epoch,
         "owner": owner.owner,
         "claimed_at": owner.claimed_at.isoformat(),

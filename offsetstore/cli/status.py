@@ -73,7 +73,8 @@ def status(
     Keys of --format json:
       group
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
-                    live, ending ("closed" or "failed" once its run has recorded
+                    live, state (live, silent, ended, failed or fenced), ending
+                    ("closed", "failed" or "fenced" once its run has recorded
                     that); null if the group was never claimed
       paused        at, until, reason; null if the group is not paused
       database      "home", "moved" if the tables were in another database,
@@ -157,16 +158,11 @@ def _owner_in_words(state: GroupState) -> str:
     if state.decision is not None:
         done = _DECIDED[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
-    if owner.ending == "failed":
-        life = "has failed"
-    elif owner.alive_for is None:
-        life = "has left"
-    elif owner.alive_for < timedelta(0) and not owner.is_live:
-        life = f"silent, last heartbeat {short(-owner.alive_for)} ahead of the database's clock"
-    else:
-        life = (
-            f"{'live' if owner.is_live else 'silent'}, last heartbeat {short(max(timedelta(0), owner.alive_for))} ago"
-        )
+    life, seen = owner.state, owner.alive_for
+    if seen is not None and owner.state == "silent" and seen < timedelta(0):
+        life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
+    elif seen is not None and owner.state in {"live", "silent"}:
+        life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
 
 
@@ -181,6 +177,7 @@ def _document(state: GroupState, identity: StoreIdentity) -> dict[str, object]:
             "claimed_at": owner.claimed_at.isoformat(),
             "heartbeat_age_seconds": owner.alive_for.total_seconds() if owner.alive_for is not None else None,
             "live": owner.is_live,
+            "state": owner.state,
             "ending": owner.ending,
         }
         if owner is not None

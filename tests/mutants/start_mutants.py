@@ -11,11 +11,22 @@ _LOGS: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _BROKERS: Final = "tests/unit/kafka/test_broker.py::"
 _TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
+_OVERVIEW: Final = "tests/unit/kafka/test_overview.py::"
 _GRANTS: Final = "tests/integration/postgres/test_grants.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
 _ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 
 START: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "no-offset-is-an-answer",
+        (
+            "Request.outcome",
+            "KafkaError(KafkaError.OFFSET_NOT_AVAILABLE) if self.is_empty(key, result) else result",
+            "result",
+        ),
+        tests=(f"{_OVERVIEW}test_an_answer_without_an_offset_is_none",),
+        why="While a leader changes, a log would seem to have lost its records, and each start would be refused.",
+    ),
     mutant(
         "stamp-of-our-own",
         ("protocol:_RULES", "(..., _our_copy, ...)", "(..., ...)"),
@@ -153,7 +164,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "contest-through-a-rename",
-        ("operations:rename_group", "same_offset(row, keep_contested=True)", "same_offset(row, keep_contested=False)"),
+        ("RenameGroup.write", "_same_offset(row, keep_contested=True)", "_same_offset(row, keep_contested=False)"),
         tests=(f"{_MIRRORED}test_a_new_name_does_not_decide_about_another_application",),
         why="A new name would decide what only an operator can: that the other application's offsets do not count.",
     ),
@@ -237,13 +248,13 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "new-id-fences",
-        ("home:new_id", "write_token(session, group, token, who)", "assert token, who"),
+        ("NewStoreId.write", "write_token(session, group, token, by.who)", ""),
         tests=(f"{_ADMIN}test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka",),
         why="A job that runs in the copy would go on to stamp its commits with the original's id.",
     ),
     mutant(
         "new-id-adopts-nothing",
-        ("home:new_id", "session.contest(group, token, rows)", ""),
+        ("NewStoreId.write", "session.contest(group, token, rows)", ""),
         tests=(f"{_ADMIN}test_a_copy_is_a_store_of_its_own_and_adopts_nothing_of_the_original_s_group_in_kafka",),
         why="With a pinned row, a copy would overwrite the original's offsets in Kafka.",
     ),
@@ -287,25 +298,25 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "evidence-goes-along",
-        ("same_offset", "replace(new, pair=row.pair, suspect=row.suspect)", "new"),
+        ("_same_offset", "replace(new, pair=row.pair, suspect=row.suspect)", "new"),
         tests=(f"{_LOGS}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
         why="A rename would make a truncated log startable.",
     ),
     mutant(
         "pair-through-a-reset",
-        ("decided_offset", "row.pair if row.suspect is None else None", "None"),
+        ("_decided_offset", "row.pair if row.suspect is None else None", "None"),
         tests=(f"{_LOGS}test_a_reset_accepts_no_truncation_that_its_plan_does_not_show",),
         why="A reset past a bad record would hide that the log was truncated below it, and has regrown.",
     ),
     mutant(
         "pair-of-a-smaller-offset",
-        ("decided_offset", "min(pair.offset, move.to_offset)", "pair.offset"),
+        ("_decided_offset", "min(pair.offset, move.to_offset)", "pair.offset"),
         tests=(f"{_LOGS}test_a_truncation_above_where_a_reset_went_lost_nothing",),
         why="A job that was set back below what the log lost would be refused, although it lost nothing.",
     ),
     mutant(
         "pair-of-a-reset",
-        ("decided_offset", "move.log is not None", "False"),
+        ("_decided_offset", "move.log is not None", "False"),
         tests=(f"{_LOGS}test_an_offset_that_a_reset_found_in_the_log_is_evidence_when_the_log_ends_below_it",),
         why="What the log loses between a reset and the next start would be noticed by nobody, once it has regrown.",
     ),
@@ -438,7 +449,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "truncated-ends-the-sink-s-batch",
-        ("TransactionalSink._process", "self._claim.require_log()", ""),
+        ("Runner._run", "self.claim.require_log()", ""),
         tests=("tests/unit/spark/test_sink.py::test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records",),
         why='With atomicity="partition" the tasks would go on in the other log: their transactions don\'t look.',
     ),
@@ -490,19 +501,19 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "moved-although-that-is-not-known",
-        ("home:moved", "identity.here is None", "identity.store_id is None"),
+        ("MoveStore.plan", "before.here is None", "before.store_id is None"),
         tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
         why="It would be told as done, and nothing would be written.",
     ),
     mutant(
         "moved-reads-the-store-under-its-lock",
-        ("home:moved", "session.lock_identity()", "session.identity()"),
+        ("MoveStore.locked", "session.lock_identity()", "session.identity()"),
         tests=(f"{_TOGETHER}test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile",),
         why="A store moved that has waited for a new-id would write the id of the original back.",
     ),
     mutant(
         "new-id-reads-the-store-under-its-lock",
-        ("home:new_id", "session.lock_identity()", "session.identity()"),
+        ("NewStoreId.locked", "session.lock_identity()", "session.identity()"),
         tests=(f"{_TOGETHER}test_a_new_id_names_the_store_that_the_database_was_until_then",),
         why="The history would name another store than the one that the database was a copy of.",
     ),

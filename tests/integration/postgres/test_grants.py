@@ -140,7 +140,7 @@ def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypat
         assert store.offsets(GROUP)[P0].next_offset == 5
         assert [event.event for event in store.history(GROUP)].count("claim") == 2
         assert {event.db_role for event in store.history(GROUP)} == {deploy.role("job")}
-        wait_until(lambda: [run.state for run in store.runs(GROUP)] == ["fenced", "running"])
+        wait_until(lambda: [run.state for run in store.runs(GROUP)] == ["fenced", "live"])
         assert [error.error_class for error in store.errors(GROUP)] == []
         owner = store.owner(GROUP)
         assert owner is not None

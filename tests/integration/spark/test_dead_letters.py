@@ -14,7 +14,7 @@ from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, Offse
 from offsetstore.errors import FunctionFailed, Outage, SinkError, TooManyLetters, UnsupportedQuery
 from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
-from offsetstore.protocol.events import BatchWritten
+from offsetstore.protocol.events import BatchEnded
 from offsetstore.protocol.letters import Payload, digest
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
@@ -370,7 +370,7 @@ def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(
 
     assert world.database.column(VALUES) == ["a", "b", "c", "d", "e"]
     assert letters(world, topic) == [(1, 1, "refused", "toxic")]
-    [written] = seen.of(BatchWritten)
+    [written] = seen.of(BatchEnded, "written")
     assert written.rows == {"": 5}
 
 

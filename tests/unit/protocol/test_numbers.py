@@ -24,7 +24,7 @@ from offsetstore import (
 )
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring import Limits
-from offsetstore.monitoring.addresses import listening
+from offsetstore.monitoring.web import listening
 from offsetstore.protocol.marking import check_mark
 from offsetstore.testing import InMemoryOffsetStore
 
