@@ -25,10 +25,9 @@ from offsetstore.errors import (
     UnsupportedQuery,
 )
 from offsetstore.protocol.events import IdleWorkFailed
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.server_errors import OF_SERVER, held
-from tests.support.transforms import EVENTS, traced
+from tests.support.transforms import traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
@@ -36,12 +35,9 @@ MANUAL: dict[str, Any] = {"marking": "manual"}
 
 
 @pytest.fixture
-def topic(world: World, offsetstore_topic: NewTopic) -> str:
+def topic(world: World) -> str:
     """One partition with ten records."""
-    world.database.execute(EVENTS)
-    name = offsetstore_topic(1)
-    world.produce(name, list("abcdefghij"))
-    return name
+    return world.events_topic(list("abcdefghij"))
 
 
 def written(world: World) -> str:
@@ -78,11 +74,8 @@ def test_the_offsets_follow_the_marks_and_the_next_job_reads_what_was_not_marked
 
 
 @pytest.mark.behaviour("MARK-4")
-def test_records_kept_over_several_batches_are_marked_by_a_batch_of_another_partition(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+def test_records_kept_over_several_batches_are_marked_by_a_batch_of_another_partition(world: World) -> None:
+    topic = world.events_topic(partitions=2)
     ends = {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}
 
     def mark_all(work: Work, _: object) -> None:
@@ -391,9 +384,3 @@ def test_idle_work_of_a_stale_claim_writes_nothing_and_ends(world: World, topic:
     wait_until(lambda: not any(thread.name == "offsetstore-between-batches" for thread in threading.enumerate()))
 
     assert calls == []
-
-
-@pytest.mark.behaviour("OPS-6")
-def test_the_time_between_two_calls_is_above_zero() -> None:
-    with pytest.raises(ConfigurationError):
-        Tick(tick, every=0)
