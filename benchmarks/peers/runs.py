@@ -22,9 +22,8 @@ from benchmarks.peers.programs import Peer, Place
 from benchmarks.shapes import PARTITIONS, SMALL
 from offsetstore.kafka.admin import create_topic, delete_topic
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.logs import tail
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.watchdog import Watchdog
+from offsetstore.local.servers import Watchdog, tail
 
 WARM: Final = 10_000
 """Records that go ahead, so that everything is started and connected."""

@@ -54,7 +54,7 @@ _RULES: Final = (
 
 
 def add_rules(url: str) -> None:
-    """Give our table the constraints that refuse broken flights. It is there, and has none of them."""
+    """Give our table the constraints that refuse broken flights. It must exist without them."""
     engine = make_engine(url)
     try:
         with engine.begin() as connection:

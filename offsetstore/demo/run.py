@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
 from offsetstore.demo.job_settings import BATCHES, Atomicity, JobSettings
 from offsetstore.demo.kills import JobName
-from offsetstore.demo.pages import serve_dashboard
 from offsetstore.demo.poison import add_rules, choose, records_of
 from offsetstore.demo.supervise import JOBS, JobRun, Supervisor
 from offsetstore.demo.tables import Findings, create_tables, verify
 from offsetstore.kafka.admin import Record
+from offsetstore.kafka.broker import Broker
+from offsetstore.lazy import load
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.launch import quick_conf, spark_conf
+from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 
 NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
 LEAST_KILLS: Final = 4
-"""The least number of kills in mid-batch."""
+"""The fewest kills in the middle of a batch."""
 LEAST_BATCHES: Final = 20
-"""The least number of batches, not counting those that were killed."""
+"""The fewest batches, without the killed ones."""
 _INTERVAL: Final = 1000
 
 
@@ -167,3 +169,27 @@ def _shown(records: Iterable[Record], bar: Bar) -> Iterator[Record]:
         if number % _INTERVAL == 0:
             bar.show(number)
         yield record
+
+
+_LAZY = {
+    "DashboardServer": ("offsetstore.monitoring.dashboard.serving", "dashboard"),
+    "Settings": ("offsetstore.monitoring.dashboard.serving", "dashboard"),
+}
+
+
+@contextmanager
+def serve_dashboard(url: str, bootstrap_servers: str) -> Generator[str]:
+    """Serve it on a free port, and yield its address.
+
+    :raises MissingDependency: a package that it needs is not installed.
+    """
+    settings = load(__name__, "Settings", _LAZY)(port=0)
+    broker = Broker({"bootstrap.servers": bootstrap_servers})
+    try:
+        with (
+            OffsetStore.connect(url, schema="public") as store,
+            load(__name__, "DashboardServer", _LAZY)(store, broker, settings) as server,
+        ):
+            yield server.url
+    finally:
+        broker.close()

@@ -56,7 +56,7 @@ class Tables:
     carrier_delays: str
 
     def create(self, engine: Engine) -> None:
-        """Create those that are not there."""
+        """Create the missing ones."""
         columns = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
         sums = ", ".join(f"{name} bigint NOT NULL" for name in ADDED)
         with engine.begin() as connection:

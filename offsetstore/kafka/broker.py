@@ -348,11 +348,11 @@ class Broker:
         return tuple(acl for acl in acls if acl in missing)
 
     def create_acls(self, acls: Collection[Acl], *, dry_run: bool = False) -> tuple[Acl, ...]:
-        """Create those that are not there, with an administrator's credentials, and return them.
+        """Create the missing ones, with an administrator's credentials, and return them.
 
         One that is there in other words, for a prefix or for all topics, is created all the same.
 
-        :param dry_run: create none; return those that would be created.
+        :param dry_run: create nothing; return what would be created.
         :raises ConfigurationError: settings that librdkafka refuses; a fork.
         :raises BrokerUnavailable: no answer within ``timeout``; some may have been created.
         :raises BrokerRefused: the credentials may not create ACLs (ALTER on the cluster); or Kafka has no authorizer,
@@ -378,7 +378,7 @@ class Broker:
         return self._ask(ask)
 
     def snapshot(self, groups: Mapping[str, Collection[str]]) -> KafkaSnapshot:
-        """Ask for many topics and groups; what can't be had is told in their parts. See `BrokerOverview`.
+        """Read many topics and groups; what can't be read holds its error. See `BrokerOverview`.
 
         The end of a log is its high watermark, also with ``isolation.level=read_committed``: the last stable offset is
         told beside it. ``assign`` does not narrow the topics.

@@ -32,7 +32,7 @@ PARTITIONS: Final = 200
 _BYTES: Final = 32 * 1024
 _DOING: Final = Doing("comparing the logs with their leader epochs", permission="READ")
 _TOO_SHORT: Final = replace(_DOING, harmless=f"{_DOING.harmless}; a longer timeout= of the Broker lets it wait longer")
-# Only for people: that the log was truncated is told by the error's code.
+# For people only: the error's code says that the log was truncated.
 _PARTS_AT: Final = re.compile(r"broker end offset is (\d+)")
 
 
@@ -43,7 +43,7 @@ def find_resets(
 
     Another one has a record there, or ends there. A partition that can't be told by the deadline has the error instead.
 
-    :raises BrokerUnavailable: none is told by the deadline.
+    :raises BrokerUnavailable: there was no answer before the deadline.
     :raises BrokerRefused: Kafka refuses the credentials.
     """
     reported: deque[ck.KafkaError] = deque(maxlen=100)

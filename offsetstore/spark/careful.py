@@ -39,7 +39,7 @@ from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
 from offsetstore.spark.rejects import are_rejected, count_accepted, error_of
-from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.writers.arrow.batches import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
 
 _NUMBER: Final = "_offsetstore_number"

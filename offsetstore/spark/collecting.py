@@ -1,8 +1,8 @@
 """Rows on the driver; those of a large batch in a temporary file: Python's memory does not grow with the batch.
 
 Spark computes and sends all of them in one job, if spark.driver.maxResultSize allows. Otherwise executors keep what
-they compute on their disks, and send it one partition at a time, so that the limit bounds a partition. What they lose
-is never computed again: it could differ from what was sent before.
+they compute on their disks, from where it is fetched one partition at a time. What they lose is never computed again:
+it could differ from what was fetched before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -19,7 +19,7 @@ from typing import Any, Final
 from weakref import finalize
 
 import pyarrow as pa
-from pyspark import RDD, StorageLevel
+from pyspark import StorageLevel
 from pyspark import util as spark_util
 from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql import DataFrame
@@ -29,9 +29,8 @@ from offsetstore.errors import SinkError
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
-from offsetstore.spark.executors.record_batches import Parts, RecordBatches
-from offsetstore.spark.function_errors import has_lost_block, is_over_limit
-from offsetstore.spark.plans.sharing import forget_checkpoint
+from offsetstore.spark.executors.record_batches import Parts
+from offsetstore.spark.function_errors import is_over_limit
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.spark.schemas import arrow_schema
 
@@ -44,7 +43,8 @@ SMALL: Final = 500_000
 LARGE: Final = 2_000_000
 """In offsets: what the outputs of a batch that has more share is kept on disk alone, off the JVM's heap."""
 
-_LIMIT: Final = "spark.driver.maxResultSize"
+_LENGTH: Final = 4  # bytes before each record batch that Spark sends
+_CHUNK: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -134,47 +134,48 @@ def collect(frame: DataFrame) -> Rows:
 
 
 def collect_by_partition(frame: DataFrame) -> Rows:
-    """Compute the DataFrame's rows, and collect them one of Spark's partitions after the other, in order.
+    """Compute the DataFrame's rows, and fetch them one of Spark's partitions after the other, in order.
 
-    :raises SinkError: the rows of one partition exceed the limit, or the temporary file can't be written.
-    :raises PlanOutdated: executors have lost rows that were not sent yet.
+    :raises SinkError: the temporary file can't be written.
+    :raises PlanOutdated: executors have lost rows that were not fetched yet.
     :raises Exception: Spark's own, if it can't compute them.
     """
-    parts, context = Parts.of(frame), frame.sparkSession.sparkContext
-    sent: RDD[Any] = RDD(parts.rdd.toJavaRDD(), context, RecordBatches(parts.schema))
-    sent.persist(StorageLevel.DISK_ONLY)
-    sent.localCheckpoint()  # a lost part is then an error
+    parts = Parts.of(frame)
+    context: Any = parts.context
+    parts.rdd.persist(context._getJavaStorageLevel(StorageLevel.DISK_ONLY))  # noqa: SLF001 - as RDD.persist() does
     try:
-        parts.rdd.count()
-        return Rows(arrow_schema(frame, as_collected=True), _by_partition(sent))
-    except Exception as error:
-        if has_lost_block(error):
-            raise PlanOutdated("executors have lost rows that they had computed") from error
-        raise
+        count = parts.rdd.count()
+        with closing(_by_partition(parts, count)) as batches:
+            return Rows(arrow_schema(frame, as_collected=True), batches)
     finally:
-        forget_checkpoint(parts.rdd, context)
-        sent.unpersist()
+        parts.rdd.unpersist(False)  # noqa: FBT003 - Java
 
 
-def _by_partition(sent: RDD[Any]) -> Iterator[pa.RecordBatch]:
-    done = 0
-    try:
-        for found in sent.toLocalIterator():
-            if found is None:  # the end of a partition
-                done += 1
-            else:
-                yield found
-    except Exception as error:
-        if not is_over_limit(error):
-            raise
-        limit = sent.context.getConf().get(_LIMIT, "1g")
-        raise SinkError(
-            f"the rows of one Spark partition are more bytes than {_LIMIT} allows; nothing was written",
-            found=f"partition {done + 1} of {sent.getNumPartitions()}",
-            expected=f"at most {limit}",
-            next_step="Make batches smaller with maxOffsetsPerTrigger, let tasks write them with "
-            f'atomicity="partition", or set a larger {_LIMIT}.',
-        ) from None
+def _by_partition(parts: Parts, count: int) -> Generator[pa.RecordBatch]:
+    """Read the blocks that executors keep; nothing is computed.
+
+    :param count: how many record batches there are.
+    """
+    context: Any = parts.context
+    jvm = context._jvm  # noqa: SLF001 - py4j's gateway
+    spark = jvm.org.apache.spark
+    manager, tag = spark.SparkEnv.get().blockManager(), parts.rdd.elementClassTag()
+    for number in range(parts.rdd.getNumPartitions()):
+        block = manager.get(spark.storage.RDDBlockId(parts.rdd.id(), number), tag)
+        if block.isEmpty():
+            raise PlanOutdated("executors have lost rows that they had computed")
+        port, secret, server = jvm.PythonRDD.serveIterator(block.get().data(), "rows of a batch")
+        with _connected(port, secret) as file:
+            try:
+                while length := file.read(_LENGTH):
+                    yield pa.ipc.read_record_batch(pa.py_buffer(file.read(int.from_bytes(length))), parts.schema)
+                    count -= 1
+            finally:
+                while file.read(_CHUNK):  # at its end, the block can be removed
+                    pass
+        server.getResult()
+    if count:
+        raise PlanOutdated(f"{count} record batches did not arrive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def on_driver(writer: Writer, frame: DataFrame, offsets: int, *, or_by_partition
     except Exception as error:
         if not (or_by_partition and is_over_limit(error)):
             raise
-    _log.info("the rows of a batch exceed %s: they are collected partition by partition", _LIMIT)
+    _log.info("the rows of a batch exceed spark.driver.maxResultSize: they are collected partition by partition")
     return OnDriver(writer, collect_by_partition(frame))
 
 
@@ -249,14 +250,21 @@ def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
             else:  # the last
                 order.extend(found)
 
-    util: Any = spark_util
     serializer: Any = ArrowCollectSerializer()
-    file, socket = util.local_connect_and_auth(port, secret)
-    with socket, file:
-        socket.settimeout(None)  # a job has no time limit
+    with _connected(port, secret) as file:
         rows = Rows(schema, batches(serializer.load_stream(file)))
     rows.put_in_order(order)
     return rows
+
+
+@contextmanager
+def _connected(port: Any, secret: Any) -> Generator[Any]:
+    """Connect to a server of Spark's driver, and yield what it sends."""
+    util: Any = spark_util
+    file, socket = util.local_connect_and_auth(port, secret)
+    with socket, file:
+        socket.settimeout(None)  # a job has no time limit
+        yield file
 
 
 def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.writers.arrow.batches import KAFKA
 
 
 def within(

@@ -1,8 +1,8 @@
 """Errors of a job's functions, and of Spark: which a record may have caused, and which not.
 
-They are told by their classes, and by Spark's error class, along the chain of Java's causes; never by a text, which may
-quote a record. A Python worker's error arrives as a text: of that only the class is read which stands before any text
-of the error, so that no record can write it.
+They are told apart by their classes, and by Spark's error class, along the chain of Java's causes; never by a text,
+which may quote a record. A Python worker's error arrives as text: only the class before any text of the error is read,
+so that no record can write it.
 """
 
 from __future__ import annotations

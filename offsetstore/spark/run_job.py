@@ -1,4 +1,4 @@
-"""A job around its query: its end is told in a few lines and by the exit code, and SIGTERM stops it between batches."""
+"""A job around its query: reports its end in a few lines and by the exit code; SIGTERM stops it between batches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore.errors import ExitCode, MissingPrivilege, OffsetStoreError, SchemaError, exit_code
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
-from offsetstore.spark.connector import check_connector
 from offsetstore.spark.function_errors import told_by_us
+from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.progress import parse_offsets
 from offsetstore.text import describe_error, error_text, shortened
 

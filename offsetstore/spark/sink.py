@@ -34,7 +34,6 @@ from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.checkpoints import prune
-from offsetstore.spark.connector import check_connector
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
@@ -43,7 +42,7 @@ from offsetstore.spark.letters import KAFKA_COLUMNS, computed_letters, kafka_fra
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
-from offsetstore.spark.plans.admission import admit
+from offsetstore.spark.plans.admission import admit, check_connector
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.starting import check_start
 from offsetstore.spark.plans.status import SinkQuery

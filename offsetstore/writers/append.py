@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Table
 from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import before_rows, null_refused, refusals
 from offsetstore.protocol.work import Work
+from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
 from offsetstore.writers.arrow.copying import (
     copy_batches,
     driver_connection,
@@ -25,14 +26,11 @@ from offsetstore.writers.arrow.copying import (
     locked_target,
 )
 from offsetstore.writers.arrow.encoding import Encoding
-from offsetstore.writers.arrow.kafka_column import drop_kafka, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
-from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
-from offsetstore.writers.table.catalogue import Column, locate, read_target
+from offsetstore.writers.table.catalogue import Column, check_rights, locate, read_target
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
-from offsetstore.writers.table.rights import check_rights
 from offsetstore.writers.table.temporary import create_temporary, temporary_name
 
 _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {temporary}")

@@ -20,8 +20,7 @@ from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.outages import chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
-from offsetstore.writers.arrow.kafka_column import drop_kafka
-from offsetstore.writers.arrow.streaming import Stream
+from offsetstore.writers.arrow.batches import Stream, drop_kafka
 
 
 class Execute:

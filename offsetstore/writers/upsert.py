@@ -11,6 +11,13 @@ from sqlalchemy import Connection, Table
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
 from offsetstore.postgres.errors import before_rows, refusals
 from offsetstore.protocol.work import Work
+from offsetstore.writers.arrow.batches import (
+    KAFKA,
+    Stream,
+    coordinate_matches,
+    flatten_kafka,
+    without_kafka,
+)
 from offsetstore.writers.arrow.copying import (
     copy_batches,
     driver_connection,
@@ -19,20 +26,12 @@ from offsetstore.writers.arrow.copying import (
     locked_target,
 )
 from offsetstore.writers.arrow.encoding import Encoding
-from offsetstore.writers.arrow.kafka_column import (
-    KAFKA,
-    coordinate_matches,
-    flatten_kafka,
-    without_kafka,
-)
 from offsetstore.writers.arrow.misfits import Misfit
-from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
 from offsetstore.writers.table import merging
-from offsetstore.writers.table.catalogue import Column, read_target, read_unique_keys
+from offsetstore.writers.table.catalogue import Column, check_rights, read_target, read_unique_keys
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
-from offsetstore.writers.table.rights import check_rights
 from offsetstore.writers.table.roles import Roles
 from offsetstore.writers.table.temporary import create_temporary, temporary_name
 

@@ -89,9 +89,10 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "collected-parts-that-are-lost",
-        ("collect_by_partition", "sent.localCheckpoint()", ""),
-        tests=(f"{_BY_PARTITION}test_rows_that_an_executor_loses_before_they_are_sent_are_not_computed_again",),
-        why="After a shuffle, a part that is computed again may have other rows: some are written twice, others never.",
+        ("spark:_by_partition", "if block.isEmpty(): ...", "if block.isEmpty(): continue"),
+        ("spark:_by_partition", "if count: ...", ""),
+        tests=(f"{_BY_PARTITION}test_rows_that_an_executor_loses_before_they_are_fetched_are_not_computed_again",),
+        why="The offset would move over rows that an executor has lost. The count alone would see it: both go.",
     ),
     mutant(
         "file-manager-of-state",

@@ -19,7 +19,7 @@ import yaml
 
 from offsetstore.local.cache import cache_directory, locked
 from offsetstore.local.free_ports import LOOPBACK, free_port
-from offsetstore.local.logs import tail
+from offsetstore.local.servers import tail
 from tests.support.waiting import wait_until
 
 _PROGRAMS: Final = ("prometheus", "promtool")

@@ -6,9 +6,11 @@ A test reads as a story: ``world.produce``, ``world.claim``, ``world.run``, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
@@ -17,11 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Broker, Claim, OffsetStore, TopicPartition, TransactionalSink
+from offsetstore.errors import BrokerRefused
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.sink import Transform
 from tests.support.postgres import Database
+from tests.support.transforms import EVENTS
 
 SECONDS = 120
 """No query of a test takes as long as this."""
@@ -60,8 +64,24 @@ class World:
     group: str
     checkpoints: str
     _brokers: list[Broker] = field(default_factory=list[Broker])
+    _topics: list[str] = field(default_factory=list[str])
 
     # -- Kafka
+
+    def events_topic(self, *values: Iterable[str | bytes | None], partitions: int = 1) -> str:
+        """Make the table `EVENTS`, and a topic as `topic` does."""
+        self.database.execute(EVENTS)
+        return self.topic(*values, partitions=partitions)
+
+    def topic(self, *values: Iterable[str | bytes | None], partitions: int = 1) -> str:
+        """Make a topic that has these values in its partitions, from the first on."""
+        topic = f"topic-{uuid4().hex[:12]}"
+        servers = self.kafka.bootstrap_servers
+        admin.create_topic(servers, topic, partitions=max(partitions, len(values)))
+        self._topics.append(topic)
+        for partition, listed in enumerate(values):
+            self.produce(topic, listed, partition=partition)
+        return topic
 
     def produce(self, topic: str, values: Iterable[str | bytes | None], *, partition: int = 0) -> None:
         """Append records without a key to one partition, in order."""
@@ -198,6 +218,11 @@ class World:
         for broker in self._brokers:
             broker.close()
         self.database.close()
+        if self._topics:
+            self.kafka.start()  # a test may have stopped it
+        for topic in self._topics:
+            with suppress(BrokerRefused):  # the test itself has deleted it
+                admin.delete_topic(self.kafka.bootstrap_servers, topic)
 
 
 def made_unchecked(*arguments: Any, **settings: Any) -> TransactionalSink:

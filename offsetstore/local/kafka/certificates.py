@@ -48,7 +48,7 @@ class Certificates:
         return self.directory / "client.p12"
 
     def make(self) -> None:
-        """Make those that are missing. Only its owner can enter the directory.
+        """Make the missing ones. Only its owner can enter the directory.
 
         :raises BrokerUnavailable: keytool fails; with its message.
         :raises MissingDependency: no Java, or one without keytool.

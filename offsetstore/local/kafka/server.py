@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -12,8 +10,6 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from uuid import uuid4
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError
@@ -30,19 +26,17 @@ from offsetstore.local.kafka.properties import (
     secured_properties,
     server_properties,
 )
-from offsetstore.local.logs import tail
-from offsetstore.local.notices import Notice
+from offsetstore.local.servers import EmbeddedServer, known, tail
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.spark.jars import Notice, jars
 from offsetstore.local.spark.java import find_java
-from offsetstore.local.watchdog import Watchdog
 
 _PORT_ATTEMPTS = 3
 _STOP_SECONDS = 20
 _LOOK_SECONDS = 0.05
 
 
-class KafkaBroker:
+class KafkaBroker(EmbeddedServer):
     """One broker with its own data: started on entry, stopped (and if temporary, removed) on exit.
 
     :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
@@ -69,9 +63,8 @@ class KafkaBroker:
         start_seconds: float = 90,
         notice: Notice | None = None,
     ) -> None:
+        super().__init__(directory, ended_by="KILL")
         self.user = user or SaslUser()
-        self._directory = directory
-        self._temporary: Path | None = None
         self._fixed_ports = ports
         self._ports = ports
         self._is_secured = secured
@@ -81,8 +74,6 @@ class KafkaBroker:
         self._start_seconds = start_seconds
         self._notice = notice
         self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: Watchdog | None = None
-        self._owner_process = 0
 
     # -- where it is
 
@@ -92,11 +83,7 @@ class KafkaBroker:
 
         :raises ConfigurationError: before the first start, if none were given.
         """
-        if self._ports is None:
-            raise ConfigurationError(
-                "the broker has no ports yet", next_step="Call start(), or use it as a context manager."
-            )
-        return self._ports
+        return known(self._ports, "ports")
 
     @property
     def bootstrap_servers(self) -> str:
@@ -122,57 +109,11 @@ class KafkaBroker:
         return SecuredListeners(*addresses, certificates=self._certificates)
 
     @property
-    def directory(self) -> Path:
-        """Where its data and log are.
-
-        :raises ConfigurationError: before the first start of a broker with a temporary directory.
-        """
-        directory = self._directory or self._temporary
-        if directory is None:
-            raise ConfigurationError(
-                "the broker has no directory yet", next_step="Call start(), or use it as a context manager."
-            )
-        return directory
-
-    @property
-    def log(self) -> Path:
-        """The broker's log file."""
-        return self.directory / "server.log"
-
-    @property
     def pid(self) -> int | None:
         """The broker's process id, ``None`` if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     # -- start and stop
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def start(self) -> Self:
-        """Start, and wait until all listeners answer. The first start of a directory formats it.
-
-        :raises BrokerUnavailable: it does not come up in time; with the end of its log.
-        :raises MissingDependency: no Java, or its jars can't be downloaded.
-        """
-        if self.pid is not None:
-            return self
-        self._owner_process = os.getpid()
-        atexit.register(self._close_at_exit)
-        try:
-            if self._directory is None:
-                self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="offsetstore-kafka-"))
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._launch()
-        except BaseException:
-            self.close()
-            raise
-        return self
 
     def detach(self) -> int:
         """Let the broker outlive this process, and forget it. Return its process id.
@@ -182,7 +123,7 @@ class KafkaBroker:
         process = self._process
         if process is None or process.poll() is not None:
             raise ConfigurationError("the broker does not run", next_step="Call start() first.")
-        atexit.unregister(self._close_at_exit)
+        self._is_left()
         self._call_off()
         self._process = None
         process.returncode = 0  # it is no longer ours to wait for: Popen would warn that it still runs
@@ -196,22 +137,21 @@ class KafkaBroker:
         """Stop by SIGKILL, and keep the data."""
         self._end(signal.SIGKILL)
 
-    def close(self) -> None:
-        """Stop, and remove what was temporary."""
-        atexit.unregister(self._close_at_exit)
-        if self._directory is None:
-            self.kill()  # the data will not be read again
-        else:
-            self.stop()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
-            self._ports, self._secured_ports = self._fixed_ports, None
-
     # -- inside
 
-    def _launch(self) -> None:
+    def _stop_for_good(self) -> None:
+        self._end(signal.SIGKILL if self._directory is None else signal.SIGTERM)
+
+    def _forget(self) -> None:
+        self._ports, self._secured_ports = self._fixed_ports, None
+
+    def _start(self) -> None:
         """Start on our ports; if a free one was taken in the meantime, choose others."""
+        if self.pid is not None:
+            return
+        if self._directory is None:
+            self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="offsetstore-kafka-"))
+        self.directory.mkdir(parents=True, exist_ok=True)
         attempts = _PORT_ATTEMPTS if self._ports is None else 1
         while True:
             ports = self._ports or KafkaPorts.free()
@@ -222,7 +162,7 @@ class KafkaBroker:
             self._format()
             before = self.log.stat().st_size if self.log.exists() else 0
             self._process = self._java("kafka.Kafka", str(self.directory / "server.properties"))
-            self._watchdog = Watchdog(self._process.pid, how="KILL", temporary=self._temporary)
+            self._watch(self._process.pid)
             attempts -= 1
             if self._wait_until_started(ports, before):
                 self._ports, self._secured_ports = ports, secured
@@ -317,12 +257,3 @@ class KafkaBroker:
                 process.kill()
                 process.wait()
         self._call_off()
-
-    def _call_off(self) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            watchdog.leave()
-
-    def _close_at_exit(self) -> None:
-        if os.getpid() == self._owner_process:  # not in a forked child
-            self.close()

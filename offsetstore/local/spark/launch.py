@@ -15,10 +15,9 @@ from pyspark.sql import SparkSession
 from offsetstore.errors import MissingDependency
 from offsetstore.local.cache import cache_directory
 from offsetstore.local.free_ports import LOOPBACK
-from offsetstore.local.notices import Notice
 from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
 from offsetstore.local.spark.class_archive import class_archive, reading
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.spark.jars import Notice, jars
 from offsetstore.local.spark.java import find_java
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

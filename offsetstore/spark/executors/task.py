@@ -35,7 +35,7 @@ from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.store.identity import TaskClaim
 from offsetstore.store.transaction import Transaction
-from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
+from offsetstore.writers.arrow.batches import KAFKA, drop_kafka
 
 _T = TypeVar("_T")
 _pickler: Any = cloudpickle

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
-from offsetstore.spark.plans.scala import each, simple_name
-from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.spark.plans import each, simple_name
+from offsetstore.writers.arrow.batches import KAFKA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

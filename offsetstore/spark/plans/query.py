@@ -16,8 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore.errors import UnsupportedQuery
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import QueryStarted
+from offsetstore.spark.plans import each
 from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
-from offsetstore.spark.plans.scala import each
 
 _QUERY_ID = "sql.streaming.queryId"
 

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from offsetstore.errors import SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.spark.executors.record_batches import Parts
-from offsetstore.spark.plans.scala import each, simple_name
-from offsetstore.writers.arrow.kafka_column import KAFKA
+from offsetstore.spark.plans import each, simple_name
+from offsetstore.writers.arrow.batches import KAFKA
 
 _ONE_TO_ONE: Final = "org.apache.spark.OneToOneDependency"
 _SCAN: Final = "DataSourceRDD"

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JNetworkError  # pyright: ignore[reportMissingTypeS
 from pyspark.sql import SparkSession
 
 from offsetstore.protocol.events import QueryStatus
-from offsetstore.spark.plans.scala import simple_name
+from offsetstore.spark.plans import simple_name
 from offsetstore.store.claim import Claim
 
 _log = logging.getLogger(__name__)

@@ -38,8 +38,8 @@ from offsetstore.writers.arrow.values import (
     uuids_from_strings,
     value_type,
 )
-from offsetstore.writers.table.catalogue import Column
-from offsetstore.writers.table.modifiers import (
+from offsetstore.writers.table.catalogue import (
+    Column,
     interval_keeps_seconds,
     moment_step,
     numeric_precision,

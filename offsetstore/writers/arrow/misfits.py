@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 
 from offsetstore.errors import RowsRefused
 from offsetstore.protocol.ports import Writer
-from offsetstore.writers.optional import goes_with_write
 
 Array: TypeAlias = "pa.Array[Any]"
 Attempt: TypeAlias = "Callable[[Array], Array | str]"
@@ -115,3 +114,10 @@ def _without(array: Array, rows: Collection[int]) -> Array:
     bounds = [-1, *sorted(rows), len(array)]
     slices = [array.slice(before + 1, row - before - 1) for before, row in pairwise(bounds) if row - before > 1]
     return pa.concat_arrays(slices) if slices else array.slice(0, 0)
+
+
+def goes_with_write(writer: Writer, method: str) -> bool:
+    """Tell whether the method knows all that ``write`` does: a subclass that overrides only ``write`` may do more."""
+    classes = type(writer).__mro__
+    own_write, own_method = (next(i for i, c in enumerate(classes) if name in vars(c)) for name in ("write", method))
+    return own_method <= own_write

@@ -1,14 +1,17 @@
-"""What PostgreSQL's catalogue says about a target table, read again for each micro-batch: tables change."""
+"""What PostgreSQL's catalogue says about a target table, and about the role's rights.
+
+Columns are read again for each micro-batch: tables change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection, sql
 
-from offsetstore.errors import ColumnMismatch, UnsafeTarget
+from offsetstore.errors import ColumnMismatch, MissingPrivilege, UnsafeTarget
 from offsetstore.writers.table.names import TableName
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
@@ -300,3 +303,67 @@ def missing(table: TableName, database: str) -> ColumnMismatch:
         next_step='Create it, name its schema ("schema.table"; case matters), or grant the role USAGE on the schema. '
         "If the job has written to it before, it was renamed or dropped.",
     )
+
+
+# A column's ``atttypmod``, as ``numeric.c``, ``timestamp.c`` and ``varchar.c`` pack it; -1 if nothing was declared.
+_HEADER = 4  # bytes of a varlena's header, which lengths and numeric's modifier include
+_UNDECLARED = 0xFFFF
+_SECOND = 1 << 12  # the bit of SECOND among an interval's fields; undeclared fields have all bits set
+
+
+def numeric_scale(modifier: int) -> int:
+    """Return the scale of ``numeric(p,s)``: the lowest 11 bits, signed."""
+    return (((modifier - _HEADER) & 0x7FF) ^ 1024) - 1024
+
+
+def numeric_precision(modifier: int) -> int:
+    """Return the precision of ``numeric(p,s)``: the bits above."""
+    return ((modifier - _HEADER) >> 16) & 0xFFFF
+
+
+def text_length(modifier: int) -> int | None:
+    """Return the number of characters of ``varchar(n)``."""
+    return None if modifier < 0 else modifier - _HEADER
+
+
+def moment_step(modifier: int) -> int:
+    """Return the step in microseconds to which ``time(p)``, ``timestamp(p)`` or ``interval(p)`` round."""
+    digits = modifier & 0xFFFF
+    return 1 if digits == _UNDECLARED else 10 ** (6 - digits)
+
+
+def interval_keeps_seconds(modifier: int) -> bool:
+    """Tell whether an interval's fields go down to the second; ``interval day`` drops 23 hours."""
+    return bool(modifier >> 16 & _SECOND)
+
+
+# LOCK TABLE takes a privilege on the whole table.
+_MISSING = """
+SELECT wanted, CURRENT_USER
+FROM pg_catalog.to_regclass(%(name)s) AS target, pg_catalog.unnest(%(wanted)s::text[]) AS wanted
+WHERE NOT CASE wanted
+    WHEN 'TEMPORARY' THEN pg_catalog.has_database_privilege(pg_catalog.current_database(), wanted)
+    WHEN 'INSERT' THEN pg_catalog.has_table_privilege(target, 'INSERT, UPDATE, DELETE, TRUNCATE') AND (
+        SELECT coalesce(bool_and(pg_catalog.has_column_privilege(target, name, wanted)), true)
+        FROM pg_catalog.unnest(%(columns)s::text[]) AS name
+    )
+    ELSE pg_catalog.has_any_column_privilege(target, wanted)
+END
+"""
+
+
+def check_rights(connection: Connection, table: TableName, wanted: Collection[str], columns: Sequence[str]) -> None:
+    """Check the role's privileges on a table that exists.
+
+    :param wanted: INSERT, SELECT, UPDATE, or TEMPORARY on the database.
+    :param columns: those that are inserted.
+    :raises MissingPrivilege: the role lacks one.
+    """
+    name = table.identifier.as_string(connection)
+    rows = connection.execute(_MISSING, {"name": name, "wanted": [*wanted], "columns": [*columns]}).fetchall()
+    if rows:
+        raise MissingPrivilege(
+            f"the role {rows[0][1]} may not write to the table {table}",
+            found=f"no {', '.join(row[0] for row in rows)}",
+            expected=", ".join(wanted),
+        )

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from offsetstore.writers.arrow.casts import SparkType, find_cast, is_variant
 from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_string, value_type
-from offsetstore.writers.table.catalogue import Column
-from offsetstore.writers.table.modifiers import numeric_precision, numeric_scale
+from offsetstore.writers.table.catalogue import Column, numeric_precision, numeric_scale
 
 _MOST_DIGITS = 38  # of Spark's decimals
 _LEAST_SCALE = 6  # that Spark's own arithmetic keeps where digits are too many

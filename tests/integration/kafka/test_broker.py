@@ -23,20 +23,7 @@ from offsetstore.kafka.admin import Record, create_topic, delete_records, delete
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 from offsetstore.testing.fixtures import NewTopic
-
-
-@pytest.fixture
-def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    yield broker
-    broker.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
+from tests.support.waiting import wait_until
 
 
 def with_password(kafka: KafkaBroker, password: str, topic: str) -> Broker:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -21,13 +20,6 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.signals import stopped
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    yield broker
-    broker.close()
 
 
 def test_what_was_committed_is_read_back_with_its_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -24,19 +24,6 @@ COMPACTED = {
     "max.compaction.lag.ms": "100",
     "delete.retention.ms": "100",
 }
-
-
-@pytest.fixture
-def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    yield broker
-    broker.close()
-
-
-@pytest.fixture
-def store(offsetstore_database: str) -> Iterator[OffsetStore]:
-    with OffsetStore.connect(offsetstore_database) as store:
-        yield store
 
 
 def give(store: OffsetStore, group: str, offsets: Mapping[TopicPartition, int]) -> None:

@@ -39,13 +39,6 @@ SELDOM = 600.0
 
 
 @pytest.fixture
-def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    yield broker
-    broker.close()
-
-
-@pytest.fixture
 def topic(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> str:
     """Two partitions with fifty records each."""
     name = offsetstore_topic(2)

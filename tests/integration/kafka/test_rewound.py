@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -30,13 +29,6 @@ from tests.support.waiting import wait_until
 
 Override = Literal["stored", "kafka"]
 TOO_LONG = "x" * 5000  # for Kafka, so that only the stamp is there
-
-
-@pytest.fixture
-def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    yield broker
-    broker.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import confluent_kafka as ck
@@ -23,13 +23,6 @@ from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.snapshot import FoundRecord, LogEnds
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture
-def broker(offsetstore_kafka: KafkaBroker) -> Iterator[Broker]:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    yield broker
-    broker.close()
 
 
 def test_topics_and_groups_are_told_at_once_and_a_deleted_topic_spoils_none(

@@ -101,13 +101,11 @@ def test_a_job_that_was_stopped_goes_on_where_it_was(
 @pytest.mark.parametrize("decision", ["skip", "replay"])
 def test_the_batch_in_which_it_crashed_is_named_and_somebody_decides(
     world: World,
-    offsetstore_topic: NewTopic,
     offsetstore_database: str,
     tmp_path: Path,
     decision: OnUncertain,
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+    topic = world.events_topic()
     old = OldJob(world, offsetstore_database, tmp_path / "old", topic)
     old.crash_in, old.crash_has_written = 1, decision == "skip"
     world.produce(topic, ["a", "b", "c", "d", "e", "f"])
@@ -154,11 +152,8 @@ def test_its_state_comes_along_where_its_checkpoint_is_copied(
 
 
 @pytest.mark.behaviour("START-20")
-def test_sparks_own_file_systems_are_read_alike(
-    world: World, offsetstore_topic: NewTopic, offsetstore_database: str, tmp_path: Path
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_sparks_own_file_systems_are_read_alike(world: World, offsetstore_database: str, tmp_path: Path) -> None:
+    topic = world.events_topic()
     old = OldJob(world, offsetstore_database, tmp_path / "old", topic)
     world.produce(topic, ["a", "b"])
     old.run()

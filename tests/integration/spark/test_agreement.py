@@ -14,7 +14,7 @@ from offsetstore import Append
 from offsetstore.spark import collecting
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.blocks import lose_blocks
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import events
 from tests.support.world import SECONDS, World, counts, made_unchecked
 
 Outputs: TypeAlias = "dict[str, DataFrame]"
@@ -110,10 +110,8 @@ def test_outputs_that_look_at_the_clock_apart_see_the_same_time(world: World, to
     assert world.database.one("SELECT count(*) FROM orders JOIN lines USING (id, at)") == 100
 
 
-def test_one_output_is_computed_as_it_is(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_one_output_is_computed_as_it_is(world: World) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     persisted: list[int] = []
 

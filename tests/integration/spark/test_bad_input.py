@@ -13,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, RowsRefused, SinkError
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
 from tests.support.world import World
 
@@ -39,13 +38,10 @@ MISFITS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str]]] = {
 
 @pytest.mark.behaviour("SINK-10")
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_columns_that_do_not_fit_are_named_before_anything_is_computed_or_written(
-    world: World, offsetstore_topic: NewTopic, misfit: str
-) -> None:
+def test_columns_that_do_not_fit_are_named_before_anything_is_computed_or_written(world: World, misfit: str) -> None:
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ALTER partition SET NOT NULL")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.topic(["a"])
     change, said = MISFITS[misfit]
     computed = world.spark.sparkContext.accumulator(0)
 
@@ -67,13 +63,10 @@ def test_columns_that_do_not_fit_are_named_before_anything_is_computed_or_writte
 
 
 @pytest.mark.behaviour("SINK-10")
-def test_the_misfit_of_one_output_is_found_before_any_other_is_written(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_the_misfit_of_one_output_is_found_before_any_other_is_written(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE other (id int)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.topic(["a"])
     failed = world.run_to_failure(
         world.claim(topic),
         lambda batch: {"events": events(batch), "other": batch.select("value")},
@@ -89,9 +82,8 @@ def test_the_misfit_of_one_output_is_found_before_any_other_is_written(
 @pytest.mark.parametrize(
     "writer", [Append("nowhere"), Upsert("nowhere.at_all", key=["value"], greatest=["topic", "partition", "offset"])]
 )
-def test_an_unknown_table_is_named(world: World, offsetstore_topic: NewTopic, writer: Any) -> None:
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_an_unknown_table_is_named(world: World, writer: Any) -> None:
+    topic = world.topic(["a"])
     failed = world.run_to_failure(world.claim(topic), events, writer)
     assert isinstance(failed.error, ColumnMismatch)
     assert "nowhere" in str(failed.error)
@@ -101,11 +93,10 @@ def test_an_unknown_table_is_named(world: World, offsetstore_topic: NewTopic, wr
 @pytest.mark.behaviour("SINK-12")
 @pytest.mark.parametrize("change", ["dropped", "renamed"])
 def test_an_upsert_by_offset_is_refused_where_the_transform_has_dropped_what_it_orders_by(
-    world: World, offsetstore_topic: NewTopic, change: str
+    world: World, change: str
 ) -> None:
     world.database.execute("CREATE TABLE latest (topic text PRIMARY KEY, value text)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.topic(["a"])
 
     def transform(batch: DataFrame) -> DataFrame:
         rows = batch.select("topic", F.col("value").cast("string").alias("value"), "_kafka")
@@ -119,10 +110,8 @@ def test_an_upsert_by_offset_is_refused_where_the_transform_has_dropped_what_it_
     assert world.stored(topic) == {0: 0}
 
 
-def test_a_refused_value_names_its_column_and_never_itself(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["fine", "sec\0ret"])
+def test_a_refused_value_names_its_column_and_never_itself(world: World) -> None:
+    topic = world.events_topic(["fine", "sec\0ret"])
     failed = world.run_to_failure(world.claim(topic), events, Append("events"))
     assert isinstance(failed.error, RowsRefused)
     assert failed.error.column == "value"
@@ -142,12 +131,8 @@ WRONG: dict[str, Callable[[DataFrame], Any]] = {
 
 
 @pytest.mark.parametrize("result", WRONG)
-def test_a_transform_that_returns_something_else_is_told_what_was_expected(
-    world: World, offsetstore_topic: NewTopic, result: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_transform_that_returns_something_else_is_told_what_was_expected(world: World, result: str) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     failed = world.run_to_failure(claim, WRONG[result], {"events": Append("events")})
     assert isinstance(failed.error, SinkError)
@@ -158,19 +143,15 @@ def test_a_transform_that_returns_something_else_is_told_what_was_expected(
     assert world.database.column(VALUES) == ["a"]
 
 
-def test_a_mapping_where_one_dataframe_is_expected_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_mapping_where_one_dataframe_is_expected_is_refused(world: World) -> None:
+    topic = world.events_topic(["a"])
     failed = world.run_to_failure(world.claim(topic), lambda batch: {"events": events(batch)}, Append("events"))
     assert isinstance(failed.error, SinkError)
     assert "expected one DataFrame" in failed.text
 
 
-def test_an_error_of_the_transform_is_kept_as_it_was_raised(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_an_error_of_the_transform_is_kept_as_it_was_raised(world: World) -> None:
+    topic = world.events_topic(["a"])
     failed = world.run_to_failure(world.claim(topic), lambda batch: batch.select("no_such_column"), Append("events"))
     assert isinstance(failed.error, AnalysisException)
     assert world.stored(topic) == {0: 0}
@@ -191,11 +172,9 @@ def of_a_database(batch: DataFrame) -> DataFrame:
     ("transform", "found"), [(of_java, "NumberFormatException"), (of_a_database, "OperationalError")]
 )
 def test_java_s_and_a_driver_s_own_error_are_told_by_ours(
-    world: World, offsetstore_topic: NewTopic, transform: Callable[[DataFrame], DataFrame], found: str
+    world: World, transform: Callable[[DataFrame], DataFrame], found: str
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     failed = world.run_to_failure(world.claim(topic), transform, Append("events"))
     assert isinstance(failed.error, SinkError)
     assert str(failed.error.found).startswith(found)
@@ -205,12 +184,9 @@ def test_java_s_and_a_driver_s_own_error_are_told_by_ours(
 
 
 @pytest.mark.parametrize("case_sensitive", ["true", "false"])
-def test_names_are_matched_exactly_whatever_spark_thinks_of_cases(
-    world: World, offsetstore_topic: NewTopic, case_sensitive: str
-) -> None:
+def test_names_are_matched_exactly_whatever_spark_thinks_of_cases(world: World, case_sensitive: str) -> None:
     world.database.execute('CREATE TABLE mixed ("Value" text, value int)')
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.topic(["a", "b"])
     world.spark.conf.set("spark.sql.caseSensitive", case_sensitive)
     try:
         world.run(

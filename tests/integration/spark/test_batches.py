@@ -28,20 +28,16 @@ VALUES = "SELECT value FROM events ORDER BY value"
 
 
 @pytest.mark.behaviour("SINK-3")
-def test_a_filter_that_drops_everything_still_advances(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
+def test_a_filter_that_drops_everything_still_advances(world: World) -> None:
+    topic = world.events_topic(["a", "b"], partitions=2)
     world.run(world.claim(topic), lambda batch: events(batch).where("value = 'c'"), Append("events"))
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 2, 1: 0}
 
 
 @pytest.mark.behaviour("SINK-3")
-def test_a_filter_on_the_stream_itself_advances_past_what_it_drops(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c"])
+def test_a_filter_on_the_stream_itself_advances_past_what_it_drops(world: World) -> None:
+    topic = world.events_topic(["a", "b", "c"])
     claim = world.claim(topic)
     stream = world.read(claim).where(F.col("value").cast("string") == "b").select(
         "value", "timestamp", "offset", "partition", "topic"
@@ -52,11 +48,8 @@ def test_a_filter_on_the_stream_itself_advances_past_what_it_drops(world: World,
 
 
 @pytest.mark.behaviour("SINK-4")
-def test_a_run_over_an_empty_topic_ends_writes_nothing_and_fails_nothing(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+def test_a_run_over_an_empty_topic_ends_writes_nothing_and_fails_nothing(world: World) -> None:
+    topic = world.events_topic(partitions=2)
     query = world.run(world.claim(topic), events, Append("events"))
     assert counts(query) == []
     assert world.database.column(VALUES) == []
@@ -64,11 +57,9 @@ def test_a_run_over_an_empty_topic_ends_writes_nothing_and_fails_nothing(
 
 
 @pytest.mark.behaviour("SINK-5")
-def test_an_aggregation_over_the_batch_is_merged_into_what_is_stored(world: World, offsetstore_topic: NewTopic) -> None:
+def test_an_aggregation_over_the_batch_is_merged_into_what_is_stored(world: World) -> None:
     world.database.execute("CREATE TABLE counts (value text PRIMARY KEY, n bigint, last bigint)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "a"])
-    world.produce(topic, ["a", "a"], partition=1)
+    topic = world.topic(["a", "b", "a"], ["a", "a"])
 
     def transform(batch: DataFrame) -> DataFrame:
         grouped = batch.groupBy(F.col("value").cast("string").alias("value"))
@@ -125,11 +116,10 @@ def test_several_topics_and_tables_are_seen_together_with_their_offsets_or_not_a
 
 
 @pytest.mark.behaviour("SINK-8")
-def test_an_output_that_is_refused_takes_the_others_with_it(world: World, offsetstore_topic: NewTopic) -> None:
+def test_an_output_that_is_refused_takes_the_others_with_it(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE small (value text CHECK (value <> 'bad'))")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["good", "bad"])
+    topic = world.topic(["good", "bad"])
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
         return {"events": events(batch), "small": events(batch).select("value")}
@@ -162,14 +152,10 @@ def test_two_sources_in_one_query_are_one_transaction(world: World, offsetstore_
 
 
 @pytest.mark.behaviour("SINK-9", "START-12")
-def test_two_jobs_of_two_groups_read_one_topic_at_once_and_each_has_its_own_offsets(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_two_jobs_of_two_groups_read_one_topic_at_once_and_each_has_its_own_offsets(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE copies (value text)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, [f"a{number}" for number in range(5)])
-    world.produce(topic, [f"b{number}" for number in range(5)], partition=1)
+    topic = world.topic([f"a{number}" for number in range(5)], [f"b{number}" for number in range(5)])
     other = f"{world.group}-2"
     claims = [world.claim(topic), world.claim(topic, group=other)]
     sinks = [
@@ -194,11 +180,8 @@ def test_two_jobs_of_two_groups_read_one_topic_at_once_and_each_has_its_own_offs
 
 
 @pytest.mark.behaviour("SINK-11")
-def test_a_job_that_cron_starts_again_and_again_continues_where_it_ended(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+def test_a_job_that_cron_starts_again_and_again_continues_where_it_ended(world: World) -> None:
+    topic = world.events_topic(partitions=2)
     expected: list[str] = []
     for run in range(3):
         values = [f"{run}{letter}" for letter in "abc"]
@@ -213,9 +196,8 @@ def test_a_job_that_cron_starts_again_and_again_continues_where_it_ended(
 
 
 @pytest.mark.behaviour("SINK-11")
-def test_a_processing_time_trigger_writes_what_comes_while_it_runs(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_processing_time_trigger_writes_what_comes_while_it_runs(world: World) -> None:
+    topic = world.events_topic()
     claim = world.claim(topic)
     sink = TransactionalSink(claim, events, into=Append("events"))
     query = world.start(
@@ -234,10 +216,8 @@ def test_a_processing_time_trigger_writes_what_comes_while_it_runs(world: World,
 
 
 @pytest.mark.behaviour("SINK-11")
-def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     claim = world.claim(topic)
     gate = Gate(events)
     sink = made_unchecked(claim, gate, into=Append("events"))
@@ -261,12 +241,8 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: Worl
 
 
 @pytest.mark.behaviour("TX-1", "TX-2")
-def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(world: World) -> None:
+    topic = world.events_topic(["a"])
 
     class Failing(Append):
         def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
@@ -282,11 +258,10 @@ def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(
     assert world.stored(topic) == {0: 0}
 
 
-def test_what_was_cached_for_several_outputs_is_let_go(world: World, offsetstore_topic: NewTopic) -> None:
+def test_what_was_cached_for_several_outputs_is_let_go(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE broken (id int)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.topic(["a"])
     into = {"events": Append("events"), "copies": Append("events")}
     claim = world.claim(topic)
     world.run_to_failure(claim, lambda batch: {"events": events(batch), "copies": batch}, into)
@@ -297,12 +272,9 @@ def test_what_was_cached_for_several_outputs_is_let_go(world: World, offsetstore
 
 
 @pytest.mark.behaviour("TX-10")
-def test_the_sink_alone_takes_over_where_a_checkpoint_of_ones_own_stands(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_the_sink_alone_takes_over_where_a_checkpoint_of_ones_own_stands(world: World) -> None:
     """Without a broker the claim knows no partitions: each gets a row that starts at its first range."""
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+    topic = world.events_topic(partitions=2)
     own = f"{world.checkpoints}/own"
     reader = world.spark.readStream.format("kafka").options(**world.options(topic))
     world.produce(topic, ["before"])
@@ -322,13 +294,10 @@ def test_the_sink_alone_takes_over_where_a_checkpoint_of_ones_own_stands(
 @pytest.mark.parametrize(
     ("way", "phases"), [("batch", ["plan", "compute", "write", "commit"]), ("partition", ["plan", "tasks"])]
 )
-def test_each_batch_is_told_to_observers_with_its_rows_and_phases(
-    world: World, offsetstore_topic: NewTopic, way: Any, phases: list[str]
-) -> None:
+def test_each_batch_is_told_to_observers_with_its_rows_and_phases(world: World, way: Any, phases: list[str]) -> None:
     seen = Recorder()
     world.store.observers = Observers([seen])
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+    topic = world.events_topic()
     p0 = TopicPartition(topic, 0)
     world.produce(topic, ["a", "b"])
     world.run(world.claim(topic), traced, Append("events"), atomicity=way)

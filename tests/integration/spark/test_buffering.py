@@ -12,9 +12,8 @@ from sqlalchemy import text
 from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert, Work
 from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.spark import BatchInfo
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
-from tests.support.transforms import EVENTS, traced
+from tests.support.transforms import traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
@@ -23,10 +22,9 @@ LATER = Flush(rows=1_000, seconds=600)
 
 
 @pytest.fixture
-def topic(world: World, offsetstore_topic: NewTopic) -> str:
+def topic(world: World) -> str:
     """Two partitions with six records each."""
-    world.database.execute(EVENTS)
-    name = offsetstore_topic(2)
+    name = world.events_topic(partitions=2)
     for partition, values in enumerate(["abcdef", "ghijkl"]):
         world.produce(name, list(values), partition=partition)
     return name

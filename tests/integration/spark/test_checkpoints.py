@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from offsetstore import Append
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import events
 from tests.support.world import World, made_unchecked
 
 
@@ -19,11 +18,8 @@ def directories(base: str | Path) -> set[str]:
 
 @pytest.mark.behaviour("START-15")
 @pytest.mark.parametrize("suffix", ["", "/b .. %41 ☃"], ids=["a plain group", "an odd one"])
-def test_old_checkpoints_are_pruned_after_the_first_committed_batch(
-    world: World, offsetstore_topic: NewTopic, suffix: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_old_checkpoints_are_pruned_after_the_first_committed_batch(world: World, suffix: str) -> None:
+    topic = world.events_topic()
     group = world.group + suffix
     bases: set[Path] = set()
     made: list[str] = []
@@ -56,11 +52,9 @@ def test_old_checkpoints_are_pruned_after_the_first_committed_batch(
 
 @pytest.mark.behaviour("START-15")
 def test_a_base_that_can_not_be_listed_costs_a_warning_and_not_the_job(
-    world: World, offsetstore_topic: NewTopic, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     claim.checkpoint("nowhere://bucket/checkpoints")
     world.run(claim, events, Append("events"), checkpoint=f"{world.checkpoints}/own")

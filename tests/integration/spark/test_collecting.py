@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from offsetstore import Append, Execute
-from offsetstore.errors import SinkError
 from offsetstore.protocol.work import Work
 from offsetstore.spark import collecting
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.blocks import lose_blocks
-from tests.support.transforms import EVENTS, events, traced
+from tests.support.transforms import events, traced
 from tests.support.world import World
 
 SIZE = 5_000
@@ -40,20 +36,17 @@ def _limit(world: World) -> Iterator[None]:
 
 
 @pytest.fixture
-def topic(world: World, offsetstore_topic: NewTopic) -> str:
+def topic(world: World) -> str:
     """Four partitions with a large record each."""
-    world.database.execute(EVENTS)
-    name = offsetstore_topic(4)
+    name = world.events_topic(partitions=4)
     for number, letter in enumerate("abcd"):
         world.produce(name, [letter * SIZE], partition=number)
     return name
 
 
 @pytest.mark.usefixtures("_all_in_a_file")
-def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World) -> None:
+    topic = world.events_topic(["a"])
 
     def transform(batch: DataFrame) -> DataFrame:
         return events(batch).where("assert_true(value = 'b', 'no b') IS NULL")
@@ -91,45 +84,33 @@ def test_what_spark_refuses_to_collect_at_once_is_collected_partition_by_partiti
 
 @pytest.mark.behaviour("SINK-13")
 @pytest.mark.usefixtures("_limit")
-def test_one_partition_beyond_the_limit_ends_the_query_with_three_ways_out(world: World, topic: str) -> None:
-    world.produce(topic, ["c" * SIZE] * 3, partition=2)
-
-    failed = world.run_to_failure(world.claim(topic), events, Append("events"))
-
-    assert isinstance(failed.error, SinkError)
-    assert re.search(r"found partition \d of 4; expected at most 12k", str(failed.error))
-    for way_out in ("maxOffsetsPerTrigger", 'atomicity="partition"', "spark.driver.maxResultSize"):
-        assert way_out in str(failed.error)
-    assert world.database.column("SELECT value FROM events") == []
-    assert world.stored(topic) == dict.fromkeys(range(4), 0)
-
-
-@pytest.mark.behaviour("SINK-13")
-@pytest.mark.usefixtures("_limit")
-def test_rows_that_an_executor_loses_before_they_are_sent_are_not_computed_again(
+def test_rows_that_an_executor_loses_before_they_are_fetched_are_not_computed_again(
     world: World, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a shuffle, they could be other rows: some twice, others never."""
+    world.produce(topic, ["d" * SIZE] * 3, partition=3)  # more than the limit in one partition
     calls: list[str] = []
-    sent: Any = cast("Any", RDD).toLocalIterator
 
-    def losing(rdd: RDD[Any]) -> Any:
-        rows = sent(rdd)
-        yield next(rows)
-        if calls.count("lost") == 0:
-            lose_blocks(world.spark, number=3)
-            calls.append("lost")
-        yield from rows
+    class Losing(collecting.Rows):
+        def __init__(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+            super().__init__(schema, self.losing(batches))
+
+        def losing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield batch
+                if "lost" not in calls:
+                    assert lose_blocks(world.spark, number=3)
+                    calls.append("lost")
 
     def transform(batch: DataFrame) -> DataFrame:
         calls.append("computed")
         return events(batch)
 
-    monkeypatch.setattr(RDD, "toLocalIterator", losing)
+    monkeypatch.setattr(collecting, "Rows", Losing)
     world.run(world.claim(topic), transform, Append("events"))
 
     assert calls == ["computed", "lost", "computed"]
-    assert world.database.column("SELECT left(value, 1) FROM events ORDER BY 1") == [*"abcd"]
+    assert world.database.column("SELECT left(value, 1) FROM events ORDER BY 1") == [*"abcdddd"]
 
 
 @pytest.mark.usefixtures("_limit")

@@ -57,16 +57,12 @@ def letters(world: World, topic: str) -> list[tuple[int, int, str, str]]:
 @pytest.mark.behaviour("DLQ-1", "DLQ-8")
 @ways
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_refused_records_are_letters_and_their_neighbours_are_written(
-    world: World, offsetstore_topic: NewTopic, way: str, constraint: str
-) -> None:
+def test_refused_records_are_letters_and_their_neighbours_are_written(world: World, way: str, constraint: str) -> None:
     world.database.execute(EVENTS)
     world.database.execute("INSERT INTO events (partition, value) VALUES (9, 'x')")
     world.database.execute(f"ALTER TABLE events {CONSTRAINTS[constraint]}")
     bad = {"checked": "toxic", "deferred": "x"}[constraint]
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", bad, "b"])
-    world.produce(topic, ["c", "d", bad, "e", bad], partition=1)
+    topic = world.topic(["a", bad, "b"], ["c", "d", bad, "e", bad])
 
     world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, **WAYS[way])
 
@@ -81,13 +77,8 @@ def test_refused_records_are_letters_and_their_neighbours_are_written(
 
 @pytest.mark.behaviour("DLQ-12")
 @ways
-def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(
-    world: World, offsetstore_topic: NewTopic, way: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "bad 1", "b"])
-    world.produce(topic, ["bad 2"], partition=1)
+def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(world: World, way: str) -> None:
+    topic = world.events_topic(["a", "bad 1", "b"], ["bad 2"])
 
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way])
 
@@ -102,13 +93,9 @@ def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(
 
 @pytest.mark.behaviour("DLQ-12", "OPS-7")
 @pytest.mark.parametrize("way", ["batch", "partition"])
-def test_the_code_of_a_reject_is_what_its_letters_are_grouped_by(
-    world: World, offsetstore_topic: NewTopic, way: str
-) -> None:
+def test_the_code_of_a_reject_is_what_its_letters_are_grouped_by(world: World, way: str) -> None:
     """The structs of good rows are not NULL: both of their fields are."""
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "bad 1", "worse", "bad 2", "b"])
+    topic = world.events_topic(["a", "bad 1", "worse", "bad 2", "b"])
 
     def transform(batch: DataFrame) -> DataFrame:
         value = F.col("value").cast("string")
@@ -149,11 +136,10 @@ def test_a_reject_does_not_show_that_another_record_was_accepted(
 
 
 @pytest.mark.behaviour("DLQ-12")
-def test_a_record_is_rejected_whole_from_all_its_rows_and_outputs(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_record_is_rejected_whole_from_all_its_rows_and_outputs(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE words (word text)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a b c", "d bad e", "f"])
+    topic = world.topic(["a b c", "d bad e", "f"])
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
         words = batch.select(F.explode(F.split(F.col("value").cast("string"), " ")).alias("word"), "_kafka")
@@ -170,10 +156,9 @@ def test_a_record_is_rejected_whole_from_all_its_rows_and_outputs(world: World, 
 
 
 @pytest.mark.behaviour("DLQ-1")
-def test_a_value_that_can_never_fit_is_a_letter_at_once(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_value_that_can_never_fit_is_a_letter_at_once(world: World) -> None:
     world.database.execute("CREATE TABLE numbers (number smallint)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["1", "70000", "2"])
+    topic = world.topic(["1", "70000", "2"])
 
     def transform(batch: DataFrame) -> DataFrame:
         return batch.select(F.col("value").cast("string").cast("int").alias("number"), "_kafka")
@@ -186,9 +171,8 @@ def test_a_value_that_can_never_fit_is_a_letter_at_once(world: World, offsetstor
 
 
 @pytest.mark.behaviour("DLQ-1")
-def test_a_letter_keeps_the_record_as_kafka_had_it(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_letter_keeps_the_record_as_kafka_had_it(world: World) -> None:
+    topic = world.events_topic()
     headers: list[tuple[str, bytes | None]] = [
         ("a", b"1"),
         ("b", None),
@@ -221,14 +205,13 @@ def test_a_letter_keeps_the_record_as_kafka_had_it(world: World, offsetstore_top
 
 @pytest.mark.behaviour("DLQ-2")
 @ways
-def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, offsetstore_topic: NewTopic, way: str) -> None:
+def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, way: str) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     world.database.execute(
         "CREATE TRIGGER swallow BEFORE INSERT ON dead_letters FOR EACH ROW EXECUTE FUNCTION swallow()"
     )
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "bad"])
+    topic = world.topic(["a", "bad"])
 
     failed = world.run_to_failure(
         world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
@@ -241,10 +224,8 @@ def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, offsets
 
 
 @pytest.mark.behaviour("DLQ-13")
-def test_too_many_letters_are_an_error_and_nothing_is_written(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "bad 1", "bad 2", "bad 3"])
+def test_too_many_letters_are_an_error_and_nothing_is_written(world: World) -> None:
+    topic = world.events_topic(["a", "bad 1", "bad 2", "bad 3"])
 
     failed = world.run_to_failure(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(limit=2))
 
@@ -257,12 +238,11 @@ def test_too_many_letters_are_an_error_and_nothing_is_written(world: World, offs
 @pytest.mark.behaviour("DLQ-13")
 @pytest.mark.parametrize("a_trigger", [1, 20])
 def test_if_ten_records_are_refused_in_a_row_and_none_is_accepted_they_are_not_to_blame(
-    world: World, offsetstore_topic: NewTopic, a_trigger: int
+    world: World, a_trigger: int
 ) -> None:
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (value IS NULL)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, [str(number) for number in range(20)])
+    topic = world.topic([str(number) for number in range(20)])
 
     failed = world.run_to_failure(
         world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, maxOffsetsPerTrigger=str(a_trigger)
@@ -273,13 +253,10 @@ def test_if_ten_records_are_refused_in_a_row_and_none_is_accepted_they_are_not_t
 
 
 @pytest.mark.behaviour("DLQ-10", "DLQ-14")
-def test_after_a_reset_a_record_that_passes_closes_its_letter_and_one_that_fails_again_reopens_it(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_after_a_reset_a_record_that_passes_closes_its_letter_and_one_that_fails_again_reopens_it(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "four", "seven77"])
+    topic = world.topic(["a", "four", "seven77"])
     world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
     assert letters(world, topic) == [(0, 1, "refused", "four"), (0, 2, "refused", "seven77")]
 
@@ -312,10 +289,9 @@ def test_an_upsert_merges_the_good_records_alone(world: World, offsetstore_topic
     assert letters(world, topic) == [(0, 2, "refused", "200")]
 
 
-def test_a_transform_that_makes_rows_of_several_records_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_transform_that_makes_rows_of_several_records_is_refused(world: World) -> None:
     world.database.execute("CREATE TABLE counts (number bigint)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.topic(["a"])
 
     failed = world.run_to_failure(
         world.claim(topic),
@@ -329,11 +305,8 @@ def test_a_transform_that_makes_rows_of_several_records_is_refused(world: World,
 
 
 @pytest.mark.behaviour("DLQ-11")
-def test_later_records_of_a_dead_ones_key_wait_behind_it_in_this_batch_and_in_the_next(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_later_records_of_a_dead_ones_key_wait_behind_it_in_this_batch_and_in_the_next(world: World) -> None:
+    topic = world.events_topic()
     world.produce_keyed(topic, [("k", "1"), ("k", "bad 2"), ("other", "3"), ("k", "4"), ("l", "5"), ("k", "6")])
     settings = DeadLetters(sequence="key")
 
@@ -355,14 +328,10 @@ def test_later_records_of_a_dead_ones_key_wait_behind_it_in_this_batch_and_in_th
     assert world.database.column(VALUES) == ["1", "3", "5", "8", "9"]
 
 
-def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) = 1)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "c"])
-    world.produce(topic, ["d", "toxic", "e"], partition=1)
+    topic = world.topic(["a", "b", "c"], ["d", "toxic", "e"])
     seen = Recorder()
     world.store.observers = Observers([seen])
 
@@ -376,11 +345,9 @@ def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(
 
 @pytest.mark.behaviour("DLQ-1")
 def test_letters_that_the_driver_can_not_hold_at_once_are_written_one_after_the_other(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["bad 1", "a", "bad 2", "bad 3"])
+    topic = world.events_topic(["bad 1", "a", "bad 2", "bad 3"])
     read = Careful.payloads
     conf = spark_conf(world)
 
@@ -593,13 +560,9 @@ def numbers_of(how: str) -> Any:
 @pytest.mark.parametrize(
     ("way", "how"), [("batch", "function"), ("partition", "function"), ("batch", "cast"), ("partition", "raise_error")]
 )
-def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(
-    world: World, offsetstore_topic: NewTopic, way: str, how: str
-) -> None:
+def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(world: World, way: str, how: str) -> None:
     world.database.execute("CREATE TABLE numbers (number int)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["1", "2", "x", "4"])
-    world.produce(topic, ["5", QUOTED], partition=1)
+    topic = world.topic(["1", "2", "x", "4"], ["5", QUOTED])
 
     settings = DeadLetters(max_retries=1, independent=True)
     world.run(world.claim(topic), numbers_of(how), Append("numbers"), dead_letters=settings, **WAYS[way])
@@ -613,12 +576,9 @@ def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(
 
 @pytest.mark.behaviour("DLQ-6")
 @ways
-def test_an_outage_that_a_function_raises_ends_the_query_and_blames_no_record(
-    world: World, offsetstore_topic: NewTopic, way: str
-) -> None:
+def test_an_outage_that_a_function_raises_ends_the_query_and_blames_no_record(world: World, way: str) -> None:
     world.database.execute("CREATE TABLE numbers (number int)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["1", "down", "x"])
+    topic = world.topic(["1", "down", "x"])
 
     failed = world.run_to_failure(
         world.claim(topic), numbers_of("function"), Append("numbers"), dead_letters=AT_ONCE, **WAYS[way]
@@ -631,11 +591,9 @@ def test_an_outage_that_a_function_raises_ends_the_query_and_blames_no_record(
 
 @pytest.mark.behaviour("DLQ-1", "DLQ-12")
 @pytest.mark.parametrize("way", ["batch", "partition"])
-def test_a_function_names_records_and_fails_for_others(world: World, offsetstore_topic: NewTopic, way: str) -> None:
+def test_a_function_names_records_and_fails_for_others(world: World, way: str) -> None:
     world.database.execute("CREATE TABLE numbers (number int CHECK (number < 100))")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["1", "odd", "x", "500", "2"])
-    world.produce(topic, ["odd", "3"], partition=1)
+    topic = world.topic(["1", "odd", "x", "500", "2"], ["odd", "3"])
 
     def transform(batch: DataFrame) -> DataFrame:
         place = (F.col(f"_kafka.{name}").alias(name) for name in ("topic", "partition", "offset"))

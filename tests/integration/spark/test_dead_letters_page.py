@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 import offsetstore
 from offsetstore.cli.commands import cli
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
@@ -54,13 +53,11 @@ def shown() -> list[list[str]]:
 
 
 @pytest.fixture
-def topic(world: World, offsetstore_topic: NewTopic) -> str:
+def topic(world: World) -> str:
     for statement in blocks("sql")[TABLES].split(";"):
         if statement.strip():
             world.database.execute(statement)
-    topic = offsetstore_topic(1)
-    world.produce(topic, VALUES)
-    return topic
+    return world.topic(VALUES)
 
 
 @pytest.mark.behaviour("DLQ-1", "DLQ-12")

@@ -23,11 +23,8 @@ COMMITTED: dict[str, Any] = {"kafka.isolation.level": "read_committed"}
 
 
 @pytest.mark.behaviour("TX-7")
-def test_aborted_transactions_and_their_markers_are_passed_to_the_ranges_end(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+def test_aborted_transactions_and_their_markers_are_passed_to_the_ranges_end(world: World) -> None:
+    topic = world.events_topic(partitions=2)
     producer = TransactionalProducer(world.kafka.bootstrap_servers, topic)
     producer.commit(["a", "b"])  # 0, 1, and a marker at 2
     producer.abort(["x", "y"])  # 3, 4, and a marker at 5
@@ -49,9 +46,8 @@ def test_aborted_transactions_and_their_markers_are_passed_to_the_ranges_end(
 
 
 @pytest.mark.behaviour("TX-7", "SINK-4")
-def test_a_range_without_any_record_advances_and_writes_nothing(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_range_without_any_record_advances_and_writes_nothing(world: World) -> None:
+    topic = world.events_topic()
     TransactionalProducer(world.kafka.bootstrap_servers, topic).abort(["x", "y"])
     written: list[int] = []
 

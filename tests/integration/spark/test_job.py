@@ -19,7 +19,7 @@ from offsetstore import Append, Claim, OffsetStore, TopicPartition, Transactiona
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, MissingPrivilege, OffsetGap
 from offsetstore.protocol.events import BatchEnded, PauseChanged
 from offsetstore.protocol.ports import Writer
-from offsetstore.spark.connector import check_connector
+from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.sink import Transform
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
@@ -40,11 +40,9 @@ def sink_of(claim: Claim, transform: Transform = events, into: Writer | None = N
 
 @pytest.mark.behaviour("START-30", "DX-1")
 def test_a_query_that_starts_at_the_end_of_the_topic_is_told_at_its_first_trigger(
-    world: World, offsetstore_topic: NewTopic, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.events_topic(["a", "b"])
     claim = world.claim(topic)
     sink = sink_of(claim)
     stream = world.spark.readStream.format("kafka").options(**world.options(topic)).load()
@@ -63,13 +61,8 @@ def test_a_query_that_starts_at_the_end_of_the_topic_is_told_at_its_first_trigge
 
 
 @pytest.mark.behaviour("START-30")
-def test_without_the_job_the_first_batch_tells_it_of_a_partition_without_records(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+def test_without_the_job_the_first_batch_tells_it_of_a_partition_without_records(world: World) -> None:
+    topic = world.events_topic(["a", "b"], ["c"])
     elsewhere = f'{{"{topic}": {{"0": 2, "1": 0}}}}'
     reader = world.spark.readStream.format("kafka").options(**world.options(topic, startingOffsets=elsewhere))
     failure = world.run_to_failure(world.claim(topic), events, Append("events"), stream=reader.load())
@@ -81,11 +74,9 @@ def test_without_the_job_the_first_batch_tells_it_of_a_partition_without_records
 
 @pytest.mark.behaviour("START-30")
 def test_a_query_that_starts_below_is_warned_about_once_and_writes_nothing_twice(
-    world: World, offsetstore_topic: NewTopic, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.events_topic(["a", "b"])
     world.run(world.claim(topic), events, Append("events"))
     world.produce(topic, ["c"])
     claim = world.claim(topic)
@@ -134,11 +125,9 @@ class Slow:
 
 
 def test_sigterm_stops_after_the_batch_closes_the_claim_and_copies_its_offsets(
-    world: World, offsetstore_topic: NewTopic, offsetstore_database: str
+    world: World, offsetstore_database: str
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.events_topic(["a", "b"])
     recorder, slow = Recorder(), Slow()
     broker = world.broker(topic)
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
@@ -162,10 +151,8 @@ def test_sigterm_stops_after_the_batch_closes_the_claim_and_copies_its_offsets(
     assert [one.next_offset for one in committed.values()] == [2]
 
 
-def test_a_batch_that_takes_too_long_is_left_to_the_next_start(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_batch_that_takes_too_long_is_left_to_the_next_start(world: World) -> None:
+    topic = world.events_topic(["a"])
     slow = Slow()
     claim = world.claim(topic)
     sink = sink_of(claim, slow)
@@ -182,12 +169,8 @@ def test_a_batch_that_takes_too_long_is_left_to_the_next_start(world: World, off
     assert world.database.column(VALUES) == ["a"]
 
 
-def test_a_batch_that_waits_for_the_end_of_a_pause_holds_no_stop_up(
-    world: World, offsetstore_topic: NewTopic, offsetstore_database: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_batch_that_waits_for_the_end_of_a_pause_holds_no_stop_up(world: World, offsetstore_database: str) -> None:
+    topic = world.events_topic(["a"])
     recorder = Recorder()
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
         claim = store.claim(world.group, world.broker(topic), mirror_every=None)
@@ -233,11 +216,9 @@ def test_a_sink_is_refused_with_a_table_that_does_not_fit_before_any_job_is_run(
 
 @pytest.mark.behaviour("START-30")
 def test_a_transform_that_fails_on_an_empty_batch_is_only_a_warning(
-    world: World, offsetstore_topic: NewTopic, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
 
     def first(batch: DataFrame) -> DataFrame:

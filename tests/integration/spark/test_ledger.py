@@ -19,7 +19,7 @@ from offsetstore.errors import UnsupportedQuery
 from offsetstore.spark.outputs import Transform
 from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.transforms import EVENTS, traced
+from tests.support.transforms import traced
 from tests.support.world import World
 
 LEDGER = 'SELECT partition, "offset", count(*) FROM events GROUP BY 1, 2 ORDER BY 1, 2'
@@ -68,13 +68,11 @@ class FailsOnce:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_no_record_is_lost_or_doubled(
     world: World,
-    offsetstore_topic: NewTopic,
     caplog: pytest.LogCaptureFixture,
     shape: Shape,
     atomicity: Atomicity,
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+    topic = world.events_topic(partitions=2)
     values = [str(number) for number in range(10)]
     for partition in range(2):
         world.produce(topic, values, partition=partition)
@@ -115,10 +113,9 @@ def test_sums_over_a_batch_are_exact_in_batch_atomicity(world: World, offsetstor
 
 
 @pytest.mark.behaviour("SINK-7")
-def test_sums_over_a_batch_are_refused_in_partition_atomicity(world: World, offsetstore_topic: NewTopic) -> None:
+def test_sums_over_a_batch_are_refused_in_partition_atomicity(world: World) -> None:
     world.database.execute("CREATE TABLE sums (value text PRIMARY KEY, n bigint)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
+    topic = world.topic(["a", "b"], partitions=2)
 
     def transform(batch: DataFrame) -> DataFrame:
         return grouped(batch).join(batch.select("_kafka", F.col("value").cast("string").alias("value")), "value")

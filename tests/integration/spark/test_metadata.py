@@ -30,8 +30,7 @@ from offsetstore import (
 )
 from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
 from offsetstore.spark import BatchInfo, metadata_finder
-from offsetstore.testing.fixtures import NewTopic
-from tests.support.transforms import EVENTS, traced
+from tests.support.transforms import traced
 from tests.support.world import SECONDS, World
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,10 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def topic(world: World, offsetstore_topic: NewTopic) -> str:
+def topic(world: World) -> str:
     """Three partitions, of which the last one has only records that a job drops."""
-    world.database.execute(EVENTS)
-    name = offsetstore_topic(3)
+    name = world.events_topic(partitions=3)
     for partition, values in enumerate(["abcd", "efgh", "xxxx"]):
         world.produce(name, list(values), partition=partition)
     return name
@@ -228,10 +226,9 @@ def blocks() -> list[str]:
 
 
 @pytest.mark.behaviour("META-1", "META-2", "META-4", "META-5")
-def test_what_the_page_says_is_so(world: World, offsetstore_topic: NewTopic) -> None:
+def test_what_the_page_says_is_so(world: World) -> None:
     """Its blocks, in order, on a topic and a group of this test."""
-    topic = offsetstore_topic(1)
-    world.database.execute(EVENTS)
+    topic = world.events_topic()
     p0, kafka = TopicPartition(topic, 0), world.options(topic)
     columns: list[Any] = [Column(name) for name in ("topic", "partition", "offset", "value")]
     names: dict[str, Any] = {

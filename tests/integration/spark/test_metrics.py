@@ -11,7 +11,6 @@ from offsetstore import Append, DeadLetters
 from offsetstore.monitoring import Monitoring
 from offsetstore.protocol.events import ClaimTaken
 from offsetstore.protocol.observers import Observers
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import World
 
@@ -31,12 +30,10 @@ def scrape(monitoring: Monitoring) -> dict[str, float]:
 
 @pytest.mark.behaviour("OPS-5")
 @pytest.mark.parametrize("way", ["batch", "partition"])
-def test_a_scrape_agrees_with_what_a_job_has_written(world: World, offsetstore_topic: NewTopic, way: str) -> None:
+def test_a_scrape_agrees_with_what_a_job_has_written(world: World, way: str) -> None:
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ADD CONSTRAINT short CHECK (length(value) = 1)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "toxic", "c"])
-    world.produce(topic, ["d"], partition=1)
+    topic = world.topic(["a", "b", "toxic", "c"], ["d"])
     claim = world.claim(topic)
     with Monitoring(port=0) as monitoring:
         claim.observers = Observers([monitoring])

@@ -9,20 +9,17 @@ from pyspark.sql import DataFrame
 
 from offsetstore import Append
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.postgres import Database
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import events
 from tests.support.world import World
 
 
 @pytest.mark.behaviour("TX-12")
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_batch_outlasts_a_restart_of_the_database(
-    world: World, offsetstore_topic: NewTopic, offsetstore_postgres: PostgresServer, mode: str
+    world: World, offsetstore_postgres: PostgresServer, mode: str
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c", "d"])
+    topic = world.events_topic(["a", "b", "c", "d"])
     claim = world.claim(topic)
     starts: list[Thread] = []
 

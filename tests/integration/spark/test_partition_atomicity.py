@@ -56,10 +56,9 @@ def insert(connection: Connection, rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.behaviour("SINK-1")
 def test_each_partitions_rows_and_offset_come_in_a_transaction_of_their_own(
-    world: World, offsetstore_topic: NewTopic, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(3)
+    topic = world.events_topic(partitions=3)
     for partition in range(3):
         world.produce(topic, [f"{partition}{letter}" for letter in "abc"[: partition + 1]], partition=partition)
 
@@ -89,10 +88,9 @@ def land(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     ids=["small", "large", "execute"],
 )
 def test_a_small_batch_is_one_transaction_but_for_an_execute(
-    world: World, offsetstore_topic: NewTopic, into: Writer, threshold: int, transactions: int
+    world: World, into: Writer, threshold: int, transactions: int
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(3)
+    topic = world.events_topic(partitions=3)
     for partition in range(3):
         world.produce(topic, [f"{partition}a", f"{partition}b"], partition=partition)
 
@@ -105,10 +103,8 @@ def test_a_small_batch_is_one_transaction_but_for_an_execute(
 
 
 @pytest.mark.behaviour("SINK-7")
-def test_a_small_batch_is_refused_what_a_large_one_is(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_small_batch_is_refused_what_a_large_one_is(world: World) -> None:
+    topic = world.events_topic(["a"])
 
     def transform(batch: DataFrame) -> DataFrame:
         return traced(batch).limit(1)
@@ -122,11 +118,8 @@ def test_a_small_batch_is_refused_what_a_large_one_is(world: World, offsetstore_
 
 
 @pytest.mark.behaviour("SINK-3", "TX-7")
-def test_partitions_without_rows_are_advanced(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(3)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["dropped", "dropped"], partition=1)
+def test_partitions_without_rows_are_advanced(world: World) -> None:
+    topic = world.events_topic(["a", "b"], ["dropped", "dropped"], partitions=3)
     TransactionalProducer(world.kafka.bootstrap_servers, topic, partition=2).abort(["x", "y"])
     options: dict[str, Any] = {"kafka.isolation.level": "read_committed"}
     claim = world.store.claim(world.group, world.broker(topic, **options))
@@ -141,11 +134,8 @@ def test_partitions_without_rows_are_advanced(world: World, offsetstore_topic: N
 
 
 @pytest.mark.behaviour("SINK-3", "SINK-7")
-def test_a_shuffle_that_nothing_comes_out_of_advances(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["dropped", "dropped"])
-    world.produce(topic, ["dropped"], partition=1)
+def test_a_shuffle_that_nothing_comes_out_of_advances(world: World) -> None:
+    topic = world.events_topic(["dropped", "dropped"], ["dropped"])
 
     def transform(batch: DataFrame) -> DataFrame:
         return traced(batch.repartition(3)).where("value <> 'dropped'")
@@ -156,48 +146,10 @@ def test_a_shuffle_that_nothing_comes_out_of_advances(world: World, offsetstore_
     assert world.stored(topic) == {0: 2, 1: 1}
 
 
-@pytest.mark.behaviour("SINK-2")
-def test_values_are_the_same_as_by_way_of_the_driver(world: World, offsetstore_topic: NewTopic) -> None:
-    columns = (
-        "at timestamptz, local timestamp, day date, price numeric(10, 2), tags text[], raw bytea, id uuid, doc jsonb"
-    )
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        typed = [
-            "timestamp '2024-02-29 12:34:56.789012' AS at",
-            "timestamp_ntz '2024-02-29 12:34:56.789012' AS local",
-            "date '2024-02-29' AS day",
-            "CAST(if(offset = 0, '1234.50', NULL) AS decimal(10, 2)) AS price",
-            "array(CAST(value AS string), NULL) AS tags",
-            "value AS raw",
-            "'6f1c2f0e-6c9f-4a53-9d0b-3f5f0a1b2c3d' AS id",
-            "'{\"a\": 1}' AS doc",
-        ]
-        return batch.selectExpr(*typed, "_kafka")
-
-    world.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    try:
-        for atomicity in ("batch", "partition"):
-            world.database.execute(f"CREATE TABLE {atomicity}_typed ({columns})")
-            claim = world.claim(topic, group=f"{world.group}-{atomicity}")
-            world.run(claim, transform, Append(f"{atomicity}_typed"), atomicity=atomicity)
-    finally:
-        world.spark.conf.unset("spark.sql.session.timeZone")
-
-    rows = world.database.rows("SELECT t::text FROM partition_typed t ORDER BY 1")
-    assert rows == world.database.rows("SELECT t::text FROM batch_typed t ORDER BY 1")
-    assert len(rows) == 2
-
-
 @pytest.mark.behaviour("TX-4", "TX-5", "TX-15")
-def test_what_was_stored_before_is_skipped_or_cropped_also_when_it_moves_meanwhile(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_what_was_stored_before_is_skipped_or_cropped_also_when_it_moves_meanwhile(world: World) -> None:
     """As after a crash between the commits of two partitions, and as an older job's last commit would do it."""
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(3)
+    topic = world.events_topic(partitions=3)
     for partition in range(3):
         world.produce(topic, [f"{partition}{letter}" for letter in "abc"], partition=partition)
     claim = world.claim(topic)
@@ -220,10 +172,9 @@ def test_what_was_stored_before_is_skipped_or_cropped_also_when_it_moves_meanwhi
 @pytest.mark.behaviour("SINK-1", "TX-2")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, point: str
+    world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(3)
+    topic = world.events_topic(partitions=3)
     for partition in range(3):
         world.produce(topic, [f"{partition}{letter}" for letter in "abc"], partition=partition)
     claim = world.claim(topic)
@@ -243,14 +194,10 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
 
 
 @pytest.mark.behaviour("TX-12")
-def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute(ATTEMPTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["0a", "0b"])
-    world.produce(topic, ["1a"], partition=1)
+    topic = world.topic(["0a", "0b"], ["1a"])
     url = world.database.url
 
     def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -270,13 +217,8 @@ def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(
 
 
 @pytest.mark.behaviour("SINK-1", "TX-2")
-def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(world: World) -> None:
+    topic = world.events_topic(["a", "b"], ["c"])
 
     class Unpicklable(Exception):
         def __init__(self, one: str, other: str) -> None:
@@ -307,11 +249,8 @@ def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(
 
 
 @pytest.mark.behaviour("SINK-1")
-def test_a_poison_row_ends_the_query_with_its_table_and_partition(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c", "toxic\0"], partition=1)
+def test_a_poison_row_ends_the_query_with_its_table_and_partition(world: World) -> None:
+    topic = world.events_topic(["a", "b"], ["c", "toxic\0"])
 
     failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
 
@@ -325,13 +264,8 @@ def test_a_poison_row_ends_the_query_with_its_table_and_partition(world: World, 
 
 @pytest.mark.behaviour("SINK-1", "START-14")
 @pytest.mark.parametrize("rows", [True, False], ids=["with rows", "without rows"])
-def test_a_job_that_was_taken_over_in_mid_batch_writes_nothing(
-    world: World, offsetstore_topic: NewTopic, *, rows: bool
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+def test_a_job_that_was_taken_over_in_mid_batch_writes_nothing(world: World, *, rows: bool) -> None:
+    topic = world.events_topic(["a", "b"], ["c"])
 
     def transform(batch: DataFrame) -> DataFrame:
         world.claim(topic)
@@ -345,9 +279,8 @@ def test_a_job_that_was_taken_over_in_mid_batch_writes_nothing(
 
 
 @pytest.mark.behaviour("TX-6")
-def test_a_gap_is_seen_before_anything_is_computed(world: World, offsetstore_topic: NewTopic) -> None:
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c"])
+def test_a_gap_is_seen_before_anything_is_computed(world: World) -> None:
+    topic = world.topic(["a", "b", "c"])
     claim = world.claim(topic)
     reader = world.spark.readStream.format("kafka").options(**world.options(topic))
     stream = reader.option("startingOffsets", f'{{"{topic}": {{"0": 2}}}}').load()
@@ -363,12 +296,8 @@ def test_a_gap_is_seen_before_anything_is_computed(world: World, offsetstore_top
 
 
 @pytest.mark.behaviour("TX-10")
-def test_a_partition_that_the_claim_did_not_know_gets_its_row_from_the_driver(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
+def test_a_partition_that_the_claim_did_not_know_gets_its_row_from_the_driver(world: World) -> None:
+    topic = world.events_topic(["a", "b"], partitions=2)
     claim = world.store.claim(world.group, topics=[topic])  # without a broker, it knows none
     reader = world.spark.readStream.format("kafka").options(**world.options(topic))
     stream = reader.option("startingOffsets", "earliest").load()
@@ -440,11 +369,9 @@ def test_a_task_that_is_stopped_among_its_rows_does_not_take_the_end_of_its_conn
 @pytest.mark.behaviour("SINK-14")
 @pytest.mark.parametrize("threshold", [0, 100])
 def test_the_executors_are_checked_before_the_first_batch_is_computed(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, threshold: int
+    world: World, monkeypatch: pytest.MonkeyPatch, threshold: int
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     real = importlib.metadata.version
 
     def version(name: str) -> str:
@@ -478,14 +405,3 @@ def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsets
         TransactionalSink(claim, traced, into={"a": Append("a"), "b": Append("b")}, atomicity="partition")
     with pytest.raises(ConfigurationError, match="can't be sent to Spark's executors"):
         TransactionalSink(claim, traced, into=Execute(write), atomicity="partition")
-
-
-def test_a_kept_checkpoint_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
-    claim = world.claim(topic)
-    kept = claim.checkpoint(world.checkpoints, keep=True)
-    failed = world.run_to_failure(claim, traced, Append("events"), checkpoint=kept, atomicity="partition")
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "keeps its checkpoint" in failed.text
-    assert world.stored(topic) == {0: 0}

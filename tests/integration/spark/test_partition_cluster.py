@@ -23,7 +23,7 @@ from offsetstore.protocol.work import Work
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.cluster import Cluster
 from tests.support.postgres import Database
-from tests.support.transforms import EVENTS, traced
+from tests.support.transforms import traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
@@ -77,11 +77,8 @@ def run_sink(
 
 
 @pytest.mark.behaviour("SINK-1")
-def test_an_executor_that_is_killed_in_mid_batch_loses_and_doubles_nothing(
-    world: World, cluster: Cluster, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(4)
+def test_an_executor_that_is_killed_in_mid_batch_loses_and_doubles_nothing(world: World, cluster: Cluster) -> None:
+    topic = world.events_topic(partitions=4)
     for partition in range(4):
         world.produce(topic, [f"{partition}-{number}" for number in range(50)], partition=partition)
     world.database.execute("SELECT pg_advisory_lock(1)")

@@ -15,7 +15,6 @@ from offsetstore.cli.commands import cli
 from offsetstore.errors import RowsRefused, SinkError, StaleClaim
 from offsetstore.spark import partition
 from offsetstore.spark.settings import Atomicity
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import SECONDS, World
 
@@ -32,14 +31,12 @@ CONSTRAINTS = {
 @pytest.mark.parametrize("atomicity", ["batch", "partition"])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_the_command_in_the_error_passes_over_the_named_record_alone(
-    world: World, offsetstore_topic: NewTopic, constraint: str, atomicity: Atomicity
+    world: World, constraint: str, atomicity: Atomicity
 ) -> None:
     world.database.execute(EVENTS)
     world.database.execute("INSERT INTO events (value) VALUES ('toxic')")
     world.database.execute(f"ALTER TABLE events {CONSTRAINTS[constraint]}")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c", "d", "toxic", "e"], partition=1)
+    topic = world.topic(["a", "b"], ["c", "d", "toxic", "e"])
 
     claim = world.claim(topic)
     failed = world.run_to_failure(claim, traced, Append("events"), atomicity=atomicity)
@@ -72,13 +69,9 @@ def run_recipe(world: World, error: RowsRefused) -> Any:
 
 
 @pytest.mark.behaviour("TX-17")
-def test_the_first_record_of_a_partition_can_be_passed_over_without_a_broker(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_the_first_record_of_a_partition_can_be_passed_over_without_a_broker(world: World) -> None:
     """No claim makes a row for the partition then: the refused batch has to."""
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["toxic\0", "a"])
+    topic = world.events_topic(["toxic\0", "a"])
 
     def run(*, fails: bool) -> Any:
         claim = world.store.claim(world.group, topics=[topic])
@@ -103,13 +96,10 @@ def test_the_first_record_of_a_partition_can_be_passed_over_without_a_broker(
 
 @pytest.mark.behaviour("TX-18")
 @pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_transform_with_chance_in_it_names_no_record(
-    world: World, offsetstore_topic: NewTopic, atomicity: Atomicity
-) -> None:
+def test_a_transform_with_chance_in_it_names_no_record(world: World, atomicity: Atomicity) -> None:
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ALTER value SET NOT NULL")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"] * 40)
+    topic = world.topic(["a"] * 40)
 
     def transform(batch: DataFrame) -> DataFrame:
         return traced(batch).withColumn("value", F.when(F.rand() < 0.8, F.col("value")))
@@ -121,14 +111,11 @@ def test_a_transform_with_chance_in_it_names_no_record(
 
 
 @pytest.mark.behaviour("TX-17")
-def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE counts (value text PRIMARY KEY, records bigint)")
     world.database.execute(f"ALTER TABLE events {CONSTRAINTS['checked']}")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "toxic", "c", "toxic", "a"])
+    topic = world.topic(["a", "b", "toxic", "c", "toxic", "a"])
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
         return {"counts": counted(batch), "events": traced(batch)}
@@ -145,14 +132,11 @@ def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them
 
 @pytest.mark.behaviour("TX-18")
 @pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_batch_whose_refusal_does_not_recur_is_written(
-    world: World, offsetstore_topic: NewTopic, atomicity: Atomicity
-) -> None:
+def test_a_batch_whose_refusal_does_not_recur_is_written(world: World, atomicity: Atomicity) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE topics (name text PRIMARY KEY)")
     world.database.execute("ALTER TABLE events ADD FOREIGN KEY (topic) REFERENCES topics")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c", "d"])
+    topic = world.topic(["a", "b", "c", "d"])
     asked: list[DataFrame] = []
 
     def transform(batch: DataFrame) -> DataFrame:
@@ -167,9 +151,7 @@ def test_a_batch_whose_refusal_does_not_recur_is_written(
     assert world.stored(topic) == {0: 4}
 
 
-def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record(world: World) -> None:
     """A trigger that refuses each first try: the search's own tries are accepted."""
     world.database.execute(EVENTS)
     world.database.execute("CREATE SEQUENCE tries")
@@ -178,8 +160,7 @@ def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record
         "IF nextval('tries') % 4 = 1 THEN RAISE EXCEPTION 'not now'; END IF; RETURN NULL; END $$"
     )
     world.database.execute("CREATE TRIGGER refuse AFTER INSERT ON events EXECUTE FUNCTION refuse()")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c", "d"])
+    topic = world.topic(["a", "b", "c", "d"])
 
     failed = world.run_to_failure(world.claim(topic), traced, Append("events"))
 
@@ -191,12 +172,10 @@ def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record
 
 
 def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition, "LARGE", 3)
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c", "toxic\0"])
+    topic = world.events_topic(["a", "b", "c", "toxic\0"])
 
     failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
 
@@ -206,12 +185,8 @@ def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
 
 
 @pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_job_that_is_taken_over_while_it_searches_is_stale(
-    world: World, offsetstore_topic: NewTopic, atomicity: Atomicity
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c", "toxic\0"])
+def test_a_job_that_is_taken_over_while_it_searches_is_stale(world: World, atomicity: Atomicity) -> None:
+    topic = world.events_topic(["a", "b", "c", "toxic\0"])
     asked: list[DataFrame] = []
 
     def transform(batch: DataFrame) -> DataFrame:
@@ -232,11 +207,9 @@ def counted(batch: DataFrame) -> DataFrame:
     return batch.groupBy(F.col("value").cast("string").alias("value")).agg(F.count("*").alias("records"))
 
 
-def test_a_record_is_found_behind_an_aggregation(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_record_is_found_behind_an_aggregation(world: World) -> None:
     world.database.execute("CREATE TABLE counts (value varchar(3) PRIMARY KEY, records bigint)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "a"])
-    world.produce(topic, ["a", "much too long", "b"], partition=1)
+    topic = world.topic(["a", "b", "a"], ["a", "much too long", "b"])
 
     failed = world.run_to_failure(world.claim(topic), counted, Upsert("counts", key=["value"], add=["records"]))
 

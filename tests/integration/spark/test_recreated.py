@@ -10,9 +10,8 @@ from pyspark.sql import DataFrame
 from offsetstore import Append, StartPolicy, TransactionalSink
 from offsetstore.errors import TopicRecreated
 from offsetstore.kafka import admin
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import events
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World, made_unchecked
 
@@ -31,12 +30,9 @@ def recreate(world: World, topic: str, values: list[str], *, partitions: int = 1
 @pytest.mark.behaviour("START-8")
 @pytest.mark.parametrize("new", [SHORTER, LONGER], ids=["shorter", "longer"])
 def test_a_topic_that_was_recreated_between_two_runs_stops_the_start_until_a_restart_is_asked_for(
-    world: World, offsetstore_topic: NewTopic, new: list[str]
+    world: World, new: list[str]
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, OLD)
-    world.produce(topic, ["old-p1"], partition=1)
+    topic = world.events_topic(OLD, ["old-p1"])
     first = world.claim(topic)
     world.run(first, events, Append("events"))
     recreate(world, topic, new)  # with one partition less
@@ -62,11 +58,9 @@ def test_a_topic_that_was_recreated_between_two_runs_stops_the_start_until_a_res
 @pytest.mark.behaviour("START-8")
 @pytest.mark.parametrize("new", [SHORTER, LONGER], ids=["shorter", "longer"])
 def test_a_topic_that_is_recreated_while_a_job_runs_ends_it_before_a_record_of_the_new_log_is_written(
-    world: World, offsetstore_topic: NewTopic, new: list[str]
+    world: World, new: list[str]
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, OLD)
+    topic = world.events_topic(OLD)
     claim = world.claim(topic)
     sink = TransactionalSink(claim, events, into=Append("events"))
     # The trigger is long, so that the topic is gone and there again between two looks of Spark at it.
@@ -94,12 +88,8 @@ def test_a_topic_that_is_recreated_while_a_job_runs_ends_it_before_a_record_of_t
 
 
 @pytest.mark.behaviour("START-8")
-def test_a_topic_that_is_recreated_in_the_middle_of_a_batch_is_not_mixed_with_the_old_one(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, OLD)
+def test_a_topic_that_is_recreated_in_the_middle_of_a_batch_is_not_mixed_with_the_old_one(world: World) -> None:
+    topic = world.events_topic(OLD)
     claim = world.claim(topic)
     gate = Gate(events)
     sink = made_unchecked(claim, gate, into=Append("events"))
@@ -117,11 +107,8 @@ def test_a_topic_that_is_recreated_in_the_middle_of_a_batch_is_not_mixed_with_th
 
 
 @pytest.mark.behaviour("START-8")
-def test_a_recreated_topic_is_noticed_also_by_a_batch_of_a_partition_that_the_claim_did_not_know(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_recreated_topic_is_noticed_also_by_a_batch_of_a_partition_that_the_claim_did_not_know(world: World) -> None:
+    topic = world.events_topic()
     claim = world.claim(topic)
     batches: list[int] = []
 

@@ -26,12 +26,8 @@ def uncommit(checkpoint: str, batch_id: int) -> None:
 
 
 @pytest.mark.behaviour("TX-4")
-def test_a_batch_that_spark_repeats_after_a_crash_is_skipped_without_asking_anybody(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
+def test_a_batch_that_spark_repeats_after_a_crash_is_skipped_without_asking_anybody(world: World) -> None:
+    topic = world.events_topic(["a", "b"], partitions=2)
     claim = world.claim(topic)
     world.run(claim, events, Append("events"))
     uncommit(claim.checkpoint(world.checkpoints), 0)
@@ -50,11 +46,10 @@ def test_a_batch_that_spark_repeats_after_a_crash_is_skipped_without_asking_anyb
 
 
 @pytest.mark.behaviour("TX-4", "TX-5")
-def test_a_repeated_batch_of_several_outputs_is_added_up_once(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_repeated_batch_of_several_outputs_is_added_up_once(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE sums (partition int PRIMARY KEY, records bigint)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "c"])
+    topic = world.topic(["a", "b", "c"], partitions=2)
     claim = world.claim(topic)
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
@@ -93,9 +88,8 @@ def test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset(
 
 
 @pytest.mark.behaviour("TX-5")
-def test_partition_1_is_not_taken_for_partition_11(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(12)
+def test_partition_1_is_not_taken_for_partition_11(world: World) -> None:
+    topic = world.events_topic(partitions=12)
     world.produce(topic, ["one-a", "one-b"], partition=1)
     world.produce(topic, ["eleven-a", "eleven-b"], partition=11)
     claim = world.claim(topic)
@@ -105,13 +99,8 @@ def test_partition_1_is_not_taken_for_partition_11(world: World, offsetstore_top
 
 
 @pytest.mark.behaviour("TX-6")
-def test_a_range_above_the_stored_offset_ends_the_query_with_nothing_written(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "c"])
-    world.produce(topic, ["d"], partition=1)
+def test_a_range_above_the_stored_offset_ends_the_query_with_nothing_written(world: World) -> None:
+    topic = world.events_topic(["a", "b", "c"], ["d"])
     claim = world.claim(topic)
     ahead = json.dumps({topic: {"0": 2, "1": 0}})
     stream = world.read(claim).sparkSession.readStream.format("kafka").options(**world.options(topic))
@@ -135,12 +124,8 @@ def test_a_range_above_the_stored_offset_ends_the_query_with_nothing_written(
 
 
 @pytest.mark.behaviour("TX-15")
-def test_a_batch_is_planned_again_where_the_stored_offset_moved_while_it_was_computed(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c", "d"])
+def test_a_batch_is_planned_again_where_the_stored_offset_moved_while_it_was_computed(world: World) -> None:
+    topic = world.events_topic(["a", "b", "c", "d"])
     claim = world.claim(topic)
     seen: list[int] = []
 
@@ -158,12 +143,8 @@ def test_a_batch_is_planned_again_where_the_stored_offset_moved_while_it_was_com
 
 
 @pytest.mark.behaviour("TX-15")
-def test_a_batch_that_is_overtaken_whole_while_it_is_computed_writes_nothing(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_batch_that_is_overtaken_whole_while_it_is_computed_writes_nothing(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     claim = world.claim(topic)
 
     def transform(batch: DataFrame) -> DataFrame:
@@ -177,12 +158,8 @@ def test_a_batch_that_is_overtaken_whole_while_it_is_computed_writes_nothing(
 
 
 @pytest.mark.behaviour("TX-15")
-def test_offsets_that_never_stand_still_end_the_query_instead_of_a_loop(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, [str(number) for number in range(20)])
+def test_offsets_that_never_stand_still_end_the_query_instead_of_a_loop(world: World) -> None:
+    topic = world.events_topic([str(number) for number in range(20)])
     claim = world.claim(topic)
 
     def transform(batch: DataFrame) -> DataFrame:
@@ -198,11 +175,8 @@ def test_offsets_that_never_stand_still_end_the_query_instead_of_a_loop(
 
 
 @pytest.mark.behaviour("TX-5", "TX-6")
-def test_a_checkpoint_beats_the_starting_offsets_and_the_store_beats_the_checkpoint(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_checkpoint_beats_the_starting_offsets_and_the_store_beats_the_checkpoint(world: World) -> None:
+    topic = world.events_topic()
     own = f"{world.checkpoints}/own"
     world.produce(topic, ["a", "b"])
     world.run(world.claim(topic), events, Append("events"), checkpoint=own)
@@ -227,11 +201,8 @@ def test_a_checkpoint_beats_the_starting_offsets_and_the_store_beats_the_checkpo
 
 
 @pytest.mark.behaviour("TX-5")
-def test_a_checkpoint_that_knows_where_it_began_and_nothing_else_beats_the_starting_offsets_too(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_checkpoint_that_knows_where_it_began_and_nothing_else_beats_the_starting_offsets_too(world: World) -> None:
+    topic = world.events_topic()
     own = f"{world.checkpoints}/own"
     world.produce(topic, ["a", "b"])
     world.run(world.claim(topic), events, Append("events"), checkpoint=own)

@@ -43,12 +43,8 @@ def decisions(world: World, topic: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.behaviour("START-1", "START-18")
-def test_a_foreign_commit_that_is_larger_is_adopted_and_the_skipped_range_recorded(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_foreign_commit_that_is_larger_is_adopted_and_the_skipped_range_recorded(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     world.run(world.claim(topic), events, Append("events"))
     world.produce(topic, ["c", "d", "e"])
     commit_by_a_consumer(world, topic, 4)
@@ -64,10 +60,8 @@ def test_a_foreign_commit_that_is_larger_is_adopted_and_the_skipped_range_record
 
 
 @pytest.mark.behaviour("START-1")
-def test_a_commit_that_is_smaller_changes_nothing(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_commit_that_is_smaller_changes_nothing(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     world.run(world.claim(topic), events, Append("events"))
     commit_by_a_consumer(world, topic, 1)
     world.produce(topic, ["c"])
@@ -77,10 +71,8 @@ def test_a_commit_that_is_smaller_changes_nothing(world: World, offsetstore_topi
 
 
 @pytest.mark.behaviour("START-2")
-def test_the_stored_offset_wins_where_the_job_prefers_it(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_the_stored_offset_wins_where_the_job_prefers_it(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     world.run(world.claim(topic), events, Append("events"))
     world.produce(topic, ["c", "d"])
     commit_by_a_consumer(world, topic, 4)
@@ -89,10 +81,8 @@ def test_the_stored_offset_wins_where_the_job_prefers_it(world: World, offsetsto
 
 
 @pytest.mark.behaviour("START-3")
-def test_a_job_that_wants_both_to_agree_starts_only_where_they_do(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_job_that_wants_both_to_agree_starts_only_where_they_do(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     first = world.claim(topic)
     world.run(first, events, Append("events"))
     world.produce(topic, ["c"])
@@ -109,13 +99,8 @@ def test_a_job_that_wants_both_to_agree_starts_only_where_they_do(world: World, 
 
 
 @pytest.mark.behaviour("START-4")
-def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b", "c"])
-    world.produce(topic, ["d"], partition=1)
+def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(world: World) -> None:
+    topic = world.events_topic(["a", "b", "c"], ["d"])
     commit_by_a_consumer(world, topic, 2)
     world.run(world.claim(topic), events, Append("events"))
     assert world.database.column(VALUES) == ["c", "d"]
@@ -125,11 +110,9 @@ def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(
 @pytest.mark.behaviour("START-5")
 @pytest.mark.parametrize(("reset", "expected"), [("earliest", ["a", "b", "c"]), ("latest", ["c"])])
 def test_a_new_group_begins_at_the_end_of_the_log_that_it_asks_for(
-    world: World, offsetstore_topic: NewTopic, reset: Any, expected: list[str]
+    world: World, reset: Any, expected: list[str]
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
+    topic = world.events_topic(["a", "b"], partitions=2)
     claim = world.claim(topic, policy=StartPolicy(auto_offset_reset=reset))
     world.produce(topic, ["c"], partition=1)
     world.run(claim, events, Append("events"))
@@ -138,9 +121,8 @@ def test_a_new_group_begins_at_the_end_of_the_log_that_it_asks_for(
 
 
 @pytest.mark.behaviour("START-5")
-def test_a_new_group_begins_at_a_time(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+def test_a_new_group_begins_at_a_time(world: World) -> None:
+    topic = world.events_topic(partitions=2)
     noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
     at = int(noon.timestamp() * 1000)
     records = [admin.Record(name.encode(), None, 0, at + minutes * 60_000) for name, minutes in (("a", -1), ("b", 0))]
@@ -159,12 +141,8 @@ def test_a_new_group_does_not_begin_where_it_may_not_choose(world: World, offset
 
 
 @pytest.mark.behaviour("START-7")
-def test_records_that_were_removed_before_they_were_read_stop_the_start_unless_that_is_accepted(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_records_that_were_removed_before_they_were_read_stop_the_start_unless_that_is_accepted(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     first = world.claim(topic)
     world.run(first, events, Append("events"))
     world.produce(topic, ["c", "d", "e"])
@@ -184,12 +162,8 @@ def test_records_that_were_removed_before_they_were_read_stop_the_start_unless_t
 
 
 @pytest.mark.behaviour("START-7")
-def test_records_that_are_removed_while_the_job_stands_still_end_it_instead_of_a_silent_skip(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c"])
+def test_records_that_are_removed_while_the_job_stands_still_end_it_instead_of_a_silent_skip(world: World) -> None:
+    topic = world.events_topic(["a", "b", "c"])
     claim = world.claim(topic)
     admin.delete_records(world.kafka.bootstrap_servers, topic, {0: 2})
 
@@ -213,11 +187,9 @@ def test_starting_offsets_name_every_partition_of_every_topic_also_empty_ones(
 
 @pytest.mark.behaviour("START-11")
 def test_a_partition_that_is_created_between_claim_and_start_makes_spark_refuse_and_a_new_claim_works(
-    world: World, offsetstore_topic: NewTopic
+    world: World,
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     admin.create_partitions(world.kafka.bootstrap_servers, topic, total=2)
     world.produce(topic, ["b"], partition=1)
@@ -259,12 +231,8 @@ def test_the_resolver_alone_gives_json_that_spark_reads_from_and_writes_nothing(
 
 
 @pytest.mark.behaviour("START-23")
-def test_the_resolver_without_a_store_goes_by_what_kafka_has_committed(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+def test_the_resolver_without_a_store_goes_by_what_kafka_has_committed(world: World) -> None:
+    topic = world.topic(["a", "b"], ["c"])
     commit_by_a_consumer(world, topic, 1)
     start = resolve_starting_offsets(world.broker(topic), group=world.group)
     batch = world.spark.read.format("kafka").options(**world.options(topic, startingOffsets=start.json())).load()
@@ -285,12 +253,8 @@ def test_a_start_by_time_can_be_left_to_spark_too(world: World, offsetstore_topi
 
 
 @pytest.mark.behaviour("TX-10", "START-11")
-def test_a_partition_that_is_added_while_the_job_runs_is_read_from_its_beginning(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_partition_that_is_added_while_the_job_runs_is_read_from_its_beginning(world: World) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic, policy=StartPolicy(auto_offset_reset="latest"))
     sink = TransactionalSink(claim, events, into=Append("events"))
     stream = world.read(claim, **{"kafka.metadata.max.age.ms": "100"})

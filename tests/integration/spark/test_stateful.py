@@ -331,9 +331,7 @@ def test_a_stale_job_neither_computes_nor_writes(job: Job) -> None:
 
 
 @pytest.mark.behaviour("SINK-6", "SINK-8", "SINK-16")
-def test_several_outputs_of_a_window_by_way_of_executors_and_without_a_broker(
-    job: Job, offsetstore_topic: NewTopic
-) -> None:
+def test_several_outputs_of_a_window_without_a_broker(job: Job, offsetstore_topic: NewTopic) -> None:
     """Nobody has told the store of partition 1 before it has a record."""
     world, topic = job.world, offsetstore_topic(2)
     world.database.execute("CREATE TABLE seconds (second int)")

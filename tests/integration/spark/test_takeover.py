@@ -16,9 +16,8 @@ from offsetstore.local.free_ports import free_port
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.spark.sink import Transform
 from offsetstore.store import heartbeat
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import events
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World, made_unchecked
 
@@ -38,12 +37,8 @@ def run_on(world: World, claim: Claim, transform: Transform) -> tuple[StreamingQ
 
 
 @pytest.mark.behaviour("START-14")
-def test_the_first_jobs_next_batch_ends_with_stale_claim_and_writes_nothing(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a"])
+def test_the_first_jobs_next_batch_ends_with_stale_claim_and_writes_nothing(world: World) -> None:
+    topic = world.events_topic(["a"], partitions=2)
     query, sink = run_on(world, world.claim(topic), events)
     wait_until(lambda: world.stored(topic) == {0: 1, 1: 0}, timeout=SECONDS)
 
@@ -62,12 +57,8 @@ def test_the_first_jobs_next_batch_ends_with_stale_claim_and_writes_nothing(
 
 
 @pytest.mark.behaviour("START-14")
-def test_a_claim_that_comes_while_a_batch_is_computed_fences_that_batch(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_claim_that_comes_while_a_batch_is_computed_fences_that_batch(world: World) -> None:
+    topic = world.events_topic(["a", "b"])
     gate = Gate(events)
     query, sink = run_on(world, world.claim(topic), gate)
     gate.wait_until_reached()
@@ -80,11 +71,8 @@ def test_a_claim_that_comes_while_a_batch_is_computed_fences_that_batch(
 
 
 @pytest.mark.behaviour("START-14", "TX-10")
-def test_a_stale_job_that_is_the_first_to_see_a_new_partition_is_fenced_there_too(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_a_stale_job_that_is_the_first_to_see_a_new_partition_is_fenced_there_too(world: World) -> None:
+    topic = world.events_topic()
     query, sink = run_on(world, world.claim(topic), events)
     world.produce(topic, ["a"])
     wait_until(lambda: world.stored(topic) == {0: 1}, timeout=SECONDS)
@@ -102,12 +90,8 @@ def test_a_stale_job_that_is_the_first_to_see_a_new_partition_is_fenced_there_to
 
 
 @pytest.mark.behaviour("START-22")
-def test_a_second_query_on_one_claim_is_refused_and_the_first_goes_on(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_second_query_on_one_claim_is_refused_and_the_first_goes_on(world: World) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     query, sink = run_on(world, claim, events)
     wait_until(lambda: world.stored(topic) == {0: 1}, timeout=SECONDS)
@@ -125,13 +109,11 @@ def test_a_second_query_on_one_claim_is_refused_and_the_first_goes_on(
 
 @pytest.mark.behaviour("START-22")
 def test_a_query_that_has_ended_does_not_keep_its_claim_alive_in_a_driver_that_goes_on(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
     monkeypatch.setattr(protocol_runs, "LIVE", timedelta(seconds=1))
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     query, _ = run_on(world, claim, events)
     wait_until(lambda: world.stored(topic) == {0: 1}, timeout=SECONDS)
@@ -186,14 +168,11 @@ def a_wrong_password(world: World, topic: str) -> Broker:
 )
 def test_a_claim_that_kafka_refuses_fences_nobody_and_the_running_job_goes_on(
     world: World,
-    offsetstore_topic: NewTopic,
     broker: Callable[[World, str], Broker],
     error: type[Exception],
     advice: str,
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     wrong = broker(world, topic)
     history = world.store.history(world.group)

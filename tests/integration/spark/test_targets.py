@@ -12,7 +12,6 @@ from sqlalchemy import create_engine, event, text
 
 from offsetstore import Append, Execute, OffsetStore
 from offsetstore.protocol.work import Work
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import World
 
@@ -47,13 +46,9 @@ def of_tenant_a(world: World) -> Iterator[World]:
 
 
 @pytest.mark.behaviour("SINK-20")
-def test_executors_write_to_the_table_that_the_driver_has_found(
-    of_tenant_a: World, offsetstore_topic: NewTopic
-) -> None:
+def test_executors_write_to_the_table_that_the_driver_has_found(of_tenant_a: World) -> None:
     world = of_tenant_a
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+    topic = world.topic(["a", "b"], ["c"])
     into = Append("events")
 
     world.run(world.claim(topic), traced, into, atomicity="partition")
@@ -68,12 +63,9 @@ def test_executors_write_to_the_table_that_the_driver_has_found(
 
 
 @pytest.mark.behaviour("SINK-20")
-def test_sql_of_the_users_moves_no_target_of_its_batch_or_of_the_next(
-    of_tenant_a: World, offsetstore_topic: NewTopic
-) -> None:
+def test_sql_of_the_users_moves_no_target_of_its_batch_or_of_the_next(of_tenant_a: World) -> None:
     world = of_tenant_a
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b", "c"])
+    topic = world.topic(["a", "b", "c"])
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
         return {"own": traced(batch), "events": traced(batch)}

@@ -14,7 +14,6 @@ from opentelemetry.trace import StatusCode, get_current_span
 from pyspark.sql import DataFrame
 
 from offsetstore import Append, DeadLetters, OffsetStore
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import World
 
@@ -43,18 +42,14 @@ def batches_of(spans: Sequence[ReadableSpan]) -> list[ReadableSpan]:
 @pytest.mark.parametrize(
     ("way", "phases"), [("batch", ["plan", "compute", "write", "commit"]), ("partition", ["plan", "tasks"])]
 )
-def test_a_job_has_the_spans_that_the_page_names(
-    world: World, offsetstore_topic: NewTopic, way: str, phases: list[str]
-) -> None:
+def test_a_job_has_the_spans_that_the_page_names(world: World, way: str, phases: list[str]) -> None:
     exporter = InMemorySpanExporter()
     names = run_page(OffsetStore=OffsetStore, url=world.database.url, exporter=exporter)
     world.store.close()
     world.store = names["store"]
     world.database.execute(EVENTS)
     world.database.execute("ALTER TABLE events ADD CONSTRAINT short CHECK (length(value) = 1)")
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+    topic = world.topic(["a", "b"], ["c"])
     during: set[int] = set()
 
     def transform(batch: DataFrame) -> DataFrame:

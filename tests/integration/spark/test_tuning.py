@@ -6,19 +6,15 @@ from importlib.metadata import version
 
 from offsetstore import Append
 from offsetstore.spark.tuning import MANAGER, tuned
-from offsetstore.testing.fixtures import NewTopic
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import events
 from tests.support.world import World
 
 PACKAGE = "org.apache.spark.sql.execution.streaming" + ("" if version("pyspark") < "4.1" else ".checkpointing")
 FILE_MANAGER = f"{PACKAGE}.FileSystemBasedCheckpointFileManager"  # as docs/performance.md says
 
 
-def test_a_job_with_the_recommended_settings_lands_each_record_once_over_restarts(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
+def test_a_job_with_the_recommended_settings_lands_each_record_once_over_restarts(world: World) -> None:
+    topic = world.events_topic(partitions=2)
     options = tuned(world.spark, world.options(topic))
     assert world.spark.conf.get(MANAGER, None) is None
     world.spark.conf.set(MANAGER, FILE_MANAGER)

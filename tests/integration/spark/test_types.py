@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -135,14 +135,12 @@ def large_types(spark: SparkSession) -> Generator[None]:
 @pytest.mark.parametrize("types", [nullcontext, large_types], ids=["usual types", "large types"])
 def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
     world: World,
-    offsetstore_topic: NewTopic,
     writer: str,
     route: dict[str, Any],
     types: Callable[[SparkSession], AbstractContextManager[None]],
 ) -> None:
     world.database.execute(f"CREATE TABLE everything (number bigint PRIMARY KEY, {TABLE})")
-    topic = offsetstore_topic(1)
-    world.produce(topic, [json.dumps(FULL), "{}", json.dumps(FULL)])
+    topic = world.topic([json.dumps(FULL), "{}", json.dumps(FULL)])
 
     with session_time_zone(world.spark, "Pacific/Chatham"), types(world.spark):
         world.run(world.claim(topic), typed, WRITERS[writer], **route)
@@ -156,21 +154,17 @@ def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
 
 
 @pytest.mark.behaviour("SINK-2", "TX-7")
-def test_a_whole_batch_of_nulls_and_a_column_without_a_type_go_in(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_whole_batch_of_nulls_and_a_column_without_a_type_go_in(world: World) -> None:
     world.database.execute(f"CREATE TABLE everything (number bigint, nothing jsonb, {TABLE})")
-    topic = offsetstore_topic(1)
-    world.produce(topic, [None, "{}"])
+    topic = world.topic([None, "{}"])
     world.run(world.claim(topic), lambda batch: typed(batch).withColumn("nothing", F.lit(None)), Append("everything"))
     assert world.database.rows("SELECT * FROM everything ORDER BY number") == [(0, None, *NULLS), (1, None, *NULLS)]
 
 
 @pytest.mark.behaviour("SINK-22", "SINK-23")
-def test_json_of_every_kind_is_what_to_json_makes_of_it(
-    world: World, offsetstore_topic: NewTopic, route: dict[str, Any]
-) -> None:
+def test_json_of_every_kind_is_what_to_json_makes_of_it(world: World, route: dict[str, Any]) -> None:
     world.database.execute("CREATE TABLE documents (variant jsonb, deep json, plain jsonb, by_spark jsonb)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ['{"a": [1, 0.1, null]}', None, "null"])
+    topic = world.topic(['{"a": [1, 0.1, null]}', None, "null"])
 
     def transform(batch: DataFrame) -> DataFrame:
         variant = F.parse_json(F.col("value").cast("string"))
@@ -200,11 +194,10 @@ def test_json_of_every_kind_is_what_to_json_makes_of_it(
     ids=["append", "execute"],
 )
 def test_a_type_that_arrow_does_not_have_is_refused_before_anything_is_computed(
-    world: World, offsetstore_topic: NewTopic, writer: Writer, found: str, made: str
+    world: World, writer: Writer, found: str, made: str
 ) -> None:
     world.database.execute("CREATE TABLE spans (at timestamptz, length interval)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+    topic = world.topic(["a"])
     failed = world.run_to_failure(
         world.claim(topic),
         lambda batch: batch.select(F.col("timestamp").alias("at"), F.expr("make_interval(1)").alias("length")),
@@ -214,39 +207,6 @@ def test_a_type_that_arrow_does_not_have_is_refused_before_anything_is_computed(
     assert failed.error.found == {"length": found}
     assert failed.error.next_step == f"Convert it in the transform: {made}."
     assert world.stored(topic) == {0: 0}
-
-
-@pytest.mark.behaviour("SINK-2")
-def test_upsert_adds_and_compares_over_batches_and_runs_and_null_counts_as_nothing(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(
-        "CREATE TABLE totals"
-        " (name text PRIMARY KEY, n bigint, total numeric, worst double precision, first timestamptz)"
-    )
-    topic = offsetstore_topic(1)
-    noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
-
-    def transform(batch: DataFrame) -> DataFrame:
-        schema = "name string, n int, total decimal(10,2), worst double, first timestamp"
-        return batch.select(F.from_json(F.col("value").cast("string"), schema).alias("r")).select("r.*")
-
-    def record(name: str, n: int | None, total: str | None, worst: float | None, hours: int | None) -> str:
-        first = None if hours is None else (noon + timedelta(hours=hours)).isoformat()
-        return json.dumps({"name": name, "n": n, "total": total, "worst": worst, "first": first})
-
-    writer = Upsert("totals", key=["name"], add=["n", "total"], greatest=["worst"], least=["first"])
-    world.produce(topic, [record("a", 1, "0.10", 1.5, 0), record("a", 2, None, None, -1), record("b", *[None] * 4)])
-    world.run(world.claim(topic), transform, writer, maxOffsetsPerTrigger="2")
-    world.produce(
-        topic, [record("a", 4, "0.20", -3, 5), record("b", 1, "1", 0, 0), record("a", None, None, None, None)]
-    )
-    world.run(world.claim(topic), transform, writer)
-
-    assert world.database.rows("SELECT * FROM totals ORDER BY name") == [
-        ("a", 7, Decimal("0.30"), 1.5, noon - timedelta(hours=1)),
-        ("b", 1, Decimal(1), 0.0, noon),
-    ]
 
 
 @pytest.mark.behaviour("SINK-12", "SINK-2")
@@ -275,33 +235,9 @@ def test_upsert_by_offset_keeps_the_newest_of_a_key_also_where_it_is_twice_in_a_
     assert world.database.rows("SELECT key, value FROM latest ORDER BY key") == [("a", "a19"), ("b", "b21")]
 
 
-@pytest.mark.behaviour("SINK-12")
-def test_upsert_by_version_keeps_the_highest_whichever_partition_it_came_by(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute("CREATE TABLE latest (key text PRIMARY KEY, value text, version int)")
-    topic = offsetstore_topic(2)
-    world.produce_keyed(topic, [("a", "3"), ("a", "1")])
-    world.produce_keyed(topic, [("a", "2"), ("b", "5")], partition=1)
-
-    def transform(batch: DataFrame) -> DataFrame:
-        value = F.col("value").cast("string")
-        key = F.col("key").cast("string").alias("key")
-        return batch.select(key, F.concat(F.lit("v"), value).alias("value"), value.cast("int").alias("version"))
-
-    writer = Upsert("latest", key=["key"], version="version")
-    world.run(world.claim(topic), transform, writer)
-    world.produce_keyed(topic, [("b", "4")])
-    world.run(world.claim(topic), transform, writer)
-
-    assert world.database.rows("SELECT * FROM latest ORDER BY key") == [("a", "v3", 3), ("b", "v5", 5)]
-
-
 @pytest.mark.behaviour("SINK-2")
-def test_execute_gets_the_rows_once_and_none_of_kafkas_columns(world: World, offsetstore_topic: NewTopic) -> None:
-    topic = offsetstore_topic(2)
-    world.produce(topic, ["a", "b"])
-    world.produce(topic, ["c"], partition=1)
+def test_execute_gets_the_rows_once_and_none_of_kafkas_columns(world: World) -> None:
+    topic = world.topic(["a", "b"], ["c"])
     calls: list[list[dict[str, Any]]] = []
 
     def execute(_work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -319,12 +255,9 @@ def test_execute_gets_the_rows_once_and_none_of_kafkas_columns(world: World, off
 
 
 @pytest.mark.behaviour("TX-12")
-def test_execute_is_repeated_with_all_rows_after_a_lock_timeout_and_its_first_try_is_gone(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
+def test_execute_is_repeated_with_all_rows_after_a_lock_timeout_and_its_first_try_is_gone(world: World) -> None:
     world.database.execute("CREATE TABLE events (value text)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.topic(["a", "b"])
     computed: list[DataFrame] = []
     attempts: list[int] = []
 
@@ -345,17 +278,3 @@ def test_execute_is_repeated_with_all_rows_after_a_lock_timeout_and_its_first_tr
     assert attempts == [2, 2]
     assert len(computed) == 1  # the rows are kept, not computed again
     assert world.database.column("SELECT value FROM events ORDER BY value") == ["a", "b"]
-
-
-@pytest.mark.behaviour("SINK-12")
-def test_upsert_tells_rows_of_one_version_apart_by_their_offset(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute("CREATE TABLE latest (key text PRIMARY KEY, value text, version int)")
-    topic = offsetstore_topic(1)
-    world.produce_keyed(topic, [("k", "first"), ("k", "second"), ("k", "third")])
-
-    def shuffled(batch: DataFrame) -> DataFrame:
-        key, value = F.col("key").cast("string").alias("key"), F.col("value").cast("string").alias("value")
-        return batch.orderBy(F.desc("offset")).select(key, value, F.lit(1).alias("version"), "_kafka")
-
-    world.run(world.claim(topic), shuffled, Upsert("latest", key=["key"], version="version"))
-    assert world.database.rows("SELECT value FROM latest") == [("third",)]

@@ -41,10 +41,8 @@ def test_spark_connect_is_refused_when_it_would_send_the_sink_elsewhere(
         pickler.dumps(sink)
 
 
-def test_a_claim_that_was_closed_writes_nothing(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_claim_that_was_closed_writes_nothing(world: World) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     claim.close()
 
@@ -56,10 +54,8 @@ def test_a_claim_that_was_closed_writes_nothing(world: World, offsetstore_topic:
 
 
 @pytest.mark.behaviour("SINK-15")
-def test_real_time_mode_fails_inside_spark_and_nothing_is_written(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_real_time_mode_fails_inside_spark_and_nothing_is_written(world: World) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     sink = TransactionalSink(claim, events, into=Append("events"))
 
@@ -89,12 +85,8 @@ def test_a_reader_that_may_skip_lost_records_is_refused_before_the_claim(
 
 @pytest.mark.behaviour("SINK-15")
 @pytest.mark.parametrize("option", ["failOnDataLoss", "failondataloss"])
-def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(
-    world: World, offsetstore_topic: NewTopic, option: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(world: World, option: str) -> None:
+    topic = world.events_topic(["a"])
     options: dict[str, Any] = {option: "false"}
     failed = world.run_to_failure(world.claim(topic), events, Append("events"), **options)
     assert isinstance(failed.error, UnsupportedQuery)
@@ -106,12 +98,8 @@ def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(
 
 @pytest.mark.behaviour("START-28")
 @pytest.mark.parametrize("option", ["startingtimestamp", "endingTimestamp"])
-def test_a_reader_with_another_start_or_an_end_is_refused_at_the_first_batch(
-    world: World, offsetstore_topic: NewTopic, option: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_reader_with_another_start_or_an_end_is_refused_at_the_first_batch(world: World, option: str) -> None:
+    topic = world.events_topic(["a"])
     options: dict[str, Any] = {option: "0"}
     failed = world.run_to_failure(world.claim(topic), events, Append("events"), **options)
     assert isinstance(failed.error, UnsupportedQuery)
@@ -144,12 +132,8 @@ def by_one_source_that_has_nothing_new(world: World, topic: str) -> DataFrame:
 
 @pytest.mark.behaviour("SINK-15")
 @pytest.mark.parametrize("twice", [by_two_sources, by_one_source_twice, by_one_source_that_has_nothing_new])
-def test_the_same_topic_twice_in_one_query_is_refused(
-    world: World, offsetstore_topic: NewTopic, twice: Callable[[World, str], DataFrame]
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_the_same_topic_twice_in_one_query_is_refused(world: World, twice: Callable[[World, str], DataFrame]) -> None:
+    topic = world.events_topic(["a", "b"])
     failed = world.run_to_failure(world.claim(topic), events, Append("events"), stream=twice(world, topic))
     assert isinstance(failed.error, UnsupportedQuery)
     assert "two sources of the query read the same topic" in failed.text
@@ -187,13 +171,9 @@ CHANGES: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_stream_whose_rows_no_longer_are_kafkas_records_of_this_batch_is_refused(
-    world: World, offsetstore_topic: NewTopic, change: str
-) -> None:
+def test_a_stream_whose_rows_no_longer_are_kafkas_records_of_this_batch_is_refused(world: World, change: str) -> None:
     """Each would be cropped by wrong coordinates, or keep records in a state that the next claim does not have."""
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.events_topic(["a", "b"])
     claim = world.claim(topic)
     failed = world.run_to_failure(claim, events, Append("events"), stream=CHANGES[change](world.read(claim)))
     assert isinstance(failed.error, UnsupportedQuery)
@@ -222,13 +202,9 @@ WITH_LETTERS: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 @pytest.mark.behaviour("DLQ-1")
 @pytest.mark.parametrize("change", WITH_LETTERS)
-def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(
-    world: World, offsetstore_topic: NewTopic, change: str
-) -> None:
+def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(world: World, change: str) -> None:
     """Letters would keep something else, and a record's rows would be written several times."""
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+    topic = world.events_topic(["a", "b"])
     claim = world.claim(topic)
     stream = WITH_LETTERS[change](world.read(claim))
     failed = world.run_to_failure(claim, traced, Append("events"), stream=stream, dead_letters=DeadLetters())
@@ -238,12 +214,8 @@ def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(
 
 
 @pytest.mark.parametrize("change", UNCHANGED)
-def test_a_stream_whose_rows_still_are_kafkas_records_is_taken(
-    world: World, offsetstore_topic: NewTopic, change: str
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "b"])
+def test_a_stream_whose_rows_still_are_kafkas_records_is_taken(world: World, change: str) -> None:
+    topic = world.events_topic(["a", "b"])
     claim = world.claim(topic)
     world.run(claim, events, Append("events"), stream=UNCHANGED[change](world.read(claim)))
     assert world.database.column(VALUES) == ["a", "b"]
@@ -272,12 +244,8 @@ def test_a_topic_that_the_claim_does_not_have_is_refused(world: World, offsetsto
     [["CAST(value AS string) AS value"], ["Topic AS Topic", "partition", "offset", "timestamp", "value"]],
     ids=["dropped", "in another case"],
 )
-def test_a_stream_that_has_lost_kafkas_columns_is_refused(
-    world: World, offsetstore_topic: NewTopic, columns: list[str]
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a"])
+def test_a_stream_that_has_lost_kafkas_columns_is_refused(world: World, columns: list[str]) -> None:
+    topic = world.events_topic(["a"])
     claim = world.claim(topic)
     failed = world.run_to_failure(claim, events, Append("events"), stream=world.read(claim).selectExpr(*columns))
     assert isinstance(failed.error, KafkaColumnsMissing)
@@ -285,9 +253,8 @@ def test_a_stream_that_has_lost_kafkas_columns_is_refused(
     assert world.stored(topic) == {0: 0}
 
 
-def test_the_sink_is_refused_outside_of_a_streaming_query(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
+def test_the_sink_is_refused_outside_of_a_streaming_query(world: World) -> None:
+    topic = world.events_topic()
     sink = TransactionalSink(world.claim(topic), events, into=Append("events"))
     with pytest.raises(UnsupportedQuery, match="outside of a running streaming query"):
         sink(world.spark.read.format("kafka").options(**world.options(topic)).load(), 0)

@@ -150,7 +150,7 @@ def test_nothing_but_a_key_keeps_each_once(database: Database) -> None:
     assert database.rows("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
 
 
-def test_two_upserts_and_their_staging_tables_in_one_transaction(database: Database) -> None:
+def test_two_upserts_and_their_temporary_tables_in_one_transaction(database: Database) -> None:
     database.run('CREATE TABLE "weird ""Name"" %s" ("Key %s" text COLLATE "C" UNIQUE, "a:b" numeric(6,2))')
     writer = Upsert('weird "Name" %s', key=["Key %s"], add=["a:b"])
     written = batch({"Key %s": ["x", "x"], "a:b": [1, 2]})

@@ -22,7 +22,7 @@ import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
 from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.spark import run_job as module
-from offsetstore.spark.connector import check_connector
+from offsetstore.spark.plans.admission import check_connector
 from offsetstore.text import ERROR_LINES
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)

@@ -1,7 +1,9 @@
-"""The struct column ``_kafka``, in which the sink passes on each row's Kafka coordinates."""
+"""What a writer gets: a stream of record batches, whose column ``_kafka`` has each row's Kafka coordinates."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, cast
 
 import pyarrow as pa
@@ -47,3 +49,30 @@ def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
 def coordinate_matches() -> list[Match]:
     """Return the matches of the flattened columns for a temporary table."""
     return [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]
+
+
+class Stream:
+    """The batches that have rows, at least one of them; all have the same ``schema``.
+
+    ``rows`` counts what has passed so far.
+    """
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self.schema = schema
+        self.rows = 0
+        self._batches = batches
+
+    @classmethod
+    def of(cls, batches: Iterable[pa.RecordBatch]) -> Stream | None:
+        """Look for the first row; ``None`` if there is none."""
+        filled = (batch for batch in batches if batch.num_rows)
+        first = next(filled, None)
+        return None if first is None else cls(first.schema, chain([first], filled))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = next(self._batches)
+        self.rows += batch.num_rows
+        return batch
