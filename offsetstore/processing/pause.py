@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import Pause, StoredOffset, TopicPartition
+from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.events import PauseChanged
 from offsetstore.store.claim import Claim
@@ -43,7 +44,7 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     """
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
     if not rows and (owner is None or owner.token != claim.token):  # renamed; else the rows' tokens show it
-        claim.run(lambda tx: tx.lock({}))  # the transaction has the last word
+        commit(claim, Unit())  # the transaction has the last word
     pause = _pause_of(claim, owner)
     if pause is not None:
         raise GroupPaused(pause)

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 from weakref import finalize
 
@@ -24,7 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.record_batches import Parts, RecordBatches
@@ -198,6 +200,28 @@ class OnDriver:
         :raises RowsRefused: also if transform has rejected one.
         """
         return self.writer.write(work, map(none_rejected, self.batches))
+
+    def joined(self, later: Sequence[OnDriver]) -> _Joined:
+        """See `KeptRows`."""
+        return _Joined([self, *later])
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """One output's rows of several batches, in order."""
+
+    parts: Sequence[OnDriver]
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return sum(part.rows for part in self.parts)
+
+    def write(self, work: Work) -> int:
+        """Write the rows, those with the same columns at once; return their number."""
+        batches = (batch for part in self.parts for batch in part.batches if batch.num_rows)
+        writer = self.parts[0].writer
+        return sum(writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
 
 
 def on_driver(writer: Writer, frame: DataFrame, offsets: int, *, or_by_partition: bool = True) -> OnDriver:

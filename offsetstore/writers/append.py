@@ -48,6 +48,8 @@ class Append:
     :raises ConfigurationError: not a valid table name.
     """
 
+    appends = True
+
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)
 

@@ -72,6 +72,11 @@ class Upsert:
     def __repr__(self) -> str:
         return f"Upsert({str(self.table)!r}, key={list(self.roles.key)})"
 
+    @property
+    def replaces_in_order(self) -> bool:
+        """Whether rows replace stored ones that are taken to be earlier, if any columns are replaced."""
+        return self.roles.version is None
+
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether columns are replaced: beside a version, the offset decides between equal ones."""
         return bool(self.roles.replaced(without_kafka(schema).names))

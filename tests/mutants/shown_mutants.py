@@ -178,9 +178,9 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-that-the-sink-looks-for",
-        ("TransactionalSink.__init__", "self._requests is not None", "True"),
+        ("TransactionalSink.__init__", "SinkMade(**..., replays_letters=...)", "SinkMade(**..., replays_letters=True)"),
         tests=(
-            "tests/unit/spark/test_looking_for_requests.py::test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests",
+            "tests/unit/processing/test_requests.py::test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests",
         ),
         why="Each job would be said to replay them.",
     ),
@@ -189,7 +189,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "failure-recorded-with-the-next-heartbeat",
-        ("TransactionalSink._call", "self._claim.record_run()", ""),
+        ("Runner._run", "claim.record_run()", ""),
         tests=("tests/unit/spark/test_sink.py::test_the_failure_is_in_the_database_before_the_sink_raises",),
         why="A job that dies of a batch's error would look killed.",
     ),

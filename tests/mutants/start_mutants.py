@@ -449,7 +449,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "truncated-ends-the-sink-s-batch",
-        ("TransactionalSink._process", "self._claim.require_log()", ""),
+        ("Runner._run", "self.claim.require_log()", ""),
         tests=("tests/unit/spark/test_sink.py::test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records",),
         why='With atomicity="partition" the tasks would go on in the other log: their transactions don\'t look.',
     ),

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyspark import SparkContext, StorageLevel
 from pyspark.sql import DataFrame
 
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.function_errors import has_lost_block
 from offsetstore.spark.plans.scala import each, simple_name
 

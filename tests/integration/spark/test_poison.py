@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.cli.commands import cli
 from offsetstore.errors import RowsRefused, SinkError, StaleClaim
-from offsetstore.spark.sink import Atomicity
-from offsetstore.spark.ways import partition
+from offsetstore.spark import partition
+from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import SECONDS, World

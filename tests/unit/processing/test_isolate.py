@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
 from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.isolate import (
+from offsetstore.processing.blame import (
     AcceptedThen,
     Proof,
-    Ranges,
-    Record,
     Verdict,
     conclude,
     is_of_values,
     isolate,
     speaks_for_itself,
 )
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))

@@ -14,7 +14,7 @@ from offsetstore.spark.settings import SinkSettings
 
 def settings(**others: Any) -> SinkSettings:
     given: dict[str, Any] = {"marking": "automatic", "flush": None, "dead_letters": DeadLetters(), **others}
-    return SinkSettings("batch", **given, has_metadata=False)
+    return SinkSettings(**given)
 
 
 def book(*_: object) -> None: ...
