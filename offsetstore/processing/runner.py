@@ -26,11 +26,7 @@ from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
 from offsetstore.processing.put_back import Requests
 from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
-from offsetstore.protocol.events import (
-    BatchEnded,
-    BatchStarted,
-    DrainChanged,
-)
+from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
 from offsetstore.protocol.marking import Marking
 from offsetstore.store.claim import Claim
 
