@@ -12,11 +12,12 @@ from offsetstore.errors import exit_code
 from offsetstore.lazy import load
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.operations.admin import PauseDecided, Reset, ShiftBy
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned
 from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.operations.pauses import PauseDecided
 from offsetstore.operations.reads import GroupState, PartitionState
+from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop

@@ -15,33 +15,36 @@ from sqlalchemy import Engine
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import StoredOffset, TopicPartition
-from offsetstore.operations import admin, home, names, reads
-from offsetstore.operations.admin import PauseDecided, Reset, ResetTarget
-from offsetstore.operations.home import StoreDecided
+from offsetstore.operations import reads
+from offsetstore.operations.home import MoveStore, NewStoreId, StoreDecided
 from offsetstore.operations.lag import Lag, measure_lag
 from offsetstore.operations.letters import (
     MOST,
-    LetterDecision,
+    DiscardLetters,
     LetterPage,
     LettersDecided,
     LettersPruned,
     Named,
+    PruneLetters,
+    ReplayLetters,
     Which,
-    prune,
     read_counts,
     read_errors,
     read_letter,
     read_page,
     wait_for_replay,
 )
-from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
+from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
+from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
 from offsetstore.operations.reads import GroupState
+from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
 from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, State
 from offsetstore.protocol.marking import Marking
-from offsetstore.protocol.metadata import Formats, load
+from offsetstore.protocol.metadata import Formats, format_of, load
 from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
@@ -59,6 +62,7 @@ from offsetstore.store.sessions import read, transaction
 from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
 
 _T = TypeVar("_T")
+_P = TypeVar("_P", bound=Plan)
 
 
 class OffsetStore:
@@ -215,10 +219,10 @@ class OffsetStore:
         reason: str,
         actor: str | None = None,
         takeover_timeout: float = 30.0,
-        partitions: admin.Partitions = None,
+        partitions: Partitions = None,
         broker: BrokerOffsets | None = None,
         kafka_group: str | None = None,
-        takeover: admin.Decided = "fence",
+        takeover: Decided = "fence",
         from_offset: int | None = None,
         dry_run: bool = False,
         if_plan: str | None = None,
@@ -256,16 +260,17 @@ class OffsetStore:
         :raises LockTimeout: a transaction that belongs to no job of the group holds its rows.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        request = admin.ResetRequest(
-            group, offsets, partitions, reason, actor, takeover, takeover_timeout, from_offset, if_plan
-        )
-        return admin.reset(
-            self.database,
-            request,
+        operation = ResetOffsets(
+            group=group,
+            target=offsets,
+            partitions=partitions,
+            from_offset=from_offset,
             broker=broker,
             kafka_group=kafka_group,
-            dry_run=dry_run,
+            takeover=takeover,
+            takeover_timeout=takeover_timeout,
         )
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def groups(self) -> list[ListedGroup]:
         """All groups that were ever claimed, by name; those that were renamed or deleted too, without partitions."""
@@ -296,8 +301,7 @@ class OffsetStore:
         :raises ConfigurationError: an unknown group, a name that is taken, no reason.
         :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
-        naming = names.Naming("copy", group, new, reason, actor, dry_run, if_plan)
-        return names.copy_group(self.database, naming, lock_timeout=self.timeouts.lock)
+        return self._decide(CopyGroup(group, new), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def rename_group(
         self,
@@ -307,7 +311,7 @@ class OffsetStore:
         reason: str,
         actor: str | None = None,
         takeover_timeout: float = 30.0,
-        takeover: admin.Decided = "fence",
+        takeover: Decided = "fence",
         dry_run: bool = False,
         if_plan: str | None = None,
     ) -> NewName:
@@ -328,8 +332,8 @@ class OffsetStore:
         :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
-        naming = names.Naming("rename", group, new, reason, actor, dry_run, if_plan)
-        return names.rename_group(self.database, naming, takeover=takeover, takeover_timeout=takeover_timeout)
+        operation = RenameGroup(group=group, new=new, takeover=takeover, takeover_timeout=takeover_timeout)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def delete_group(
         self,
@@ -338,7 +342,7 @@ class OffsetStore:
         reason: str,
         actor: str | None = None,
         takeover_timeout: float = 30.0,
-        takeover: admin.Decided = "refuse",
+        takeover: Decided = "refuse",
         discard_letters: bool = False,
         dry_run: bool = False,
         if_plan: str | None = None,
@@ -366,13 +370,10 @@ class OffsetStore:
         :raises MissingPrivilege: the role may not delete; nothing was written, and no job was fenced.
         :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
-        return names.delete_group(
-            self.database,
-            names.Deletion(group, reason, actor, discard_letters, if_plan),
-            takeover=takeover,
-            takeover_timeout=takeover_timeout,
-            dry_run=dry_run,
+        operation = DeleteGroup(
+            group=group, discard_letters=discard_letters, takeover=takeover, takeover_timeout=takeover_timeout
         )
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def pause(
         self,
@@ -402,8 +403,7 @@ class OffsetStore:
         :raises LockTimeout: another transaction holds the group's row for longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        return admin.pause(self.database, by, until, dry_run=dry_run, if_plan=if_plan)
+        return self._decide(PauseGroup(group, reason, until), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def resume(
         self,
@@ -422,8 +422,7 @@ class OffsetStore:
         :raises ConfigurationError: no reason.
         :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
         """
-        by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        return admin.resume(self.database, by, dry_run=dry_run, if_plan=if_plan)
+        return self._decide(ResumeGroup(group), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def identity(self) -> StoreIdentity:
         """Which store it is, and whether it is in the database that its offsets belong to."""
@@ -447,14 +446,9 @@ class OffsetStore:
         :raises LockTimeout: a claim or another decision takes longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        return home.moved(
-            self.database,
-            reason=reason,
-            actor=actor,
-            lock_timeout=self.timeouts.lock,
-            dry_run=dry_run,
-            if_plan=if_plan,
-        )
+        done = self._decide(MoveStore(), reason, actor, dry_run=dry_run, if_plan=if_plan)
+        self.database.check_schema()
+        return done
 
     def new_id(
         self, *, reason: str, actor: str | None = None, dry_run: bool = False, if_plan: str | None = None
@@ -474,14 +468,9 @@ class OffsetStore:
         :raises LockTimeout: a job's transaction, a claim or another decision takes longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        return home.new_id(
-            self.database,
-            reason=reason,
-            actor=actor,
-            lock_timeout=self.timeouts.lock,
-            dry_run=dry_run,
-            if_plan=if_plan,
-        )
+        done = self._decide(NewStoreId(), reason, actor, dry_run=dry_run, if_plan=if_plan)
+        self.database.check_schema()
+        return done
 
     def offsets(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """The group's rows, in order of (topic, partition), in one query and without a lock."""
@@ -545,8 +534,8 @@ class OffsetStore:
         :raises LockTimeout: another transaction holds the row for longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        decision = admin.Decision(group, reason, actor, self.timeouts.lock)
-        return admin.write_metadata(self.database, decision, tp, value, formats)
+        text = format_of(formats, tp.topic).dump(value)
+        return self._decide(WriteMetadata(group, tp, text), reason, actor).offset
 
     def letters(
         self,
@@ -663,9 +652,8 @@ class OffsetStore:
         :raises LockTimeout: another transaction, such as a replay, holds a letter for longer than `Timeouts.lock`.
         :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
-        by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run, if_plan=if_plan)
-        return decision.request_replay(self.database, forced=forced)
+        operation = ReplayLetters(group, which, limit=limit, forced=forced)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def wait_for_replay(self, group: str, which: Named, *, seconds: float = 60.0) -> dict[State, int]:
         """Wait until none of these letters is ``requested`` any more; return how many are in each state then.
@@ -700,9 +688,8 @@ class OffsetStore:
         :raises TypeError: as for `request_replay`.
         :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
         """
-        by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        decision = LetterDecision.of(by, which, limit=limit, dry_run=dry_run, if_plan=if_plan)
-        return decision.discard(self.database, erase=erase)
+        operation = DiscardLetters(group, which, limit=limit, erase=erase)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def prune(
         self,
@@ -714,6 +701,7 @@ class OffsetStore:
         states: Collection[State] = FINAL,
         limit: int = MOST,
         dry_run: bool = False,
+        if_plan: str | None = None,
     ) -> LettersPruned:
         """Delete dead letters that were replayed, discarded or superseded longer ago. Others are never deleted.
 
@@ -723,12 +711,14 @@ class OffsetStore:
         :param states: only some of those three.
         :param limit: delete so many at most; `LettersPruned.more` tells if there are others.
         :param dry_run: delete nothing; count them. This needs no DELETE.
+        :param if_plan: the ``digest`` of a dry run: delete as many as it has counted, or none.
+        :raises PlanChanged: the plan is not ``if_plan``; nothing was deleted.
         :raises MissingPrivilege: the role may not delete letters.
         :raises ConfigurationError: no reason, another state, or an argument is invalid.
         :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
         """
-        by = admin.Decision(group, reason, actor, self.timeouts.lock)
-        return prune(self.database, by, older_than=older_than, states=tuple(states), limit=limit, dry_run=dry_run)
+        operation = PruneLetters(group, older_than, tuple(states), limit)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch of a stateful query that is in the results, ``None`` before the first."""
@@ -884,6 +874,18 @@ class OffsetStore:
         It takes one round trip. A role needs SELECT on ``offsetstore_version`` only.
         """
         return self._read(lambda session: session.store_facts())
+
+    def _decide(
+        self,
+        operation: Operation[_P],
+        reason: str,
+        actor: str | None,
+        *,
+        dry_run: bool = False,
+        if_plan: str | None = None,
+    ) -> _P:
+        by = By(reason, actor, lock_timeout=self.timeouts.lock)
+        return carry_out(self.database, operation, by, dry_run=dry_run, if_plan=if_plan)
 
     def _read(self, query: Callable[[Session], _T]) -> _T:
         return read(self.database, query)

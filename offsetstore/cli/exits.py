@@ -10,7 +10,7 @@ import click
 from offsetstore import errors
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code
-from offsetstore.operations import admin
+from offsetstore.operations import operation, resets
 from offsetstore.text import describe_error
 
 _T = TypeVar("_T")
@@ -24,10 +24,10 @@ _OPTIONS = {
         "Replay or discard them first; or delete them with the group: --discard-letters."
     ),
     errors.PlanChanged.default_next_step: "Look at the new plan, printed above; to carry it out, pass its digest.",
-    admin.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
-    admin.SHIFT: "Shift by less, or use --to-earliest.",
-    admin.STOP_IT: "Stop it first, or fence it with --force.",
-    admin.NAME_BROKERS: "Name its brokers with --bootstrap-servers.",
+    resets.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
+    resets.SHIFT: "Shift by less, or use --to-earliest.",
+    operation.STOP_IT: "Stop it first, or fence it with --force.",
+    resets.NAME_BROKERS: "Name its brokers with --bootstrap-servers.",
 }
 _SUMMARIES = {
     0: "done, or the answer is yes",

@@ -252,7 +252,7 @@ def delete_group(
                 "group": done.group,
                 "executed": done.executed,
                 "plan": done.digest,
-                "live": done.owner.is_live,
+                "live": done.met_live_owner,
                 "contested": done.contested,
                 "dead_letters": {"open": done.open_letters, "settled": done.settled_letters},
                 "offsets": _offsets(done),

@@ -10,7 +10,7 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import print_digest, print_json, print_lines
 from offsetstore.offsets import Pause
-from offsetstore.operations.admin import PauseDecided
+from offsetstore.operations.pauses import PauseDecided
 
 
 @click.command()

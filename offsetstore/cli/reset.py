@@ -16,7 +16,7 @@ from offsetstore.cli.exits import show_done
 from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
-from offsetstore.operations.admin import Partitions, Reset, ResetTarget, ShiftBy
+from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
 from offsetstore.text import counted, visible
 
 _COLUMNS = (

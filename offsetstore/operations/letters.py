@@ -7,17 +7,17 @@ were chosen, who decided it and why. Each letter's own row says the same of the 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
-from offsetstore.operations.admin import Decision, known
-from offsetstore.operations.plans import digest_of, expect_plan
-from offsetstore.protocol.database import Database, HistoryEvent, Session
+from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
+from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
@@ -46,45 +46,57 @@ class LetterPage:
 
 
 @dataclass(frozen=True, slots=True)
-class LettersDecided:
+class LettersDecided(Plan):
     """What a decision did; for a dry run, what it would have done to the letters at that moment.
 
-    :param letters: those that were chosen, in the order in which they are replayed.
-    :param digest: for ``if_plan``.
+    :param chosen: the letters that were chosen, as they were, in the order in which they are replayed.
+    :param token: of the group's last claim.
     :param more: whether more letters fit than the limit allowed.
     :param without_payload: how many letters fit that can't be replayed, since their records are not kept.
-    :param overtaken: of a forced replay, how many of the letters a job has overtaken: it has written later records of
-        their keys, perhaps, and the replay may replace what these have written.
-    :param history: the line that was added; ``None`` for a dry run, and if no letter fits: nothing was written.
     """
 
     group: str
-    letters: tuple[LetterKey, ...]
-    digest: str
+    chosen: Mapping[LetterKey, ChosenLetter] = field(repr=False)
+    token: Token
     more: bool = False
     without_payload: int = 0
-    overtaken: int = 0
-    history: HistoryEvent | None = None
 
     @property
-    def executed(self) -> bool:
-        """Whether anything was written."""
-        return self.history is not None
+    def letters(self) -> tuple[LetterKey, ...]:
+        """The letters that were chosen."""
+        return tuple(self.chosen)
+
+    @property
+    def overtaken(self) -> int:
+        """Of a forced replay, how many of the letters a job has overtaken.
+
+        It has written later records of their keys, perhaps, and the replay may replace what these have written.
+        """
+        return sum(one.is_overtaken for one in self.chosen.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no letter fits."""
+        return not self.chosen
 
 
 @dataclass(frozen=True, slots=True)
-class LettersPruned:
-    """How many letters were deleted, or would be; ``more`` and ``history`` as for `LettersDecided`."""
+class LettersPruned(Plan):
+    """How many letters were deleted, or would be; ``more`` and ``token`` as for `LettersDecided`.
+
+    :param before: the time before which they were settled.
+    """
 
     group: str
     count: int
     more: bool
-    history: HistoryEvent | None = None
+    before: datetime
+    token: Token
 
     @property
-    def executed(self) -> bool:
-        """Whether anything was deleted."""
-        return self.history is not None
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return not self.count
 
 
 def read_page(
@@ -127,7 +139,7 @@ def read_letter(database: Database, group: str, key: LetterKey, *, contents: boo
 def wait_for_replay(database: Database, group: str, which: Named, *, seconds: float) -> dict[State, int]:
     """Wait until no letter is requested any more; see `OffsetStore.wait_for_replay`."""
     check_seconds("seconds", seconds, or_zero=True)
-    keys = _keys_of(which)
+    keys = keys_of(which)
     deadline = time.monotonic() + seconds
 
     def look(session: Session) -> Mapping[LetterKey, ChosenLetter]:
@@ -165,184 +177,215 @@ def read_errors(
     return read(database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
-    """One kind of decision.
+@dataclass(frozen=True)
+class _Letters(Operation[LettersDecided]):
+    """A decision about letters, which are named or chosen by a filter."""
 
-    :param states: the states from which a filter chooses letters; and with what payload.
-    :param check: raises if a letter that was named can't be decided about like that.
-    :param words: what is done to them, for the history.
-    :param overtaken: whether it counts that letters were overtaken.
-    """
+    group: str
+    which: Which
+    limit: int = field(default=MOST, kw_only=True)
 
-    event: str
-    words: str
-    states: tuple[State, ...]
-    payloads: tuple[PayloadState, ...]
-    check: Callable[[LetterKey, ChosenLetter], None]
-    write: Callable[[Session, Mapping[LetterKey, ChosenLetter]], None]
-    overtaken: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LetterDecision:
-    """Who decides about which letters, and why; see `OffsetStore.request_replay` and `OffsetStore.discard`."""
-
-    by: Decision
-    which: LetterFilter | tuple[LetterKey, ...]
-    limit: int
-    dry_run: bool
-    if_plan: str | None
-
-    @classmethod
-    def of(cls, by: Decision, which: Which, *, limit: int, dry_run: bool, if_plan: str | None) -> LetterDecision:
+    def __post_init__(self) -> None:
         """Check the arguments.
 
         :raises ConfigurationError: naming the argument.
         :raises TypeError: ``which`` is something else.
         """
-        _expect_limit(limit)
-        if isinstance(which, LetterFilter):
-            return cls(by, which, limit, dry_run, if_plan)
-        named = _keys_of(which)
+        expect_group(self.group)
+        _expect_limit(self.limit)
+        if isinstance(self.which, LetterFilter):
+            return
+        named = keys_of(self.which)
         if not named:
             raise ConfigurationError("a decision names no dead letters", expected="a letter, or a filter")
-        if len(named) > limit:
+        if len(named) > self.limit:
             raise ConfigurationError(
-                "a decision names more dead letters than its limit allows", found=len(named), expected=limit
+                "a decision names more dead letters than its limit allows", found=len(named), expected=self.limit
             )
-        return cls(by, named, limit, dry_run, if_plan)
+        object.__setattr__(self, "which", named)
 
-    def request_replay(self, database: Database, *, forced: bool) -> LettersDecided:
-        """Have the letters replayed; see `OffsetStore.request_replay`."""
-        by = self.by
+    @property
+    @abstractmethod
+    def kind(self) -> tuple[str, str]:
+        """The event of the history, and what is done to the letters, in its words."""
 
-        def write(session: Session, chosen: Mapping[LetterKey, ChosenLetter]) -> None:
-            session.decide_letters(by.group, chosen, "requested", actor=by.who, reason=by.reason, forced=forced)
+    @property
+    @abstractmethod
+    def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
+        """The states, and states of payloads, of the letters that a filter chooses."""
 
-        words = "to be replayed, forced" if forced else "to be replayed"
-        action = _Action("replay", words, ("dead",), ("kept",), _expect_replayable, write, overtaken=forced)
-        return self._decide(database, action)
+    @abstractmethod
+    def check(self, key: LetterKey, letter: ChosenLetter) -> None:
+        """Refuse a letter that was named and can't be decided about like that."""
 
-    def discard(self, database: Database, *, erase: bool) -> LettersDecided:
-        """Give the letters up; see `OffsetStore.discard`."""
-        by = self.by
+    @abstractmethod
+    def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
+        """Do it to the letters, which are locked."""
 
-        def write(session: Session, chosen: Mapping[LetterKey, ChosenLetter]) -> None:
-            if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
-                session.decide_letters(by.group, still_open, "discarded", actor=by.who, reason=by.reason)
-            if erase:
-                session.erase_letters(by.group, chosen)
+    @property
+    def counts_overtaken(self) -> bool:
+        """Whether it matters that letters were overtaken."""
+        return False
 
-        if erase:  # those that were erased already would be chosen again and again
-            action = _Action("erase", "erased", STATES, ("kept", "left out"), _expect_nothing, write)
-        else:
-            action = _Action("discard", "discarded", OPEN, PAYLOADS, _expect_open, write)
-        return self._decide(database, action)
+    def plan(self, session: Session) -> LettersDecided:
+        """See `Operation`."""
+        return self._choose(session, known(session, self.group).token, lock=False)
 
-    def _decide(self, database: Database, action: _Action) -> LettersDecided:
-        group = self.by.group
-        if self.dry_run:
+    def locked(self, session: Session) -> Iterator[LettersDecided]:
+        """See `Operation`: the group's row comes before any letter."""
+        session.share_group(self.group)
+        yield self._choose(session, known(session, self.group).token, lock=True)
 
-            def look(session: Session) -> LettersDecided:
-                known(session, group)
-                return self._choose(session, action, lock=False)[0]
-
-            return expect_plan(read(database, look), self.if_plan)
-        with self.by.begin(database) as session:
-            token = _share(session, group)
-            decided, chosen = self._choose(session, action, lock=True)
-            expect_plan(decided, self.if_plan)
-            if not chosen:
-                return decided
-            action.write(session, chosen)
-            event = self._event(action, token, decided.letters)
-            session.append_history(group, [event])
-        return replace(decided, history=event)
-
-    def _choose(
-        self, session: Session, action: _Action, *, lock: bool
-    ) -> tuple[LettersDecided, dict[LetterKey, ChosenLetter]]:
-        group = self.by.group
-        if not isinstance(self.which, LetterFilter):
-            chosen = session.choose_letters(
-                group, self.which, limit=len(self.which), lock=lock, overtaken=action.overtaken
-            )
-            _expect_all(group, self.which, chosen)
+    def _choose(self, session: Session, token: Token, *, lock: bool) -> LettersDecided:
+        group, overtaken, which = self.group, self.counts_overtaken, self.which
+        if not isinstance(which, LetterFilter):
+            named = keys_of(which)
+            chosen = session.choose_letters(group, named, limit=len(named), lock=lock, overtaken=overtaken)
+            _expect_all(group, named, chosen)
             for key, letter in chosen.items():
-                action.check(key, letter)
-            return self._decided(action, chosen), chosen
-        states = tuple(one for one in action.states if not self.which.states or one in self.which.states)
+                self.check(key, letter)
+            return LettersDecided(group, chosen, token, digest=self._digest(chosen))
+        fit, payloads = self.fit
+        states = tuple(one for one in fit if not which.states or one in which.states)
         if not states:
-            return self._decided(action, {}), {}
-        which = replace(self.which, states=states)
+            return LettersDecided(group, {}, token, digest=self._digest({}))
+        which = replace(which, states=states)
         found = session.choose_letters(
-            group, which, limit=self.limit + 1, payloads=action.payloads, lock=lock, overtaken=action.overtaken
+            group, which, limit=self.limit + 1, payloads=payloads, lock=lock, overtaken=overtaken
         )
         chosen = dict([*found.items()][: self.limit])
-        lost = session.count_without_payload(group, which) if action.payloads == ("kept",) else 0
-        decided = self._decided(action, chosen)
-        return replace(decided, more=len(found) > self.limit, without_payload=lost), chosen
+        lost = session.count_without_payload(group, which) if payloads == ("kept",) else 0
+        return LettersDecided(group, chosen, token, len(found) > self.limit, lost, digest=self._digest(chosen))
 
-    def _decided(self, action: _Action, chosen: Mapping[LetterKey, ChosenLetter]) -> LettersDecided:
-        digest = digest_of(action.words, self.by.group, [*chosen.items()])
-        overtaken = sum(one.is_overtaken for one in chosen.values())
-        return LettersDecided(self.by.group, tuple(chosen), digest, overtaken=overtaken)
+    def _digest(self, chosen: Mapping[LetterKey, ChosenLetter]) -> str:
+        return digest_of(self.kind[1], self.group, [*chosen.items()])
 
-    def _event(self, action: _Action, token: Token, keys: Sequence[LetterKey]) -> HistoryEvent:
-        """One line for all: how many, which, and where they are if they are of one partition."""
+    def write(self, session: Session, plan: LettersDecided, by: By) -> History:
+        """See `Operation`. One line for all: how many, which, and where they are if they are of one partition."""
+        self.change(session, plan.chosen, by)
+        keys, (event, words) = plan.letters, self.kind
         if isinstance(self.which, LetterFilter):
             how = str(self.which)
         else:
             others = len(keys) - _NAMED
             how = ", ".join(map(str, keys[:_NAMED])) + (f" and {others} more" if others > 0 else "")
-        line = self.by.event(action.event, token, _in_words(len(keys), action.words, how, self.by.reason))
+        line = by.event(event, plan.token, _in_words(len(keys), words, how, by.reason))
         partitions = {key.topic_partition for key in keys}
-        if len(partitions) > 1:
-            return line
-        [tp], offsets = partitions, [key.offset for key in keys]
-        return replace(line, topic_partition=tp, from_offset=min(offsets), to_offset=max(offsets) + 1)
+        if len(partitions) == 1:
+            [tp], offsets = partitions, [key.offset for key in keys]
+            line = replace(line, topic_partition=tp, from_offset=min(offsets), to_offset=max(offsets) + 1)
+        return {self.group: [line]}
 
 
-def prune(
-    database: Database, by: Decision, *, older_than: timedelta, states: Collection[State], limit: int, dry_run: bool
-) -> LettersPruned:
+@dataclass(frozen=True)
+class ReplayLetters(_Letters):
+    """Have letters replayed; see `OffsetStore.request_replay`."""
+
+    forced: bool = field(default=False, kw_only=True)
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """See `_Letters`."""
+        return "replay", "to be replayed, forced" if self.forced else "to be replayed"
+
+    @property
+    def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
+        """See `_Letters`."""
+        return ("dead",), ("kept",)
+
+    @property
+    def counts_overtaken(self) -> bool:
+        """See `_Letters`."""
+        return self.forced
+
+    def check(self, key: LetterKey, letter: ChosenLetter) -> None:
+        """See `_Letters`."""
+        _expect_open(key, letter, "replayed")
+        if letter.payload_state != "kept":
+            raise PayloadMissing(
+                f"the dead letter of offset {key.offset} holds no record that could be replayed",
+                topic_partition=key.topic_partition,
+                found=f"it was {letter.payload_state}",
+            )
+
+    def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
+        """See `_Letters`."""
+        session.decide_letters(self.group, chosen, "requested", actor=by.who, reason=by.reason, forced=self.forced)
+
+
+@dataclass(frozen=True)
+class DiscardLetters(_Letters):
+    """Give letters up, and perhaps erase them; see `OffsetStore.discard`."""
+
+    erase: bool = field(default=False, kw_only=True)
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """See `_Letters`."""
+        return ("erase", "erased") if self.erase else ("discard", "discarded")
+
+    @property
+    def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
+        """See `_Letters`. Those that were erased already would be chosen again and again."""
+        return (STATES, ("kept", "left out")) if self.erase else (OPEN, PAYLOADS)
+
+    def check(self, key: LetterKey, letter: ChosenLetter) -> None:
+        """See `_Letters`: any letter can be erased."""
+        if not self.erase:
+            _expect_open(key, letter, "discarded", "If its contents have to go, erase it.")
+
+    def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
+        """See `_Letters`."""
+        if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
+            session.decide_letters(self.group, still_open, "discarded", actor=by.who, reason=by.reason)
+        if self.erase:
+            session.erase_letters(self.group, chosen)
+
+
+@dataclass(frozen=True)
+class PruneLetters(Operation[LettersPruned]):
     """Delete letters that are settled; see `OffsetStore.prune`."""
-    _expect_limit(limit)
-    if older_than < timedelta(0):
-        raise ConfigurationError("older_than must not be negative", found=older_than)
-    if not states or not set(states) <= set(FINAL):
-        raise ConfigurationError(
-            "only dead letters that are settled can be deleted",
-            found=", ".join(states) or "no state",
-            expected=", ".join(FINAL),
-            next_step="Discard a letter first, with a reason.",
-        )
-    if dry_run:
 
-        def look(session: Session) -> int:
-            known(session, by.group)
-            return session.count_prunable(by.group, states, session.now() - older_than)
+    group: str
+    older_than: timedelta
+    states: tuple[State, ...] = FINAL
+    limit: int = MOST
 
-        count = read(database, look)
-        return LettersPruned(by.group, min(count, limit), count > limit)
-    with by.begin(database) as session:
-        token = _share(session, by.group)
-        before = session.now() - older_than
-        count = session.prune_letters(by.group, states, before, limit=limit)
-        if not count:
-            return LettersPruned(by.group, 0, more=False)
-        more = count == limit and session.count_prunable(by.group, states, before) > 0
-        how = f"{', '.join(states)} before {before.isoformat(timespec='seconds')}"
-        event = by.event("prune", token, _in_words(count, "deleted", how, by.reason))
-        session.append_history(by.group, [event])
-    return LettersPruned(by.group, count, more, event)
+    def __post_init__(self) -> None:
+        """Check the arguments.
 
+        :raises ConfigurationError: naming the argument.
+        """
+        expect_group(self.group)
+        _expect_limit(self.limit)
+        if self.older_than < timedelta(0):
+            raise ConfigurationError("older_than must not be negative", found=self.older_than)
+        if not self.states or not set(self.states) <= set(FINAL):
+            raise ConfigurationError(
+                "only dead letters that are settled can be deleted",
+                found=", ".join(self.states) or "no state",
+                expected=", ".join(FINAL),
+                next_step="Discard a letter first, with a reason.",
+            )
 
-def _share(session: Session, group: str) -> Token:
-    """Lock the group's row FOR SHARE, before any letter: it can't be claimed or renamed meanwhile."""
-    session.share_group(group)
-    return known(session, group).token
+    def plan(self, session: Session) -> LettersPruned:
+        """See `Operation`."""
+        token, before = known(session, self.group).token, session.now() - self.older_than
+        found = session.count_prunable(self.group, self.states, before)
+        count, more = min(found, self.limit), found > self.limit
+        digest = digest_of("prune", self.group, sorted(self.states), self.limit, count, more)
+        return LettersPruned(self.group, count, more, before, token, digest=digest)
+
+    def locked(self, session: Session) -> Iterator[LettersPruned]:
+        """See `Operation`. Two prunes of one group wait for each other."""
+        session.lock_group(self.group)
+        yield self.plan(session)
+
+    def write(self, session: Session, plan: LettersPruned, by: By) -> History:
+        """See `Operation`."""
+        session.prune_letters(self.group, self.states, plan.before, limit=plan.count)
+        how = f"{', '.join(self.states)} before {plan.before.isoformat(timespec='seconds')}"
+        return {self.group: [by.event("prune", plan.token, _in_words(plan.count, "deleted", how, by.reason))]}
 
 
 def _in_words(count: int, done: str, how: str, reason: str) -> str:
@@ -350,38 +393,18 @@ def _in_words(count: int, done: str, how: str, reason: str) -> str:
     return f"{letters} {done}{f' ({how})' if how else ''}: {reason}"
 
 
-def _expect_replayable(key: LetterKey, letter: ChosenLetter) -> None:
+def _expect_open(key: LetterKey, letter: ChosenLetter, done: str, next_step: str | None = None) -> None:
     if letter.state not in OPEN:
         raise LetterSettled(
-            f"the dead letter of offset {key.offset} can't be replayed",
+            f"the dead letter of offset {key.offset} can't be {done}",
             topic_partition=key.topic_partition,
             found=letter.state,
             expected=" or ".join(OPEN),
-        )
-    if letter.payload_state != "kept":
-        raise PayloadMissing(
-            f"the dead letter of offset {key.offset} holds no record that could be replayed",
-            topic_partition=key.topic_partition,
-            found=f"it was {letter.payload_state}",
+            next_step=next_step,
         )
 
 
-def _expect_open(key: LetterKey, letter: ChosenLetter) -> None:
-    if letter.state not in OPEN:
-        raise LetterSettled(
-            f"the dead letter of offset {key.offset} can't be discarded",
-            topic_partition=key.topic_partition,
-            found=letter.state,
-            expected=" or ".join(OPEN),
-            next_step="If its contents have to go, erase it.",
-        )
-
-
-def _expect_nothing(key: LetterKey, letter: ChosenLetter) -> None:
-    """Any letter can be erased."""
-
-
-def _keys_of(which: object) -> tuple[LetterKey, ...]:
+def keys_of(which: object) -> tuple[LetterKey, ...]:
     """Name one letter or several, each once.
 
     :raises TypeError: see `_key_of`.

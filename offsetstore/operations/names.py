@@ -1,200 +1,175 @@
 """A group's names: the same offsets under another name, another name for the same offsets, and a name given up.
 
-A copy leaves the group and its job alone. A rename and a delete fence the job, as a claim does: its open transaction is
-waited for, and its token is then stale; the old name keeps its row, so that nothing comes back under it.
+A copy leaves the group and its job alone. A rename and a delete fence the job; the old name keeps its row, so that
+nothing comes back under it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
-from offsetstore.operations.admin import (
-    AGAIN,
-    Decided,
-    expect_decision,
+from offsetstore.operations.operation import (
+    By,
+    Fencing,
+    History,
+    Operation,
+    OwnedPlan,
+    digest_of,
     expect_group,
-    expect_takeover,
-    expect_timeout,
+    held_by,
     known,
-    refuse_live,
-    same_offset,
     write_token,
 )
-from offsetstore.operations.plans import digest_of, expect_plan, held_by
-from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
+from offsetstore.operations.resets import pinned
+from offsetstore.protocol.database import HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.texts import check_new_name
-from offsetstore.store.identity import this_process
-from offsetstore.store.sessions import deciding, end_pause, fencing, read
+from offsetstore.store.sessions import end_pause
 
 
 @dataclass(frozen=True, slots=True)
-class NewName:
+class NewName(OwnedPlan):
     """Offsets that a group has under a name that had none, or would have.
 
-    :param executed: whether anything was written.
-    :param owner: of the group before, ``None`` if it was never claimed.
     :param open_letters: how many of the group's dead letters are to be decided about, or to be replayed. A rename takes
         them along; a copy leaves them, since with both groups they would be replayed twice.
-    :param digest: for ``if_plan``.
     """
 
     group: str
     new: str
-    offsets: Mapping[TopicPartition, int]
-    owner: GroupRow | None
+    rows: Mapping[TopicPartition, StoredOffset] = field(repr=False)
     open_letters: int
-    executed: bool
-    digest: str
+
+    @property
+    def offsets(self) -> dict[TopicPartition, int]:
+        """The stored offsets."""
+        return {tp: row.next_offset for tp, row in self.rows.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """A decision to give a group's offsets to another name.
+def _plan(session: Session, event: str, group: str, new: str) -> NewName:
+    """See that the group has offsets, and the new name neither these nor dead letters.
 
-    :param event: ``"copy"`` or ``"rename"``.
+    One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
+
+    :raises UnknownGroup, ConfigurationError: it is not so.
     """
+    owner, rows, taken = session.group(group), session.read_partitions(group), session.read_partitions(new)
+    if not rows:
+        raise UnknownGroup(
+            f"the store has no offsets of group {group!r}",
+            next_step="Correct the name; `offsetstore groups list` shows all groups.",
+        )
+    if taken:
+        raise ConfigurationError(
+            f"a group {new!r} already exists", found=f"{len(taken)} partitions", expected="a name without offsets"
+        )
+    if letters := sum(session.count_letters(new).values()):
+        raise ConfigurationError(
+            f"a group {new!r} has left dead letters", found=letters, expected="a name without dead letters"
+        )
+    held = held_by(owner, {tp: row.next_offset for tp, row in rows.items()})
+    letters = sum(session.count_letters(group, OPEN).values())
+    return NewName(group, new, rows, letters, owner=owner, digest=digest_of(event, group, new, held))
 
-    event: str
+
+def _expect_names(group: str, new: str) -> None:
+    expect_group(group)
+    expect_group(new)
+    check_new_name("new", new)
+    if group == new:
+        raise ConfigurationError("the group has that name already", found=repr(new), expected="another name")
+
+
+@dataclass(frozen=True)
+class CopyGroup(Operation[NewName]):
+    """Give another name the same offsets; see `OffsetStore.copy_group`. Only the new name's rows are locked."""
+
+    copied: str
     group: str
-    new: str
-    reason: str
-    actor: str | None
-    dry_run: bool
-    if_plan: str | None
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments, before the database is asked.
 
         :raises ConfigurationError: naming the argument.
         """
-        expect_group(self.group)
-        expect_group(self.new)
-        check_new_name("new", self.new)
-        expect_decision(self.reason, self.actor)
-        if self.group == self.new:
-            raise ConfigurationError("the group has that name already", found=repr(self.new), expected="another name")
-
-    @property
-    def who(self) -> str:
-        """The actor, by default this process."""
-        return self.actor or this_process()
-
-    def look(
-        self,
-        session: Session,
-        owner: GroupRow | None,
-        rows: Mapping[TopicPartition, StoredOffset],
-        taken: Collection[TopicPartition],
-    ) -> NewName:
-        """See that the group has offsets, and the new name neither these nor dead letters.
-
-        :param owner: the group's, as ``rows``.
-        :param taken: the partitions of the new name.
-        :raises UnknownGroup, ConfigurationError: it is not so.
-        """
-        if not rows:
-            raise UnknownGroup(
-                f"the store has no offsets of group {self.group!r}",
-                next_step="Correct the name; `offsetstore groups list` shows all groups.",
-            )
-        if taken:
-            raise ConfigurationError(
-                f"a group {self.new!r} already exists",
-                found=f"{len(taken)} partitions",
-                expected="a name without offsets",
-            )
-        if letters := sum(session.count_letters(self.new).values()):
-            raise ConfigurationError(
-                f"a group {self.new!r} has left dead letters", found=letters, expected="a name without dead letters"
-            )
-        offsets = {tp: row.next_offset for tp, row in rows.items()}
-        digest = digest_of(self.event, self.group, self.new, held_by(owner, offsets))
-        letters = sum(session.count_letters(self.group, OPEN).values())
-        return NewName(self.group, self.new, offsets, owner, letters, executed=False, digest=digest)
+        _expect_names(self.copied, self.group)
 
     def plan(self, session: Session) -> NewName:
-        """Look at what would be done now, without the partitions' locks."""
-        owner, rows = session.read_group(self.group)
-        return self.look(session, owner, rows, session.read_partitions(self.new))
+        """See `Operation`."""
+        return _plan(session, "copy", self.copied, self.group)
 
-    def expect(self, plan: NewName, takeover: Decided) -> None:
-        """Refuse a rename that was not asked for.
+    def locked(self, session: Session) -> Iterator[NewName]:
+        """See `Operation`."""
+        session.lock_group(self.group)
+        session.lock_group_partitions(self.group)
+        yield self.plan(session)
 
-        :raises PlanChanged: it is not the plan that was shown.
-        :raises GroupBusy: a job is live, and is not to be fenced.
-        """
-        expect_plan(plan, self.if_plan)
-        refuse_live(self.group, takeover, plan.owner)
-
-
-def copy_group(database: Database, naming: Naming, lock_timeout: float) -> NewName:
-    """Give another name the same offsets; see `OffsetStore.copy_group`."""
-    if naming.dry_run:
-        return expect_plan(read(database, naming.plan), naming.if_plan)
-    group, new = naming.group, naming.new
-    with deciding(database, new, name="admin", lock_timeout=lock_timeout, again=AGAIN) as session:
-        # One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
-        before, taken = session.lock_group(new), session.lock_group_partitions(new)
-        owner, rows = session.group(group), session.read_partitions(group)
-        done = naming.look(session, owner, rows, taken)
-        expect_plan(done, naming.if_plan)
-        token = Token(before.epoch + 1, uuid4())
-        write_token(session, new, token, naming.who)
-        session.set_partitions(new, token, {tp: same_offset(row, keep_contested=False) for tp, row in rows.items()})
-        session.write_metadata(new, token, {tp: row.metadata for tp, row in rows.items()})
-        why = f"from {group!r}: {naming.reason}"
-        session.append_history(new, _arrivals("copy", rows, token, naming.who, why))
-        if owner is not None:
-            line = HistoryEvent("copy", None, None, None, owner.token, naming.who, f"to {new!r}: {naming.reason}")
-            session.append_history(group, [line])
-    return replace(done, executed=True)
+    def write(self, session: Session, plan: NewName, by: By) -> History:
+        """See `Operation`."""
+        token = Token(session.lock_group(self.group).epoch + 1, uuid4())
+        write_token(session, self.group, token, by.who)
+        new = {tp: _same_offset(row, keep_contested=False) for tp, row in plan.rows.items()}
+        session.set_partitions(self.group, token, new)
+        session.write_metadata(self.group, token, {tp: row.metadata for tp, row in plan.rows.items()})
+        history = {self.group: _arrivals(by, "copy", plan, token)}
+        if plan.owner is not None:
+            history[self.copied] = [by.event("copy", plan.owner.token, f"to {self.group!r}: {by.reason}")]
+        return history
 
 
-def rename_group(database: Database, naming: Naming, *, takeover: Decided, takeover_timeout: float) -> NewName:
+@dataclass(frozen=True, kw_only=True)
+class RenameGroup(Fencing[NewName]):
     """Move a group's rows to another name; see `OffsetStore.rename_group`."""
-    expect_timeout(takeover_timeout)
-    expect_takeover(takeover)
-    planned = read(database, naming.plan)
-    if naming.dry_run:
-        return expect_plan(planned, naming.if_plan)
-    group, new, reason = naming.group, naming.new, naming.reason
-    # A live job's transaction is not waited for, nor ended, if the job is not to be fenced.
-    naming.expect(planned, takeover)
-    with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
-        tokens = {name: session.lock_group(name) for name in sorted((group, new))}
-        before = session.group(group)
-        naming.expect(naming.plan(session), takeover)
-        held = {name: session.lock_group_partitions(name) for name in sorted((group, new))}
-        rows = held[group]
-        done = naming.look(session, before, rows, held[new])
-        naming.expect(done, takeover)
+
+    new: str
+
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments, before the database is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        super().__post_init__()
+        _expect_names(self.group, self.new)
+
+    def plan(self, session: Session) -> NewName:
+        """See `Operation`."""
+        return _plan(session, "rename", self.group, self.new)
+
+    def locked(self, session: Session) -> Iterator[NewName]:
+        """See `Fencing`: the locks of both names, each time in the same order."""
+        both = sorted((self.group, self.new))
+        for name in both:
+            session.lock_group(name)
+        yield self.plan(session)
+        for name in both:
+            session.lock_group_partitions(name)
+        yield self.plan(session)
+
+    def write(self, session: Session, plan: NewName, by: By) -> History:
+        """See `Operation`."""
+        group, new, owner = self.group, self.new, plan.owner
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
-        token, who = Token(max(one.epoch for one in tokens.values()) + 1, uuid4()), naming.who
-        end_pause(session, group, before, who)
+        token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
+        end_pause(session, group, owner, by.who)
         session.rename_group(group, new)
-        session.write_pause(new, before.pause if before is not None else None)
+        session.write_pause(new, owner.pause if owner is not None else None)
         session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
         for name in (group, new):
-            write_token(session, name, token, who)
+            write_token(session, name, token, by.who)
         # Pinned, so that what Kafka has under the old name does not count. It decides nothing about other applications.
-        session.set_partitions(
-            new,
-            token,
-            {tp: same_offset(row, keep_contested=True) for tp, row in rows.items()},
-        )
-        session.append_history(group, [HistoryEvent("rename", None, None, None, token, who, f"to {new!r}: {reason}")])
-        session.append_history(new, _arrivals("rename", rows, token, who, f"from {group!r}: {reason}"))
-    return replace(done, executed=True)
+        rows = {tp: _same_offset(row, keep_contested=True) for tp, row in plan.rows.items()}
+        session.set_partitions(new, token, rows)
+        left = by.event("rename", token, f"to {new!r}: {by.reason}")
+        return {group: [left], new: _arrivals(by, "rename", plan, token)}
 
 
 @dataclass(frozen=True, slots=True)
-class DeletedGroup:
+class DeletedGroup(OwnedPlan):
     """What was deleted with a group; for a dry run, what would have been.
 
     :param offsets: the stored ones; the history keeps them.
@@ -202,9 +177,6 @@ class DeletedGroup:
     :param contested: whether another application used the group in Kafka while the job ran. What it has committed
         there is where a new job of that name starts, as for any name without a stored offset.
     :param losses: evidence that logs lost records below the stored offsets; it goes with them.
-    :param owner: of the group before.
-    :param digest: for ``if_plan``.
-    :param executed: whether anything was deleted.
     """
 
     group: str
@@ -212,9 +184,6 @@ class DeletedGroup:
     letters: Mapping[State, int]
     contested: bool
     losses: Mapping[TopicPartition, Suspect]
-    owner: GroupRow
-    digest: str
-    executed: bool = False
 
     @property
     def open_letters(self) -> int:
@@ -227,30 +196,20 @@ class DeletedGroup:
         return sum(self.letters.values()) - self.open_letters
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """A decision to delete a group."""
+@dataclass(frozen=True, kw_only=True)
+class DeleteGroup(Fencing[DeletedGroup]):
+    """Delete all that belongs to a group; see `OffsetStore.delete_group`."""
 
-    group: str
-    reason: str
-    actor: str | None
-    discard_letters: bool
-    if_plan: str | None
+    discard_letters: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
-        expect_group(self.group)
-        expect_decision(self.reason, self.actor)
-
-    def look(self, session: Session) -> DeletedGroup:
+    def plan(self, session: Session) -> DeletedGroup:
         """See what there is, and that it may be deleted.
 
         :raises UnknownGroup, GroupRenamed: there is nothing to delete under this name.
         :raises LettersOpen: there are open letters, and they are not to be discarded.
+        :raises MissingPrivilege: the role may not delete.
         """
+        session.expect_delete()
         owner, rows = known(session, self.group), session.read_partitions(self.group)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
@@ -259,7 +218,7 @@ class Deletion:
         # No letter of a group goes before it is pruned, so their numbers show whether any has come or changed.
         held = held_by(owner, offsets)
         digest = digest_of("delete", self.group, held, contested, sorted(letters.items()), sorted(losses.items()))
-        found = DeletedGroup(self.group, offsets, letters, contested, losses, owner, digest)
+        found = DeletedGroup(self.group, offsets, letters, contested, losses, owner=owner, digest=digest)
         if found.open_letters and not self.discard_letters:
             raise LettersOpen(
                 f"the group {self.group!r} has dead letters that are still open; nothing was written",
@@ -268,53 +227,32 @@ class Deletion:
             )
         return found
 
-    def expect(self, plan: DeletedGroup, takeover: Decided) -> None:
-        """Refuse what was not asked for.
-
-        :raises PlanChanged: it is not the plan that was shown.
-        :raises GroupBusy: a job is live, and is not to be fenced.
-        """
-        expect_plan(plan, self.if_plan)
-        refuse_live(self.group, takeover, plan.owner)
-
-
-def delete_group(
-    database: Database, deletion: Deletion, *, takeover: Decided, takeover_timeout: float, dry_run: bool
-) -> DeletedGroup:
-    """Delete all that belongs to a group; see `OffsetStore.delete_group`."""
-    expect_timeout(takeover_timeout)
-    expect_takeover(takeover)
-    group = deletion.group
-
-    def plan(session: Session) -> DeletedGroup:
-        session.expect_delete()
-        return deletion.look(session)
-
-    planned = read(database, plan)
-    if dry_run:
-        return expect_plan(planned, deletion.if_plan)
-    deletion.expect(planned, takeover)
-    with fencing(database, group, takeover_timeout, name="admin", again=AGAIN) as session:
-        before = session.lock_group(group)
-        deletion.expect(deletion.look(session), takeover)
-        session.lock_group_partitions(group)
-        found = deletion.look(session)
-        deletion.expect(found, takeover)
+    def write(self, session: Session, plan: DeletedGroup, by: By) -> History:
+        """See `Operation`."""
+        assert plan.owner is not None
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
-        token, who = Token(before.epoch + 1, uuid4()), deletion.actor or this_process()
-        end_pause(session, group, found.owner, who)
-        session.delete_group(group)
-        session.write_pause(group, None)
-        write_token(session, group, token, who)
-        letters = f"with {found.open_letters} open and {found.settled_letters} settled dead letters: "
-        why = f"{letters if found.letters else ''}{deletion.reason}"
-        rows = [HistoryEvent("delete", tp, at, None, token, who, deletion.reason) for tp, at in found.offsets.items()]
-        session.append_history(group, [HistoryEvent("delete", None, None, None, token, who, why), *rows])
-    return replace(found, executed=True)
+        token = Token(plan.owner.token.epoch + 1, uuid4())
+        end_pause(session, self.group, plan.owner, by.who)
+        session.delete_group(self.group)
+        session.write_pause(self.group, None)
+        write_token(session, self.group, token, by.who)
+        letters = f"with {plan.open_letters} open and {plan.settled_letters} settled dead letters: "
+        whole = by.event("delete", token, f"{letters if plan.letters else ''}{by.reason}")
+        return {
+            self.group: [
+                whole,
+                *(by.event("delete", token, of=tp, offsets=(at, None)) for tp, at in plan.offsets.items()),
+            ]
+        }
 
 
-def _arrivals(
-    event: str, rows: Mapping[TopicPartition, StoredOffset], token: Token, who: str, why: str
-) -> list[HistoryEvent]:
-    arrived = [HistoryEvent(event, tp, None, row.next_offset, token, who, why) for tp, row in rows.items()]
-    return [HistoryEvent(event, None, None, None, token, who, why), *arrived]
+def _same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:
+    """The row's own offset under another name, with what is known of the log below it."""
+    new = pinned(row, row.next_offset, keep_contested=keep_contested)
+    return replace(new, pair=row.pair, suspect=row.suspect)
+
+
+def _arrivals(by: By, event: str, plan: NewName, token: Token) -> list[HistoryEvent]:
+    why = f"from {plan.group!r}: {by.reason}"
+    arrived = [by.event(event, token, why, of=tp, offsets=(None, offset)) for tp, offset in plan.offsets.items()]
+    return [by.event(event, token, why), *arrived]

@@ -186,7 +186,7 @@ class NewOffset:
 
     A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps the offset carries
     ``pair`` and ``suspect``. A reset clears evidence, and keeps the pair where there is none, see
-    `offsetstore.operations.admin.decided_offset`.
+    `offsetstore.operations.resets.ResetOffsets.write`.
     """
 
     next_offset: int

@@ -29,7 +29,7 @@ from offsetstore.errors import (
 )
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
-from offsetstore.operations.admin import ShiftBy
+from offsetstore.operations.resets import ShiftBy
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
@@ -517,6 +517,7 @@ class AdminContract(ContractParts):
 
         assert done.offsets == planned.offsets == {P0: 40, P1: 30, P2: 0}
         assert (planned.executed, done.executed, done.contested, done.letters) == (False, True, False, {})
+        assert done.owner is not None
         assert done.owner.token == advanced.token
         assert stored(store) == {}
         session = store.database.begin(name="look")

@@ -667,7 +667,7 @@ class LetterContract(ContractParts):
         [line] = store.history(GROUP, events=["replay"])
         assert (line.actor, line.topic_partition, line.from_offset, line.to_offset) == ("ana", P0, 2, 5)
         assert line.reason == f"2 dead letters to be replayed, forced (payments:0:2, payments:0:4): {REASON}"
-        assert done.history == replace(line, at=None, db_role=None)
+        assert done.history == (replace(line, at=None, db_role=None),)
         assert line.token == five.token
 
     @pytest.mark.behaviour("DLQ-7")

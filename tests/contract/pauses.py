@@ -52,7 +52,7 @@ class PauseContract(ContractParts):
         assert (ended.before, ended.after, ended.executed) == (pause, None, True)
         assert paused(store) is None
         lines = store.history(GROUP)[-2:]
-        assert replace(lines[-1], at=None, db_role=None) == ended.history
+        assert (replace(lines[-1], at=None, db_role=None),) == ended.history
         assert [(line.event, line.actor, line.reason) for line in lines] == [
             ("pause", "ana", REASON),
             ("resume", "bo", "done"),

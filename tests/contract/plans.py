@@ -17,7 +17,8 @@ import pytest
 from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, Token
-from offsetstore.operations.admin import ShiftBy, write_token
+from offsetstore.operations.operation import write_token
+from offsetstore.operations.resets import ShiftBy
 from offsetstore.protocol.database import NewOffset, Session
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
@@ -43,6 +44,7 @@ DECISIONS: Final[dict[str, tuple[Callable[..., Any], tuple[object, ...], dict[st
     "copy": (OffsetStore.copy_group, (OTHER,), {}),
     "rename": (OffsetStore.rename_group, (OTHER,), {}),
     "delete": (OffsetStore.delete_group, (), {"discard_letters": True}),
+    "prune": (OffsetStore.prune, (), {"older_than": timedelta(0)}),
 }
 PAUSES, LETTERS, OFFSETS = ("pause", "resume"), ("replay", "discard", "erase"), ("reset", "copy", "rename", "delete")
 
@@ -126,7 +128,7 @@ def suspect(one: Session) -> None:
 CHANGES: Final[dict[Callable[[Session], None], tuple[str, ...]]] = {
     pause_again: PAUSES,
     resume: PAUSES,
-    settle: (*LETTERS, "delete"),
+    settle: (*LETTERS, "delete", "prune"),
     fail_again: LETTERS,
     claim_it: OFFSETS,
     advance: OFFSETS,
@@ -170,7 +172,7 @@ class PlanContract(ContractParts):
         assert (plan.executed, planned.executed) == (False, False)
         return plan.digest
 
-    @pytest.mark.behaviour("DLQ-18", "OPS-10")
+    @pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
     @pytest.mark.parametrize("name", DECISIONS)
     def test_what_has_changed_since_the_plan_was_shown_is_shown_first(
         self, store: OffsetStore, left: None, name: str
@@ -191,7 +193,7 @@ class PlanContract(ContractParts):
         done = decide(name, store, if_plan=shown)
         assert (done.executed, done.digest) == (name != "resume", shown)
 
-    @pytest.mark.behaviour("DLQ-18", "OPS-10")
+    @pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
     @pytest.mark.parametrize("name", DECISIONS)
     def test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first(
         self, store: OffsetStore, left: None, monkeypatch: pytest.MonkeyPatch, name: str
@@ -227,7 +229,7 @@ class PlanContract(ContractParts):
             "lock_group_partitions"
             if change is advance and name != "copy"
             else "choose_letters"
-            if change in {settle, fail_again} and name != "delete"
+            if change in {settle, fail_again} and name in LETTERS
             else "lock_group"
         )
         lock = getattr(type(one), method)

@@ -22,10 +22,12 @@ _IDS: Final = (
     "test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows"
 )
 
+_UNSEEN: Final = "[plan for plan in operation.locked(session)]"
+
 OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "reset-under-the-lock",
-        ("operations:reset", "request.look(session, request.plan(rows, view, seen), owner)", "planned"),
+        ("Fencing.locked", "session.lock_group_partitions(self.group)\nyield self.plan(session)", ""),
         tests=(
             f"{_MEANWHILE}test_what_a_job_stores_between_the_plan_and_the_fence_is_what_is_moved_printed_and_recorded",
         ),
@@ -33,71 +35,43 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "live-under-the-lock",
-        ("operations:reset", "request.expect(request.look(...))", ""),
-        ("operations:reset", "request.expect(done)", "expect_plan(done, request.if_plan)"),
+        ("carry_out", "[_compared(operation, plan, if_plan) for plan in operation.locked(session)]", _UNSEEN),
         tests=(f"{_MEANWHILE}test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_it_is_forced",),
         why="A job that starts while the operator types would be fenced without --force.",
     ),
     mutant(
-        "plan-of-a-reset-under-the-lock",
-        ("operations:reset", "request.expect(done)", "refuse_live(group, request.takeover, owner)"),
-        tests=(f"{_WAITING}[reset]",),
-        why="A reset would move other offsets than it has shown, if they change while it waits for the rows.",
+        "plan-under-the-lock",
+        ("carry_out", "[_compared(operation, plan, if_plan) for plan in operation.locked(session)]", _UNSEEN),
+        tests=tuple(
+            f"{_WAITING}[{name}]"
+            for name in ("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete", "prune")
+        ),
+        why="Each decision would do what nobody was shown, if that changes while it waits for its locks.",
     ),
     mutant(
-        "plan-of-a-reset-before-the-lock",
-        ("operations:reset", "request.expect(planned)", "refuse_live(group, request.takeover, owner)"),
-        tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
-        why="A reset that will be refused would first wait for a newer job's transaction, and then terminate it.",
+        "plan-before-the-lock",
+        ("carry_out", "_compared(operation, read(database, operation.plan), if_plan)", "pass"),
+        tests=(
+            f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",
+            f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",
+        ),
+        why="A decision that will be refused would first wait for a newer job's transaction, and then terminate it.",
     ),
     mutant(
-        "plan-of-a-reset-before-the-rows",
-        ("operations:reset", "request.expect(request.look(...))", ""),
+        "plan-before-the-rows",
+        (
+            "Fencing.locked",
+            "yield self.plan(session)\nsession.lock_group_partitions(self.group)",
+            "session.lock_group_partitions(self.group)",
+        ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="A reset that will be refused would terminate the transaction of a job that has claimed since.",
     ),
     mutant(
-        "live-before-the-lock",
-        ("operations:reset", "request.expect(planned)", "expect_plan(planned, request.if_plan)"),
-        tests=(f"{_CONTRACT}test_a_reset_that_is_to_refuse_neither_waits_for_a_live_job_nor_ends_its_transaction",),
-        why="A reset that will be refused would first wait for the live job's transaction, and then terminate it.",
-    ),
-    mutant(
-        "plan-of-a-pause",
-        ("operations:pause", "expect_plan(done, if_plan)", ""),
-        tests=(f"{_WAITING}[pause]",),
-        why="A pause with an end would replace one without, which someone has set while the plan was read.",
-    ),
-    mutant(
-        "plan-of-a-resume",
-        ("operations:resume", "expect_plan(done, if_plan)", ""),
-        tests=(f"{_WAITING}[resume]",),
-        why="A resume would end another pause than the one that it has shown.",
-    ),
-    mutant(
-        "plan-of-letters",
-        ("LetterDecision._decide", "expect_plan(decided, self.if_plan)", ""),
-        tests=(f"{_WAITING}[discard]", f"{_WAITING}[erase]", f"{_WAITING}[replay]"),
-        why="Letters would be discarded, erased or replayed with force that nobody was shown.",
-    ),
-    mutant(
         "plan-of-letters-as-they-were",
-        ("LetterDecision._decided", "chosen.items()", "chosen"),
+        ("_Letters._digest", "chosen.items()", "chosen"),
         tests=(f"{_SHOWN}[discard]",),
         why="A letter that has failed again since it was shown, perhaps with another error, would be given up.",
-    ),
-    mutant(
-        "plan-of-a-copy",
-        ("operations:copy_group", "expect_plan(done, naming.if_plan)", ""),
-        tests=(f"{_WAITING}[copy]",),
-        why="A copy would begin at other offsets than it has shown.",
-    ),
-    mutant(
-        "plan-of-a-rename-and-a-delete",
-        ("operations:rename_group", "naming.expect(done, takeover)", ""),
-        ("operations:delete_group", "deletion.expect(found, takeover)", ""),
-        tests=(f"{_WAITING}[rename]", f"{_WAITING}[delete]"),
-        why="Offsets that were stored after the plan was shown would be renamed or deleted unseen.",
     ),
     mutant(
         "plan-of-a-token",
@@ -107,25 +81,25 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-letters-that-were-overtaken",
-        ("LetterDecision.request_replay", "_Action(..., overtaken=forced)", "_Action(...)"),
+        ("ReplayLetters.counts_overtaken", "self.forced", "False"),
         tests=(f"{_CONTRACT}test_a_letter_that_was_overtaken_since_is_in_the_new_plan_of_a_forced_replay",),
         why="A forced replay would replace rows that were written after its plan was shown.",
     ),
     mutant(
         "plan-of-a-loss",
-        ("ResetRequest.look", "[one.suspect for one in moves]", "list[object]()"),
+        ("ResetOffsets.plan", "[one.suspect for one in moves]", "list[object]()"),
         tests=(f"{_CONTRACT}test_evidence_that_came_after_the_plan_is_not_cleared_unseen",),
         why="A reset would clear evidence of loss that nobody has seen.",
     ),
     mutant(
         "plan-goes-one-way",
-        ("ResetRequest.look", "one.shift < 0", "False"),
+        ("ResetOffsets.plan", "(..., one.shift < 0)", "(..., False)"),
         tests=(f"{_CONTRACT}test_a_reset_forwards_is_another_once_the_job_has_passed_its_offset",),
         why="A reset that was to pass over records would go back, and double what the job has stored since.",
     ),
     mutant(
         "pair-of-an-offset-that-stays",
-        ("decided_offset", "row.pair if row.suspect is None else None", "None"),
+        ("_decided_offset", "row.pair if row.suspect is None else None", "None"),
         tests=(f"{_CONTRACT}test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss",),
         why="A reset that only pins would make a truncated log startable that no start has seen yet.",
     ),
@@ -146,49 +120,35 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="What someone agrees to on a page would no longer be what is done.",
     ),
     mutant(
-        "plan-of-a-rename-before-the-lock",
-        ("operations:rename_group", "naming.expect(planned, takeover)", "refuse_live(group, takeover, planned.owner)"),
-        tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
-        why="A rename that will be refused would first wait for a newer job's transaction, and then terminate it.",
-    ),
-    mutant(
-        "plan-of-a-delete-before-the-lock",
-        (
-            "operations:delete_group",
-            "deletion.expect(planned, takeover)",
-            "refuse_live(group, takeover, planned.owner)",
-        ),
-        tests=(f"{_CONTRACT}test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job",),
-        why="The same for a delete.",
-    ),
-    mutant(
         "plan-of-a-rename-before-the-rows",
-        ("operations:rename_group", "naming.expect(naming.plan(session), takeover)", ""),
+        (
+            "RenameGroup.locked",
+            "yield self.plan(session)\nfor name in both: session.lock_group_partitions(name)",
+            "for name in both: session.lock_group_partitions(name)",
+        ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="A rename that will be refused would terminate the transaction of a job that has claimed since.",
     ),
     mutant(
-        "plan-of-a-delete-before-the-rows",
-        ("operations:delete_group", "deletion.expect(deletion.look(session), takeover)", ""),
-        tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
-        why="The same for a delete.",
-    ),
-    mutant(
         "plan-of-replayed-letters",
-        ("ResetRequest.look", "digest_of(..., replayed, losses)", "digest_of(..., losses)"),
+        ("ResetOffsets.plan", "digest_of(..., replayed, losses)", "digest_of(..., losses)"),
         tests=(f"{_CONTRACT}test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset",),
         why="A reset would write rows twice that its plan has not counted.",
     ),
     mutant(
         "plan-of-a-delete-s-letters",
-        ("Deletion.look", "digest_of(..., sorted(letters.items()), ...)", "digest_of(..., ...)"),
+        ("DeleteGroup.plan", "digest_of(..., sorted(letters.items()), ...)", "digest_of(..., ...)"),
         tests=(f"{_SHOWN}[delete]",),
         why="Dead letters would be deleted that nobody has seen.",
     ),
     *(
         mutant(
             f"plan-of-a-store-s-{event}",
-            (f"home:{function}", "expect_plan(..., if_plan)", "..."),
+            (
+                f"OffsetStore.{function}",
+                "self._decide(..., **..., if_plan=if_plan)",
+                "self._decide(..., **..., if_plan=None)",
+            ),
             tests=(f"{_CONTRACT}{test}",),
             why="Another store than the one that was shown would be taken for moved, or copied.",
         )
@@ -207,7 +167,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-a-delete-s-losses",
-        ("Deletion.look", "digest_of(..., sorted(losses.items()))", "digest_of(...)"),
+        ("DeleteGroup.plan", "digest_of(..., sorted(losses.items()))", "digest_of(...)"),
         tests=(f"{_SHOWN}[delete]",),
         why="Evidence of loss would be deleted that nobody has seen.",
     ),
@@ -273,21 +233,6 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         ),
         why="Who forgets --execute would take the plan for what was done.",
     ),
-    *(
-        mutant(
-            f"plan-of-a-{name}-on-a-page",
-            (f"{decision}.execute", "by.if_plan", "None"),
-            tests=(_ON_A_PAGE,),
-            why="What someone agrees to on a page would no longer be what is done.",
-        )
-        for name, decision in (
-            ("reset", "ResetOffsets"),
-            ("pause", "PauseGroup"),
-            ("resume", "ResumeGroup"),
-            ("replay", "ReplayLetters"),
-            ("discard", "DiscardLetters"),
-        )
-    ),
     mutant(
         "plan-of-a-forced-replay-on-a-page",
         ("premise", "... and not decision.forced", "..."),
@@ -295,20 +240,17 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="Letters would be replayed with force that nobody was shown.",
     ),
     mutant(
-        "live-before-a-rename",
-        ("Naming.expect", "refuse_live(self.group, takeover, plan.owner)", "pass"),
-        tests=(f"{_CONTRACT}test_a_rename_that_may_not_fence_refuses_a_live_job",),
-        why="A rename without --force would fence the job.",
-    ),
-    mutant(
-        "live-before-a-delete",
-        ("Deletion.expect", "refuse_live(self.group, takeover, plan.owner)", "pass"),
-        tests=(f"{_CONTRACT}test_a_delete_that_may_not_fence_refuses_a_live_job",),
-        why="A delete without --force would fence the job.",
+        "live-before-a-decision",
+        ("Fencing.expect", "self.takeover == 'refuse'", "False"),
+        tests=(
+            f"{_CONTRACT}test_a_rename_that_may_not_fence_refuses_a_live_job",
+            f"{_CONTRACT}test_a_delete_that_may_not_fence_refuses_a_live_job",
+        ),
+        why="A decision without --force would fence the job.",
     ),
     mutant(
         "tombstone-of-a-deleted-group",
-        ("operations:delete_group", "write_token(session, group, token, who)", ""),
+        ("DeleteGroup.write", "write_token(session, self.group, token, by.who)", ""),
         tests=(f"{_CONTRACT}test_a_job_that_still_runs_is_fenced_by_a_delete_and_brings_nothing_back",),
         why="A job that still runs would write new partitions' rows under the deleted name.",
     ),
@@ -329,7 +271,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "log-reaches-to-the-row",
-        ("ResetRequest._move", "max(log.end, row.next_offset)", "log.end"),
+        ("ResetOffsets._move", "max(log.end, row.next_offset)", "log.end"),
         tests=(f"{_RESETS}test_offsets_that_a_job_has_advanced_over_since_kafka_was_asked_are_in_the_log",),
         why="--to-latest would move a job back by what it has written since Kafka was asked: it would be there twice.",
     ),

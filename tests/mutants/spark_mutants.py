@@ -239,7 +239,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "reset-for-one-stored-offset",
-        ("ResetRequest._move", "row.next_offset != self.from_offset", "row.next_offset < 0"),
+        ("ResetOffsets._move", "row.next_offset != self.from_offset", "row.next_offset < 0"),
         tests=(
             "tests/integration/operations/test_resets.py::test_a_reset_for_one_stored_offset_does_nothing_at_another",
         ),

@@ -1,4 +1,4 @@
-"""What can be decided on the pages: each decision is read from a form, and planned and carried out by the library."""
+"""What can be decided on the pages: each operation of the library is read from a form, and written into one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import ClassVar, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
-from offsetstore.operations.admin import Partitions, PauseDecided, Reset, ResetTarget, ShiftBy
-from offsetstore.operations.letters import LettersDecided
+from offsetstore.operations.letters import DiscardLetters, ReplayLetters, Which, keys_of
+from offsetstore.operations.operation import Operation, Plan
+from offsetstore.operations.pauses import PauseGroup, ResumeGroup
+from offsetstore.operations.resets import ResetOffsets, ResetTarget, ShiftBy
 from offsetstore.protocol.letters import Cause, LetterKey
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stored_letters import CAUSES, LetterFilter
 from offsetstore.text import parse_duration, parse_time
 
-Result: TypeAlias = Reset | LettersDecided | PauseDecided
+Decision: TypeAlias = Operation[Any]
+
+DECISIONS: Final = ("reset", "pause", "resume", "replay", "discard")
+"""Their names, in addresses."""
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _YES: Final = "yes"
-_PLAN: Final = "a plan, which writes nothing"
 
 _CAUSES: Final[Mapping[str, Cause]] = {one: one for one in CAUSES}
 _OF_ERRORS: Final = tuple(one.name for one in fields(LetterFilter) if one.name not in {"states", "topic", "partition"})
@@ -36,255 +39,101 @@ class Invalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """What is decided about.
+class Answers:
+    """What a form does not name.
 
-    :param store: for a plan, one whose role only reads is enough; for that of a forced replay, also letters' contents.
-    :param kafka_name: its name in Kafka.
+    :param group: what is decided about.
+    :param kafka_group: its name in Kafka.
+    :param reason: why, once that was asked.
+    :param fence: whether a live job may be fenced.
     """
 
-    name: str
-    kafka_name: str
-    store: OffsetStore
+    group: str
+    kafka_group: str
     broker: BrokerOffsets
+    reason: str = ""
+    fence: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class By:
-    """Who decides, why, and whether a live job may be fenced.
+def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
+    """Read a decision from the fields of a form, or of an address. A duration becomes the time that it leads to now.
 
-    :param if_plan: the digest of the plan that was shown; ``None`` if it need not be the same.
+    :raises Invalid: naming the field.
     """
-
-    actor: str
-    reason: str
-    fence: bool
-    if_plan: str | None
-
-
-class Decision(Protocol):
-    """One decision about a group, with all that it needs but the group, and who decides."""
-
-    name: ClassVar[str]
-    """In addresses."""
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
-        """Read it from the fields of a form, or of an address.
-
-        :raises Invalid: naming the field.
-        """
-        ...
-
-    def fields(self) -> dict[str, str]:
-        """What `read` makes the same decision of, at any time: no field depends on the clock any longer."""
-        ...
-
-    def plan(self, on: Group) -> Result:
-        """What would happen now. It writes nothing."""
-        ...
-
-    def execute(self, on: Group, by: By) -> Result:
-        """Do it, and return what was done.
-
-        :raises PlanChanged: that would no longer be ``by.if_plan``.
-        """
-        ...
+    group = answers.group
+    match name:
+        case "reset":
+            topic, partition = given.get("topic") or None, _partition(given)
+            if partition is not None and topic is None:
+                raise Invalid("topic", "Name the partition's topic, too.")
+            return ResetOffsets(
+                group=group,
+                target=_target(given.get("to", ""), given.get("value", "").strip()),
+                partitions="all" if topic is None else {topic: None if partition is None else [partition]},
+                broker=answers.broker,
+                kafka_group=answers.kafka_group,
+                takeover="fence" if answers.fence else "refuse",
+            )
+        case "pause":
+            return PauseGroup(group, answers.reason, _until(given.get("until", "").strip()))
+        case "resume":
+            return ResumeGroup(group)
+        case "replay":
+            return ReplayLetters(group, _which(given), forced=given.get("forced") == _YES)
+        case _:
+            return DiscardLetters(group, _which(given), erase=given.get("erase") == _YES)
 
 
-@dataclass(frozen=True, slots=True)
-class ResetOffsets:
-    """Move stored offsets of one topic or all, one partition or all."""
-
-    name: ClassVar[str] = "reset"
-
-    target: ResetTarget
-    topic: str | None
-    partition: int | None
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
-        """See `Decision`. A duration becomes the time that it leads to now."""
-        topic, partition = given.get("topic") or None, _partition(given)
-        if partition is not None and topic is None:
-            raise Invalid("topic", "Name the partition's topic, too.")
-        return cls(_target(given.get("to", ""), given.get("value", "").strip()), topic, partition)
-
-    def fields(self) -> dict[str, str]:
-        """See `Decision`."""
-        match self.target:
-            case str():
-                found = {"to": self.target}
-            case datetime():
-                found = {"to": "time", "value": self.target.isoformat()}
-            case ShiftBy():
-                found = {"to": "shift", "value": str(self.target.offsets)}
-            case int():
-                found = {"to": "offset", "value": str(self.target)}
-        return found | _given(topic=self.topic, partition=self.partition)
-
-    @property
-    def _partitions(self) -> Partitions:
-        if self.topic is None:
-            return "all"
-        return {self.topic: None if self.partition is None else [self.partition]}
-
-    def plan(self, on: Group) -> Reset:
-        """See `Decision`."""
-        return on.store.reset(
-            on.name,
-            self.target,
-            reason=_PLAN,
-            partitions=self._partitions,
-            broker=on.broker,
-            kafka_group=on.kafka_name,
-            takeover="refuse",
-            dry_run=True,
-        )
-
-    def execute(self, on: Group, by: By) -> Reset:
-        """See `Decision`."""
-        return on.store.reset(
-            on.name,
-            self.target,
-            reason=by.reason,
-            actor=by.actor,
-            partitions=self._partitions,
-            broker=on.broker,
-            kafka_group=on.kafka_name,
-            takeover="fence" if by.fence else "refuse",
-            if_plan=by.if_plan,
-        )
+def fields_of(decision: Decision) -> dict[str, str]:
+    """What `read` makes the same decision of, at any time: no field depends on the clock any longer."""
+    match decision:
+        case ResetOffsets():
+            return _reset_fields(decision)
+        case PauseGroup(until=until):
+            return {} if until is None else {"until": until.isoformat()}
+        case ResumeGroup():
+            return {}
+        case ReplayLetters():
+            return _which_fields(decision.which) | _given(forced=_YES if decision.forced else None)
+        case DiscardLetters():
+            return _which_fields(decision.which) | _given(erase=_YES if decision.erase else None)
+        case _:
+            raise TypeError(f"no form has {decision!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class PauseGroup:
-    """Pause it."""
-
-    name: ClassVar[str] = "pause"
-
-    until: datetime | None
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
-        """See `Decision`. A duration becomes the time that it leads to now."""
-        text = given.get("until", "").strip()
-        if not text:
-            return cls(None)
-        now = datetime.now(UTC)
-        until = (
-            _later("until", text, now, 1) if text.upper().startswith("P") else _time("until", text, "a duration or ")
-        )
-        if until <= now:
-            raise Invalid("until", "That time has passed.")
-        return cls(until)
-
-    def fields(self) -> dict[str, str]:
-        """See `Decision`."""
-        return {} if self.until is None else {"until": self.until.isoformat()}
-
-    def plan(self, on: Group) -> PauseDecided:
-        """See `Decision`."""
-        return on.store.pause(on.name, until=self.until, reason=_PLAN, dry_run=True)
-
-    def execute(self, on: Group, by: By) -> PauseDecided:
-        """See `Decision`."""
-        return on.store.pause(on.name, until=self.until, reason=by.reason, actor=by.actor, if_plan=by.if_plan)
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeGroup:
-    """End its pause."""
-
-    name: ClassVar[str] = "resume"
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:  # noqa: ARG003 - it has no fields
-        """See `Decision`."""
-        return cls()
-
-    def fields(self) -> dict[str, str]:
-        """See `Decision`."""
-        return {}
-
-    def plan(self, on: Group) -> PauseDecided:
-        """See `Decision`."""
-        return on.store.resume(on.name, reason=_PLAN, dry_run=True)
-
-    def execute(self, on: Group, by: By) -> PauseDecided:
-        """See `Decision`."""
-        return on.store.resume(on.name, reason=by.reason, actor=by.actor, if_plan=by.if_plan)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayLetters:
-    """Have one dead letter replayed, or all of one error."""
-
-    name: ClassVar[str] = "replay"
-
-    which: LetterKey | LetterFilter
-    forced: bool
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
-        """See `Decision`."""
-        return cls(_which(given), given.get("forced") == _YES)
-
-    def fields(self) -> dict[str, str]:
-        """See `Decision`."""
-        return _which_fields(self.which) | _given(forced=_YES if self.forced else None)
-
-    def plan(self, on: Group) -> LettersDecided:
-        """See `Decision`."""
-        return on.store.request_replay(on.name, self.which, reason=_PLAN, forced=self.forced, dry_run=True)
-
-    def execute(self, on: Group, by: By) -> LettersDecided:
-        """See `Decision`."""
-        return on.store.request_replay(
-            on.name, self.which, reason=by.reason, actor=by.actor, forced=self.forced, if_plan=by.if_plan
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardLetters:
-    """Give one dead letter up, or all of one error."""
-
-    name: ClassVar[str] = "discard"
-
-    which: LetterKey | LetterFilter
-    erase: bool
-
-    @classmethod
-    def read(cls, given: Mapping[str, str]) -> Self:
-        """See `Decision`."""
-        return cls(_which(given), given.get("erase") == _YES)
-
-    def fields(self) -> dict[str, str]:
-        """See `Decision`."""
-        return _which_fields(self.which) | _given(erase=_YES if self.erase else None)
-
-    def plan(self, on: Group) -> LettersDecided:
-        """See `Decision`."""
-        return on.store.discard(on.name, self.which, reason=_PLAN, erase=self.erase, dry_run=True)
-
-    def execute(self, on: Group, by: By) -> LettersDecided:
-        """See `Decision`."""
-        return on.store.discard(
-            on.name, self.which, reason=by.reason, actor=by.actor, erase=self.erase, if_plan=by.if_plan
-        )
-
-
-_KINDS: Final[tuple[type[Decision], ...]] = (ResetOffsets, PauseGroup, ResumeGroup, ReplayLetters, DiscardLetters)
-DECISIONS: Final = {kind.name: kind for kind in _KINDS}
-
-
-def premise(decision: Decision, plan: Result) -> str:
+def premise(decision: Decision, plan: Plan) -> str:
     """The digest that the plan must still have when it is carried out.
 
     It is empty for a replay that is not forced, which loses nothing: letters of the error that come meanwhile are
     replayed, too.
     """
     return "" if isinstance(decision, ReplayLetters) and not decision.forced else plan.digest
+
+
+def _reset_fields(reset: ResetOffsets) -> dict[str, str]:
+    match reset.target:
+        case datetime():
+            found = {"to": "time", "value": reset.target.isoformat()}
+        case ShiftBy():
+            found = {"to": "shift", "value": str(reset.target.offsets)}
+        case int():
+            found = {"to": "offset", "value": str(reset.target)}
+        case _:
+            found = {"to": str(reset.target)}
+    if isinstance(reset.partitions, Mapping):
+        [(topic, numbers)] = reset.partitions.items()
+        found |= _given(topic=topic, partition=None if numbers is None else next(iter(numbers)))
+    return found
+
+
+def _until(text: str) -> datetime | None:
+    if not text:
+        return None
+    now = datetime.now(UTC)
+    until = _later("until", text, now, 1) if text.upper().startswith("P") else _time("until", text, "a duration or ")
+    if until <= now:
+        raise Invalid("until", "That time has passed.")
+    return until
 
 
 def names_letters(given: Mapping[str, str]) -> bool:
@@ -337,11 +186,12 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
     )
 
 
-def _which_fields(which: LetterKey | LetterFilter) -> dict[str, str]:
-    if isinstance(which, LetterKey):
-        tp = which.topic_partition
-        return _given(topic=tp.topic, partition=tp.partition, offset=which.offset, topic_id=which.topic_id)
-    return _given(**{name: getattr(which, name) for name in ("topic", "partition", *_OF_ERRORS)})
+def _which_fields(which: Which) -> dict[str, str]:
+    if isinstance(which, LetterFilter):
+        return _given(**{name: getattr(which, name) for name in ("topic", "partition", *_OF_ERRORS)})
+    [key] = keys_of(which)
+    tp = key.topic_partition
+    return _given(topic=tp.topic, partition=tp.partition, offset=key.offset, topic_id=key.topic_id)
 
 
 def _partition(given: Mapping[str, str]) -> int | None:

@@ -16,7 +16,7 @@ from offsetstore.errors import (
     UnknownGroup,
     WrongCluster,
 )
-from offsetstore.operations.admin import ShiftBy
+from offsetstore.operations.resets import ShiftBy
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Contents, Query
 from tests.integration.transacting import GROUP, P0, P1, process

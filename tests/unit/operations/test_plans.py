@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import LetterFilter, TopicPartition
 from offsetstore.errors import PlanChanged
-from offsetstore.operations.plans import digest_of
+from offsetstore.operations.operation import digest_of
 from offsetstore.testing import InMemoryOffsetStore
 
 AT = datetime(2025, 3, 1, 12, 0, 0, 1, tzinfo=UTC)

@@ -29,19 +29,19 @@ from offsetstore.monitoring.dashboard.context import (
 )
 from offsetstore.monitoring.dashboard.decisions import (
     DECISIONS,
-    By,
+    Answers,
     Decision,
-    Group,
     Invalid,
-    ReplayLetters,
+    fields_of,
     names_letters,
     premise,
+    read,
 )
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.offset_store import OffsetStore
-from offsetstore.operations import admin
-from offsetstore.operations.letters import LettersDecided
+from offsetstore.operations.letters import LettersDecided, ReplayLetters
+from offsetstore.operations.operation import STOP_IT, By, Plan, carry_out, plan_of
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.texts import MOST_REASON
@@ -75,7 +75,7 @@ _REFUSALS: Final = (errors.OffsetStoreError, *DATABASE_ERRORS)
 
 _WORDS: Final = {
     # The library's next steps, in the words of the pages.
-    admin.STOP_IT: "Stop it first, or tick “Fence the live job”.",
+    STOP_IT: "Stop it first, or tick “Fence the live job”.",
     errors.StoreUnavailable.default_next_step: "Check that the server runs, and that the role may connect.",
 }
 _OTHER_ROLE: Final = (
@@ -85,21 +85,21 @@ _OTHER_ROLE: Final = (
 
 def form(request: Request) -> Response:
     """Ask what is to be done; the address may have some of it already."""
-    kind = _kind(request)
+    name = _name(request)
     group, _lag = group_of(request)
-    return _show_form(request, kind, group, dict(request.query_params))
+    return _show_form(request, name, group, dict(request.query_params))
 
 
 def plan(request: Request) -> Response:
     """Show what would happen. GET, since it writes nothing: one can go back to it."""
     given = dict(request.query_params)
-    kind, group = _kind(request), _group(request, given)
+    name, group = _name(request), _group(request, given)
     try:
-        return _show_plan(request, kind.read(given), group)
+        return _show_plan(request, name, read(name, given, _answers(request, group)), group)
     except Invalid as wrong:
-        return _show_form(request, kind, group, given, wrong={wrong.field: str(wrong)})
+        return _show_form(request, name, group, given, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
-        return _show_form(request, kind, group, given, error=_ours(error))
+        return _show_form(request, name, group, given, error=_ours(error))
 
 
 async def execute(request: Request) -> Response:
@@ -108,42 +108,37 @@ async def execute(request: Request) -> Response:
 
 
 def _execute(request: Request, given: Mapping[str, str]) -> Response:
-    kind, group, actions = _kind(request), _group(request, given), _actions(request)
+    name, group, actions = _name(request), _group(request, given), _actions(request)
     planned = {name: text for name, text in given.items() if name not in _ENTERED}
     try:
-        actions.tickets.take(given.get("ticket", ""), kind.name, group, planned)
+        actions.tickets.take(given.get("ticket", ""), name, group, planned)
     except TicketRefused as refused:
-        return show(request, "action_refused.html", status=403, action=kind.name, group=group, text=str(refused))
+        return show(request, "action_refused.html", status=403, action=name, group=group, text=str(refused))
     try:
-        decision = kind.read(planned)
-        store = dashboard_of(request).store
-        deciding = _on(actions, group, actions.store)
+        reason, store = given.get("reason", "").strip(), dashboard_of(request).store
+        answers = _answers(request, group, reason=reason, fence=given.get("fence") == "yes")
+        decision = read(name, planned, answers)
         owner = _owner(store, group)  # nothing that can fail comes after the decision
         if wrong := _wrong(given, group):
-            return _show_plan(request, decision, group, status=400, entered=given, wrong=wrong)
-        by = By(
-            _actor(request, given.get("who", "").strip()),
-            given["reason"].strip(),
-            given.get("fence") == "yes",
-            given["premise"] or None,
-        )
+            return _show_plan(request, name, decision, group, status=400, entered=given, wrong=wrong)
+        by = By(reason, _actor(request, given.get("who", "").strip()), lock_timeout=actions.store.timeouts.lock)
         try:
-            done = decision.execute(deciding, by)
+            done = carry_out(actions.store.database, decision, by, if_plan=given["premise"] or None)
         except (errors.PlanChanged, errors.GroupBusy) as refused:
-            return _show_plan(request, decision, group, status=409, entered=given, error=refused)
+            return _show_plan(request, name, decision, group, status=409, entered=given, error=refused)
     except Invalid as wrong:  # a time that has passed meanwhile
-        return _show_form(request, kind, group, planned, wrong={wrong.field: str(wrong)})
+        return _show_form(request, name, group, planned, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
-        return _show_form(request, kind, group, planned, error=_ours(error))
+        return _show_form(request, name, group, planned, error=_ours(error))
     answer = show(
         request,
         "action_done.html",
-        action=kind.name,
+        action=name,
         group=group,
         decision=decision,
         result=done,
         owner=owner,
-        reason=by.reason,
+        reason=reason,
         shown=SHOWN,
         shown_letters=SHOWN_LETTERS,
     )
@@ -153,7 +148,7 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
 
 def _show_form(
     request: Request,
-    kind: type[Decision],
+    name: str,
     group: str,
     given: Mapping[str, str],
     *,
@@ -161,7 +156,6 @@ def _show_form(
     error: OffsetStoreError | None = None,
 ) -> Response:
     """Ask, with what was entered before, and what was wrong with it."""
-    name = kind.name
     more: dict[str, Any] = {}
     if name in {"replay", "discard"}:
         more["is_chosen"] = names_letters(given)
@@ -186,6 +180,7 @@ def _show_form(
 
 def _show_plan(
     request: Request,
+    name: str,
     decision: Decision,
     group: str,
     *,
@@ -197,10 +192,8 @@ def _show_plan(
     """Show what would happen now, and ask for a reason and the group's name."""
     actions, store = _actions(request), dashboard_of(request).store
     owner = _owner(store, group)
-    # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
-    is_forced = isinstance(decision, ReplayLetters) and decision.forced
-    result = decision.plan(_on(actions, group, actions.store if is_forced else store))
-    planned = decision.fields()
+    result = _planned(actions, store, decision)
+    planned = fields_of(decision)
     if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
         planned["topic_id"] = result.letters[0].topic_id or ""
     rests_on = premise(decision, result)
@@ -214,12 +207,12 @@ def _show_plan(
         request,
         "action_plan.html",
         status=status,
-        action=decision.name,
+        action=name,
         group=group,
         decision=decision,
         planned=planned,
         premise=rests_on,
-        ticket=actions.tickets.issue(decision.name, group, {**planned, "premise": rests_on}),
+        ticket=actions.tickets.issue(name, group, {**planned, "premise": rests_on}),
         result=result,
         owner=owner,
         entered=entered or {},
@@ -230,6 +223,12 @@ def _show_plan(
         shown_letters=SHOWN_LETTERS,
         longest=LONGEST,
     )
+
+
+def _planned(actions: Deciding, store: OffsetStore, decision: Decision) -> Plan:
+    # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
+    is_forced = isinstance(decision, ReplayLetters) and decision.forced
+    return plan_of((actions.store if is_forced else store).database, decision)
 
 
 def _owner(store: OffsetStore, group: str) -> GroupRow:
@@ -253,11 +252,11 @@ def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
     return wrong
 
 
-def _kind(request: Request) -> type[Decision]:
-    kind = DECISIONS.get(request.path_params["action"])
-    if kind is None:
+def _name(request: Request) -> str:
+    name = request.path_params["action"]
+    if name not in DECISIONS:
         raise HTTPException(404)
-    return kind
+    return name
 
 
 def _group(request: Request, given: Mapping[str, str]) -> str:
@@ -282,8 +281,9 @@ def _actions(request: Request) -> Deciding:
     return actions
 
 
-def _on(actions: Deciding, group: str, store: OffsetStore) -> Group:
-    return Group(group, actions.kafka_groups.get(group, group), store, actions.broker)
+def _answers(request: Request, group: str, *, reason: str = "", fence: bool = False) -> Answers:
+    actions = _actions(request)
+    return Answers(group, actions.kafka_groups.get(group, group), actions.broker, reason, fence)
 
 
 def _actor(request: Request, who: str) -> str:

@@ -17,10 +17,12 @@ import pytest
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, LockTimeout, MissingPrivilege
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.decisions import DECISIONS, Group
+from offsetstore.monitoring.dashboard.decisions import DECISIONS, Answers, read
 from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRefused, Tickets
 from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.monitoring.dashboard.views import actions
+from offsetstore.operations.operation import carry_out, plan_of
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
@@ -527,8 +529,8 @@ def test_a_stranger_gets_no_form(store: OffsetStore, broker: StaticBroker, decid
     ):
         browser = Browser(client)
         plan = {"group": GROUP, "to": "earliest"}
-        reset = DECISIONS["reset"].read({"to": "earliest"})
-        planned = {"to": "earliest", "premise": reset.plan(Group(GROUP, GROUP, store, broker)).digest}
+        reset = read("reset", {"to": "earliest"}, Answers(GROUP, GROUP, broker))
+        planned = {"to": "earliest", "premise": plan_of(store.database, reset).digest}
         good = {**plan, **planned, "ticket": deciding.tickets.issue("reset", GROUP, planned), **ANSWER}
         assert browser.open("/actions/reset", group=GROUP).status == 401
         assert browser.open("/actions/reset/plan", **plan).status == 401
@@ -754,13 +756,13 @@ def test_kafka_that_does_not_answer_is_said_so(browser: Browser, broker: StaticB
     ],
 )
 def test_what_the_database_refuses_is_said_so(
-    browser: Browser, deciding: Deciding, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
     def fail(*_arguments: object, **_named: object) -> None:
         raise error
 
     plan = browser.send(browser.open("/actions/pause", group=GROUP))
-    monkeypatch.setattr(deciding.store, "pause", fail)
+    monkeypatch.setattr(actions, "carry_out", fail)
     refused = browser.send(plan, **ANSWER)
     assert refused.status == status
     assert str(error).partition(".")[0] in refused.text
@@ -891,14 +893,13 @@ def test_what_was_done_is_never_shown_as_failed(
 ) -> None:
     """Nothing is asked of the database once the decision is there."""
     plan = browser.send(browser.open("/actions/pause", group=GROUP))
-    pause = DECISIONS["pause"].execute
 
-    def then_fail(*given: Any) -> Any:
-        done = pause(*given)
+    def then_fail(*given: Any, **named: Any) -> Any:
+        done = carry_out(*given, **named)
         monkeypatch.setattr(store, "owner", Mock(side_effect=AssertionError("it was asked")))
         return done
 
-    monkeypatch.setattr(DECISIONS["pause"], "execute", then_fail)
+    monkeypatch.setattr(actions, "carry_out", then_fail)
     answer = browser.send(plan, **ANSWER)
     assert answer.status == 200
     assert "Paused." in answer.text

@@ -1,0 +1,376 @@
+"""Resets: where a group's stored offsets are moved to.
+
+Rows that were set are pinned, so that the decision takes precedence over what Kafka still has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Final, Literal, Self, TypeAlias
+from uuid import uuid4
+
+from offsetstore.errors import ConfigurationError, OffsetMoved, OffsetOutOfRange, UnknownGroup, WrongCluster
+from offsetstore.offsets import (
+    MAX_OFFSET,
+    MAX_PARTITION,
+    BrokerView,
+    OffsetRange,
+    StoredOffset,
+    Suspect,
+    Token,
+    TopicPartition,
+    Watermarks,
+)
+from offsetstore.operations.operation import By, Fencing, History, OwnedPlan, digest_of, held_by, write_token
+from offsetstore.protocol.database import Database, GroupRow, NewOffset, Session
+from offsetstore.protocol.log_evidence import LogLook
+from offsetstore.protocol.numbers import as_offset
+from offsetstore.protocol.ports import BrokerOffsets
+from offsetstore.store.sessions import read_offsets
+
+CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
+SHIFT: Final = "Shift by less, or reset to the earliest."
+NAME_BROKERS: Final = "Pass broker=Broker(...)."
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBy:
+    """A target of a reset: this many offsets forwards, or backwards if negative."""
+
+    offsets: int
+
+    def __post_init__(self) -> None:
+        """Check the number.
+
+        :raises ConfigurationError: it is not whole.
+        """
+        object.__setattr__(self, "offsets", as_offset("ShiftBy.offsets", self.offsets, least=None))
+
+
+ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | datetime | ShiftBy
+"""Where to move partitions: either end of the log, an offset, the first record at or after a time, or by a number."""
+
+Partitions: TypeAlias = Mapping[str, Collection[int] | None] | Literal["all"] | None
+"""What a reset moves: partitions by topic, ``None`` for all that have a stored offset; or those of all topics."""
+
+_NAMED: Final = 8  # partitions that an error names
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a reset does to one partition, whose ``row`` is what is stored; without Kafka ``log`` is ``None``."""
+
+    topic_partition: TopicPartition
+    row: StoredOffset
+    to_offset: int
+    log: Watermarks | None
+
+    @property
+    def from_offset(self) -> int:
+        """The offset that is stored."""
+        return self.row.next_offset
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """Evidence that the log lost records below it: the reset accepts that, wherever it goes."""
+        return self.row.suspect
+
+    @property
+    def shift(self) -> int:
+        """How many offsets it moves by, negative for backwards."""
+        return self.to_offset - self.from_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Reset(OwnedPlan):
+    """What a reset did; for a dry run, what it would have done to the offsets stored at that moment.
+
+    ``replayed_letters`` is how many dead letters among the records that are read again were replayed: their rows are in
+    the results, and would be written twice.
+    """
+
+    group: str
+    moves: tuple[Move, ...]
+    replayed_letters: int = 0
+
+    @property
+    def read_again(self) -> int:
+        """How many offsets the next start reads again: their results are stored twice, unless they are removed."""
+        return sum(max(0, -move.shift) for move in self.moves)
+
+    @property
+    def passed_over(self) -> int:
+        """How many offsets the next start passes over."""
+        return sum(max(0, move.shift) for move in self.moves)
+
+    @property
+    def losses(self) -> dict[TopicPartition, Suspect]:
+        """The evidence of loss that the reset clears, so that starts are no longer refused because of it."""
+        return {move.topic_partition: move.suspect for move in self.moves if move.suspect is not None}
+
+    @property
+    def fenced(self) -> GroupRow | None:
+        """The job that can no longer write, live or silent; ``None`` if the last one had left, and for a dry run."""
+        return self.owner if self.executed and self.owner is not None and self.owner.alive_for is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResetOffsets(Fencing[Reset]):
+    """Set stored offsets; see `OffsetStore.reset` for the arguments.
+
+    Kafka is asked before anything is locked. The decision is made under the locks: they show what a job has stored by
+    then and whether one is live.
+    """
+
+    target: Mapping[TopicPartition, int] | ResetTarget
+    partitions: Partitions = None
+    from_offset: int | None = None
+    broker: BrokerOffsets | None = None
+    kafka_group: str | None = None
+    view: BrokerView | None = None
+    seen: Mapping[TopicPartition, StoredOffset] = field(default_factory=dict[TopicPartition, StoredOffset])
+    """What was stored before Kafka was asked. If a job has advanced since, it has read those records, so the log ends
+    no earlier than there."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid arguments, before the database or Kafka is asked.
+
+        :raises ConfigurationError: naming the argument.
+        """
+        super().__post_init__()
+        if self.from_offset is not None:
+            object.__setattr__(self, "from_offset", as_offset("from_offset", self.from_offset, most=MAX_OFFSET))
+        if isinstance(self.target, Mapping):
+            object.__setattr__(self, "target", _offsets(self.target))
+            if self.partitions is not None:
+                raise ConfigurationError(
+                    "a reset names its partitions twice: with their offsets, and in partitions=",
+                    next_step="Leave out partitions=.",
+                )
+            return
+        if not self.partitions:
+            raise ConfigurationError(
+                "a reset names no partitions", expected='partitions={"payments": None}, {"payments": [0, 2]}, or "all"'
+            )
+        if isinstance(self.partitions, str) and self.partitions != "all":
+            raise ConfigurationError(
+                'the partitions of a reset must be "all", or numbers by topic', found=repr(self.partitions)
+            )
+        if isinstance(self.target, str) and self.target not in {"earliest", "latest"}:
+            raise ConfigurationError("unknown reset target", found=repr(self.target), expected='"earliest" or "latest"')
+        if isinstance(self.target, datetime) and self.target.tzinfo is None:
+            raise ConfigurationError(
+                "the target of a reset is a time without a zone",
+                found=self.target.isoformat(),
+                expected="a datetime with tzinfo, such as UTC",
+            )
+        if not isinstance(self.target, (str, datetime, ShiftBy)):
+            target = as_offset("the offset to reset to", self.target, most=MAX_OFFSET)
+            object.__setattr__(self, "target", target)
+        if self.broker is None and isinstance(self.target, (str, datetime)):
+            raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NAME_BROKERS)
+
+    def asked(self, database: Database) -> Self:
+        """See `Operation`."""
+        if self.broker is None:
+            return self
+        seen = read_offsets(database, self.group)
+        topics = sorted({tp.topic for tp in self._chosen(seen)})
+        timestamp_ms = int(self.target.timestamp() * 1000) if isinstance(self.target, datetime) else None
+        view = self.broker.view(self.kafka_group or self.group, topics, timestamp_ms=timestamp_ms)
+        return replace(self, view=view, seen=seen)
+
+    def plan(self, session: Session) -> Reset:
+        """Decide where each partition goes from what is stored now.
+
+        :raises OffsetOutOfRange, WrongCluster, ConfigurationError, UnknownGroup: as `OffsetStore.reset`.
+        """
+        owner, rows = session.group(self.group), session.read_partitions(self.group)
+        moves = tuple(self._move(tp, rows[tp]) for tp in self._chosen(rows))
+        again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
+        replayed = session.count_replayed(self.group, again) if again else 0
+        held = held_by(owner, {one.topic_partition: one.from_offset for one in moves})
+        is_live = owner is not None and owner.is_live
+        # Whether it goes back is told beside: a job that advances, or a log that is cut off, can turn it round.
+        to = [(self._place(one, is_live=is_live), one.shift < 0) for one in moves]
+        losses = [one.suspect for one in moves]
+        digest = digest_of("reset", self.group, held, to, replayed, losses)
+        return Reset(self.group, moves, replayed, owner=owner, digest=digest)
+
+    def write(self, session: Session, plan: Reset, by: By) -> History:
+        """See `Operation`."""
+        assert plan.owner is not None  # its row is locked
+        token = Token(plan.owner.token.epoch + 1, uuid4())
+        write_token(session, self.group, token, by.who)
+        # With from_offset= it is a repair, and decides nothing about other applications.
+        keep = self.from_offset is not None
+        new = {one.topic_partition: _decided_offset(one, keep_contested=keep) for one in plan.moves}
+        session.set_partitions(self.group, token, new)
+        lines = [
+            by.event("reset", token, of=one.topic_partition, offsets=(one.from_offset, one.to_offset))
+            for one in plan.moves
+        ]
+        return {self.group: lines}
+
+    def _chosen(self, rows: Mapping[TopicPartition, StoredOffset]) -> list[TopicPartition]:
+        """Return the partitions to move, in order.
+
+        :raises UnknownGroup: the store has no offsets of the group.
+        :raises ConfigurationError: it has none for a partition that was named.
+        """
+        if not rows:
+            raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
+        if isinstance(self.target, Mapping):
+            _expect_rows(self.group, rows, self.target)
+            return sorted(self.target)
+        if isinstance(self.partitions, str):
+            return sorted(rows)
+        chosen: set[TopicPartition] = set()
+        for topic, numbers in (self.partitions or {}).items():
+            there = {tp for tp in rows if tp.topic == topic}
+            if not topic or not all(0 <= number <= MAX_PARTITION for number in numbers or ()):
+                raise ConfigurationError(
+                    "not partitions of a topic",
+                    found=f"{topic!r}, {sorted(numbers or ())}",
+                    expected="a name, and numbers from 0 to 2**31 - 1",
+                )
+            asked = there if numbers is None else {TopicPartition(topic, number) for number in numbers}
+            if not there:
+                raise _unknown_topic(self.group, rows, topic)
+            if asked - there:
+                raise unknown_partition(self.group, rows, min(asked - there))
+            chosen |= asked
+        return sorted(chosen)
+
+    def _place(self, move: Move, *, is_live: bool) -> int | str:
+        """Where an offset goes, in words where the number changes by itself: with the log, or a live job's offset."""
+        if self.target == "latest":
+            return "latest"
+        if isinstance(self.target, datetime) and move.log is not None and move.to_offset == move.log.end:
+            return "end"  # no record is that young
+        return f"{move.shift:+d}" if is_live and isinstance(self.target, ShiftBy) else move.to_offset
+
+    def _move(self, tp: TopicPartition, row: StoredOffset) -> Move:
+        view, seen = self.view, self.seen.get(tp)
+        if self.from_offset is not None and row.next_offset != self.from_offset:
+            raise OffsetMoved(
+                "the stored offset does not match from_offset; nothing was written",
+                topic_partition=tp,
+                found=row.next_offset,
+                expected=self.from_offset,
+            )
+        log = None if view is None else _log_of(tp, row, view)
+        if log is not None and (seen is None or seen.next_offset < row.next_offset):
+            log = Watermarks(log.beginning, max(log.end, row.next_offset))
+        new = self._offset(tp, row.next_offset, log)
+        if not 0 <= new <= MAX_OFFSET:
+            what = "the shift goes below offset 0" if new < 0 else "the shift goes above the largest offset"
+            raise OffsetOutOfRange(what, topic_partition=tp, found=new, expected="0 to 2**63 - 1", next_step=SHIFT)
+        if log is not None and not log.beginning <= new <= log.end:
+            what = f"the log does not hold offset {new}"
+            held = f"from {log.beginning} to {log.end}"
+            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=CHOOSE)
+        return Move(tp, row, new, log)
+
+    def _offset(self, tp: TopicPartition, stored: int, log: Watermarks | None) -> int:
+        match self.target:
+            case int():
+                return self.target
+            case ShiftBy():
+                return stored + self.target.offsets
+            case Mapping():
+                return self.target[tp]
+            case _:
+                assert log is not None
+                assert self.view is not None
+        if isinstance(self.target, datetime):
+            at = (self.view.timestamps or {})[tp]
+            # The end, where no record is that young: the log has grown since, if a job has read on.
+            return log.end if at == self.view.topics[tp.topic].partitions[tp.partition].end else at
+        return log.beginning if self.target == "earliest" else log.end
+
+
+def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermarks:
+    if row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
+        raise WrongCluster(
+            "the stored offset belongs to another Kafka cluster",
+            topic_partition=tp,
+            found=view.cluster_id,
+            expected=row.cluster_id,
+        )
+    topic = view.topics.get(tp.topic)
+    if topic is None:
+        raise ConfigurationError(
+            "a job has stored an offset of another topic since Kafka was asked; nothing was written",
+            topic_partition=tp,
+            next_step="Repeat the reset.",
+        )
+    log = topic.partitions.get(tp.partition)
+    if log is None:
+        raise ConfigurationError(
+            "Kafka does not have this partition", topic_partition=tp, next_step="Name only partitions that it has."
+        )
+    return log
+
+
+def pinned(row: StoredOffset, offset: int, *, keep_contested: bool) -> NewOffset:
+    """A decision's offset, which counts more than what Kafka has."""
+    return NewOffset(offset, row.topic_id, row.cluster_id, pinned=True, contested=keep_contested and row.contested)
+
+
+def _decided_offset(move: Move, *, keep_contested: bool) -> NewOffset:
+    """The offset of a reset, which accepts the evidence that its plan shows: a truncation that nobody has seen is none.
+
+    So the pair stays, unless there was evidence: what it says of its offset holds of each smaller one. If Kafka was
+    asked, the pair is of the new offset, unless the leader has changed since the row's: that is for a claim to check.
+    """
+    row = move.row
+    new = pinned(row, move.to_offset, keep_contested=keep_contested)
+    pair = row.pair if row.suspect is None else None
+    if pair is not None:
+        pair = pair._replace(offset=min(pair.offset, move.to_offset))
+    if move.log is not None:
+        pair = LogLook().pair(move.topic_partition, replace(row, pair=pair), move.to_offset, move.log)
+    return replace(new, pair=pair)
+
+
+def _offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    if not offsets:
+        raise ConfigurationError("a reset names no partitions", expected="an offset for each partition to reset")
+    return {tp: as_offset(f"the offset of {tp}", offset, most=MAX_OFFSET) for tp, offset in offsets.items()}
+
+
+def _expect_rows(
+    group: str, rows: Mapping[TopicPartition, StoredOffset], offsets: Mapping[TopicPartition, int]
+) -> None:
+    """Refuse partitions without a row: a misspelt topic would silently get one."""
+    unknown = sorted(offsets.keys() - rows.keys())
+    if unknown:
+        raise unknown_partition(group, rows, unknown[0])
+
+
+def unknown_partition(group: str, rows: Iterable[TopicPartition], tp: TopicPartition) -> ConfigurationError:
+    """The error for a partition that has no row."""
+    of_topic = sorted(one for one in rows if one.topic == tp.topic)
+    if not of_topic:
+        return _unknown_topic(group, rows, tp.topic)
+    more = f" and {len(of_topic) - _NAMED} more" if len(of_topic) > _NAMED else ""
+    return ConfigurationError(
+        f"the store has no offset of this partition for group {group!r}",
+        topic_partition=tp,
+        expected=", ".join(map(str, of_topic[:_NAMED])) + more,
+        next_step="Correct the partition; it gets its row from a claim.",
+    )
+
+
+def _unknown_topic(group: str, rows: Iterable[TopicPartition], topic: str) -> ConfigurationError:
+    topics = sorted({tp.topic for tp in rows})
+    near = get_close_matches(topic, topics)
+    return ConfigurationError(
+        f"the store has no offsets of topic {topic!r} for group {group!r}",
+        expected=", ".join(topics),
+        next_step=(f"Did you mean {', '.join(near)}? " if near else "") + "Correct the topic; a claim makes its rows.",
+    )
