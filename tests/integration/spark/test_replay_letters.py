@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, Claim, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Claim, DeadLetters, LetterFilter, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, StaleClaim
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES, rejecting
@@ -185,46 +185,6 @@ def test_an_older_row_replaces_no_newer_one_unless_it_is_forced_to(world: World,
     with world.claim(topic) as claim:
         assert sink(claim, into, transform).drain(world.spark) == 1
     assert world.database.rows("SELECT name, amount FROM latest") == [("a", 7)]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_letter_ahead_of_the_job_is_left_to_the_job(world: World, offsetstore_topic: NewTopic) -> None:
-    """After a reset the job reads the record itself: a replay would write it twice."""
-    world.database.execute(EVENTS)
-    world.database.execute(SHORT)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "long"])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
-    world.store.reset(world.group, {TopicPartition(topic, 0): 1}, reason="again")
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
-
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-
-    assert world.database.column(VALUES) == ["a", "long"]
-    assert world.database.rows(STATES) == [(1, "superseded")]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_parent_and_child_are_replayed_together_whatever_their_order(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute("CREATE TABLE people (id int PRIMARY KEY CHECK (id <> 9), boss int REFERENCES people)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["1,", "5,9", "9,", "2,1"])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        parts = F.split(F.col("value").cast("string"), ",")
-        return batch.select(
-            parts[0].cast("int").alias("id"), F.expr("try_cast(split(string(value), ',')[1] AS int) AS boss"), "_kafka"
-        )
-
-    world.run(world.claim(topic), transform, Append("people"), dead_letters=AT_ONCE)
-    assert world.database.rows("SELECT id FROM people ORDER BY 1") == [(1,), (2,)]
-    world.database.execute("ALTER TABLE people DROP CONSTRAINT people_id_check")
-
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="nine is allowed")
-    with world.claim(topic) as claim:
-        assert sink(claim, Append("people"), transform).drain(world.spark) == 2
-    assert world.database.rows("SELECT id FROM people ORDER BY 1") == [(1,), (2,), (5,), (9,)]
 
 
 @pytest.mark.behaviour("DLQ-7")
