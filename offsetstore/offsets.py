@@ -9,7 +9,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 from uuid import UUID
 
 MAX_OFFSET = 2**63 - 1
@@ -93,12 +93,15 @@ class OffsetRange:
         return self.from_ < self.until
 
 
-def count_offsets(ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
+
+
+def count_offsets(ranges: Ranges) -> int:
     """Return the number of offsets in all of the ranges."""
     return sum(range_.size for range_ in ranges.values())
 
 
-def describe(ranges: Mapping[TopicPartition, OffsetRange], most: int = 8) -> str:
+def describe(ranges: Ranges, most: int = 8) -> str:
     """Name the partitions and their ranges, for a message: of more than ``most`` the first ones."""
     named = [f"{tp} {range_}" for tp, range_ in sorted(ranges.items())]
     more = f" and {len(named) - most} more" if len(named) > most else ""

@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from offsetstore.errors import RowsRefused
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.letters import Failed, NewLetter
 from offsetstore.protocol.marking import Marking
@@ -31,7 +31,6 @@ UNNAMED: Final = ""
 """The name of the output if there is only one."""
 
 Decisions: TypeAlias = "Mapping[TopicPartition, Decision]"
-Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
 Record: TypeAlias = tuple[TopicPartition, int]
 """A record: its partition and its offset."""
 

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition, count_offsets
+from offsetstore.offsets import OffsetRange, Pause, Ranges, Token, TopicPartition, count_offsets
 from offsetstore.protocol.starting import StartingOffsets
 
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
 """How a micro-batch ended; see `BatchEnded`."""
-
-Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
