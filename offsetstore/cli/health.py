@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import print_json, print_lines
-from offsetstore.cli.pause import document as pause_document
+from offsetstore.cli.output import document, print_json, print_lines
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_health import GroupHealth, LagLimit, judge_group
 from offsetstore.operations.lag import Lag
@@ -60,13 +58,8 @@ def health(
     token: str | None,
     group: str | None,
     max_lag: LagLimit | None,
-    bootstrap_servers: str | None,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    kafka_group: str | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Ask a job's process, or the database, whether a job is well.
@@ -111,13 +104,13 @@ def health(
     if port is not None:
         _ask_process(host, port, token, ready=ready, format_=format_)
     assert group is not None
-    if max_lag is not None and not bootstrap_servers:
+    if max_lag is not None and not kafka.bootstrap_servers:
         raise click.UsageError("--max-lag needs --bootstrap-servers.")
     measured: Lag | None = None
-    with options.open_store(url, schema) as store:
-        if max_lag is not None and bootstrap_servers:
-            broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
-            measured = store.lag([group], broker, kafka_groups={group: kafka_group} if kafka_group else None)
+    with database.open() as store:
+        if max_lag is not None:
+            names = {group: kafka.group} if kafka.group else None
+            measured = store.lag([group], kafka.connect(), kafka_groups=names)
         state = store.group_state(group)
     if not state.is_known:
         fail_unknown(group)
@@ -164,16 +157,8 @@ def _read(answer: bytes) -> dict[str, Any]:
 def _print_group(found: GroupHealth, format_: str) -> None:
     state, lag = found.state, found.lag
     if format_ == "json":
-        print_json(
-            {
-                "group": state.group,
-                "well": found.is_well,
-                "problems": list(found.problems),
-                "paused": pause_document(state.pause),
-                "lag": None if lag is None else lag.records,
-                "behind_seconds": None if lag is None else lag.seconds,
-            }
-        )
+        keys = "group=state.group well=is_well problems paused=state.pause lag=lag.records behind_seconds=lag.seconds"
+        print_json(document(found, keys))
         return
     print_lines(f"Group {state.group} is {'well' if found.is_well else 'not well'}.")
     print_lines(*(f"{one}: {_PROBLEMS[one]}" for one in found.problems))

@@ -16,7 +16,7 @@ _LOST: Final = (
 )
 _LEFT: Final = f"{_UNIT}test_group_checks.py::test_requested_letters_that_the_job_does_not_replay_need_attention"
 _TOLD: Final = (
-    "tests/unit/cli/test_group_commands.py::"
+    "tests/integration/commands/test_group_commands.py::"
     "test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag"
 )
 _SERIES: Final = (
@@ -24,11 +24,11 @@ _SERIES: Final = (
     "test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_and_no_lag"
 )
 _PAGE: Final = (
-    "tests/unit/monitoring/dashboard/test_groups.py::"
+    "tests/integration/pages/test_groups.py::"
     "test_a_log_that_lost_records_is_told_while_it_is_too_short_and_when_it_has_grown"
 )
 _REPLAYED_BY_NONE: Final = (
-    "tests/unit/cli/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
+    "tests/integration/commands/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
 )
 
 LOSS: Final[tuple[Mutant, ...]] = (
@@ -99,13 +99,17 @@ LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "lag-command-of-a-log-that-is-too-short",
         ("_notes", "if part.beyond_end: ...", "if part.beyond_end < 0: ..."),
-        tests=("tests/unit/cli/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",),
+        tests=(
+            "tests/integration/commands/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",
+        ),
         why="The command would only leave the lag out, and not say why.",
     ),
     mutant(
         "lag-command-of-a-log-that-has-grown",
         ("_notes", "if part.is_suspect: ...", "if not part: ..."),
-        tests=("tests/unit/cli/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",),
+        tests=(
+            "tests/integration/commands/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",
+        ),
         why="The command would show a lag as if all were well.",
     ),
     mutant(
