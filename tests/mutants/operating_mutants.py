@@ -190,7 +190,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     *(
         mutant(
-            f"plan-of-a-command-{kind}",
+            f"plan-of-a-command-with-{kind.replace('_', '-')}",
             (
                 f"{kind}_options",
                 "How(**..., if_plan=given.pop('if_plan'))",

@@ -10,7 +10,8 @@ _UNIT: Final = "tests/unit/operations/"
 _BEYOND: Final = (
     f"{_UNIT}test_reads.py::test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread"
 )
-_NEVER_0: Final = f"{_UNIT}test_lag.py::test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0"
+_LAGS: Final = "tests/integration/operations/test_lag.py::"
+_NEVER_0: Final = f"{_LAGS}test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0"
 _LOST: Final = (
     f"{_UNIT}test_group_checks.py::test_a_log_that_lost_records_is_bad_while_it_is_too_short_and_when_it_has_grown"
 )
@@ -20,7 +21,7 @@ _TOLD: Final = (
     "test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag"
 )
 _SERIES: Final = (
-    "tests/unit/monitoring/test_exporter.py::"
+    "tests/integration/operations/test_exporter.py::"
     "test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_and_no_lag"
 )
 _PAGE: Final = (
@@ -69,7 +70,7 @@ LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "health-of-a-log-that-has-grown",
         ("judge_group", "one.suspect or one.beyond_end", "one.beyond_end"),
-        tests=(f"{_UNIT}test_lag.py::test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well",),
+        tests=(f"{_LAGS}test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well",),
         why="The same once the log has grown again.",
     ),
     mutant(

@@ -1,4 +1,4 @@
-"""What ``lag`` prints, and when it fails; how lags are measured is the store's (tests/unit/operations/test_lag.py)."""
+"""What ``lag`` prints, and when it fails; how lags are measured: tests/integration/operations/test_lag.py."""
 
 from __future__ import annotations
 

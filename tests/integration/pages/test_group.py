@@ -19,6 +19,7 @@ from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard.rendering import NOTHING
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
+from offsetstore.operations.people import people
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
@@ -145,7 +146,7 @@ def test_curves_are_drawn_from_the_samples(store: OffsetStore, server: Dashboard
             at=at, stored=100 * number, lag=50 - number, batches=number, batch_seconds=2.5 * number, epoch=1
         )
         with transaction(store.database, name="a test") as session:
-            session.record_samples({"billing": sample})
+            people(session).record_samples({"billing": sample})
     page = show(client, span="5m")
     lag, (times, lags) = curve_of(page, "lag")
     assert lag == "Lag: now 45, peak 50."

@@ -20,6 +20,7 @@ from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
 from offsetstore.operations.group_health import Condition, condition
 from offsetstore.operations.lag import GroupLag, PartitionLag, TopicLag
+from offsetstore.operations.people import people
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.runs import Ending
 from offsetstore.protocol.samples import Sample
@@ -246,7 +247,7 @@ def sampled(store: OffsetStore, group: str, stored: list[int | None]) -> None:
         if offset is not None:
             at = now - timedelta(seconds=10 * (len(stored) - 1 - number))
             with transaction(store.database, name="a test") as session:
-                session.record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
+                people(session).record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
 
 
 def test_trends_come_from_the_samples(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
