@@ -18,7 +18,6 @@ from offsetstore.spark.tuning import MANAGER, READER
 
 OURS: Final[dict[str, dict[str, Any]]] = {
     "batch": {},
-    "staged": {"staging": "always"},
     "partition": {"atomicity": "partition"},
 }
 """The sink's arguments."""
@@ -85,7 +84,7 @@ class Jobs:
             return options
         recommended = tuned(self._spark, options)
         if settings in {"wait", "poll", "fetch"}:  # one after the other, in `READER`'s order
-            names = list(READER)[: {"wait": 1, "poll": 2, "fetch": None}[settings]]
+            names = list(READER)[: {"wait": 1, "poll": 2, "fetch": 4}[settings]]
             return options | {name: READER[name] for name in names}
         conf.set(MANAGER, FILE_SYSTEM)
         if settings == "jar":

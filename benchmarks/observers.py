@@ -32,7 +32,7 @@ from offsetstore.local.spark.launch import local_session, stop_session
 from offsetstore.monitoring import Metrics, Tracing
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.events import BatchStarted, BatchWritten, ClaimTaken, Event
+from offsetstore.protocol.events import BatchEnded, BatchStarted, ClaimTaken, Event
 from offsetstore.protocol.observers import Observer, Observers
 
 ROUNDS: Final = 2_000
@@ -79,7 +79,7 @@ class _Timed:
         for other in self._others:
             other.on(event)
         self._spent += time.perf_counter() - began
-        if isinstance(event, BatchWritten):
+        if isinstance(event, BatchEnded):
             self.seconds.append(self._spent)
 
 
@@ -95,7 +95,7 @@ def events(partitions: int) -> None:
         for _ in range(ROUNDS):
             began = time.perf_counter()
             told.on(BatchStarted(**batch))
-            told.on(BatchWritten(**batch, rows={"": 100 * partitions}, seconds=seconds))
+            told.on(BatchEnded(**batch, outcome="written", rows={"": 100 * partitions}, seconds=seconds))
             spent.append((time.perf_counter() - began) * 1e6)
         print(f"{partitions} partitions, {name}: {median(spent):.0f} µs a batch", flush=True)
 

@@ -24,7 +24,6 @@ TITLES: Final = {
 _JOBS: Final = {
     "noop": "noop: Spark writes nothing",
     "batch": "offsetstore, batch",
-    "staged": 'offsetstore, batch, `staging="always"`',
     "partition": "offsetstore, partition",
     "jdbc": "Spark's JDBC writer, at least once",
     "copy": "COPY of bytes that are encoded already",

@@ -47,8 +47,8 @@ _MEMORY: Final = ("memory",)
 _Plan: TypeAlias = "Mapping[str, tuple[str, ...]]"
 _BOTH: Final = ("defaults", "tuned")
 _TUNED: Final = ("tuned",)
-_BULK: Final[_Plan] = {"noop": _BOTH, "batch": _BOTH, "partition": _BOTH, "staged": _BOTH, "jdbc": _BOTH}
-_LARGE: Final[_Plan] = {"noop": _TUNED, "batch": _TUNED, "staged": _TUNED}
+_BULK: Final[_Plan] = {"noop": _BOTH, "batch": _BOTH, "partition": _BOTH, "jdbc": _BOTH}
+_LARGE: Final[_Plan] = {"noop": _TUNED, "batch": _TUNED}
 _COPY: Final[_Plan] = {"copy": _MEMORY, "append": _MEMORY}
 _MERGE: Final[_Plan] = {"merge by hand": _MEMORY, "upsert": _MEMORY}
 _STEADY: Final[_Plan] = {
@@ -167,7 +167,7 @@ class Bench:
 
     def _watch(self, shape: Shape) -> None:
         """Note what each way takes in memory."""
-        for job in ("noop", "partition", "staged", "batch"):
+        for job in ("noop", "partition", "batch"):
             self._prepare(shape)
             peaks = peaks_of(shape, job, self._servers, self._url)
             self._check(shape, job)

@@ -32,7 +32,7 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.events import Event, MirrorCopied
+from offsetstore.protocol.events import Event, MirrorTried
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.testing.broker import StaticBroker
 
@@ -387,7 +387,7 @@ class Copies:
 
     def on(self, event: Event) -> None:
         """Add them up."""
-        if isinstance(event, MirrorCopied):
+        if isinstance(event, MirrorTried):
             self.copied += len(event.offsets)
 
 

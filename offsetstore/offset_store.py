@@ -172,7 +172,8 @@ class OffsetStore:
         except OffsetStoreError as error:
             error.while_(f"claiming group {group!r} for {', '.join(request.topics)}")
             raise
-        self._claims.append(claim)
+        # One that is closed, and well, is let go: it holds what it started from, of ten thousand partitions 10 MB.
+        self._claims = [*(one for one in self._claims if not one.is_closed or one.close_error is not None), claim]
         return claim
 
     def transaction(

@@ -12,7 +12,7 @@ import click
 
 from offsetstore.cli.output import Column, print_table
 from offsetstore.demo.flights import ALL
-from offsetstore.demo.job_settings import Atomicity, Staging
+from offsetstore.demo.job_settings import Atomicity
 from offsetstore.demo.kills import POINTS, JobName
 from offsetstore.demo.report import equation, summary, write_report
 from offsetstore.demo.run import Plan, is_proven, run_demo
@@ -45,13 +45,6 @@ _LEAST_GOOD = 10  # flights for each broken one
     help="One transaction for a micro-batch, or one for each of its Kafka partitions, in parallel.",
 )
 @click.option(
-    "--staging",
-    type=click.Choice(get_args(Staging)),
-    default="auto",
-    show_default=True,
-    help="Whether executors copy a batch into staging tables, in parallel, from which the driver moves it.",
-)
-@click.option(
     "--poison",
     type=click.IntRange(0),
     default=0,
@@ -76,7 +69,6 @@ def demo(
     flights: int,
     only: str | None,
     atomicity: Atomicity,
-    staging: Staging,
     poison: int,
     dashboard: bool,
     output: Path,
@@ -99,7 +91,7 @@ def demo(
     logs.mkdir(parents=True)
     jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
     with open_screen() as screen:
-        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, staging, poison, dashboard), screen, logs)
+        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, poison, dashboard), screen, logs)
     click.echo()
     (head, *jobs_of), rows = summary(produced, results)
     print_table([Column(head), *(Column(name, number=True) for name in jobs_of)], rows)

@@ -9,9 +9,8 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import print_lines
-from offsetstore.monitoring.addresses import url_host
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
-from offsetstore.monitoring.text_server import TextServer
+from offsetstore.monitoring.web import Server, serving_text, url_host
 from offsetstore.offset_store import OffsetStore
 
 
@@ -75,7 +74,7 @@ def exporter(
         kafka_groups=kafka_groups,
         max_partition_series=max_partition_series,
     )
-    server = TextServer(lambda: made.text, host=host, port=port)
+    server = Server(serving_text(lambda: made.text), host=host, port=port)
     try:
         made.refresh()  # settings that are invalid end it here
         server.start()

@@ -79,8 +79,8 @@ def grants(
     Runs nothing and needs no database. Pass the output to psql, as the owner of the tables, after every
     `offsetstore migrate`: new tables need grants of their own.
 
-    The job's role reads and writes offsetstore's tables, and creates and drops its own tables in the schema
-    offsetstore_staging; it may run no DDL elsewhere. If each job has a role of its own, run this for each role.
+    The job's role reads and writes offsetstore's tables; it may run no DDL. If each job has a role of its own, run this
+    for each role.
 
     --append and --upsert add what the role needs on the tables of its results: USAGE on the schema, the privileges on
     the table, USAGE on the sequences of its defaults, and TEMPORARY on the database where rows go through a temporary

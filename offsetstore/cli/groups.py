@@ -11,9 +11,10 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.exits import decide
 from offsetstore.cli.output import columns, document, print_digest, print_json, print_lines, print_losses, print_table
+from offsetstore.operations.group_status import in_words
 from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.operations.operation import Decided
-from offsetstore.protocol.database import GroupRow, ListedGroup
+from offsetstore.protocol.database import GroupRow
 from offsetstore.text import counted, short, visible
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -21,7 +22,7 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 _COLUMNS = columns("group, state, #epoch, #partitions, #changed, #letters, topics")
 _OFFSETS = columns("partition, #stored")
 _KEYS = (
-    "group state epoch=owner.token.epoch owner=owner.owner claimed_at=owner.claimed_at "
+    "group state=owner.state epoch=owner.token.epoch owner=owner.owner claimed_at=owner.claimed_at "
     "heartbeat_age_seconds=owner.alive_for paused=owner.pause partitions topics changed_seconds_ago=advanced_for "
     "dead_letters"
 )
@@ -38,10 +39,10 @@ def groups() -> None:
 def list_groups(*, database: options.Database, format_: str) -> None:
     """List all consumer groups of the store.
 
-    A group is "live" while its job sends heartbeats, "failed" if an error has ended the last job, "silent" if its
-    heartbeats have stopped without notice, "left" if it has ended in good order or an operator has decided something
-    since. "changed" is the time since a stored offset last changed. "epoch" is the number of the last claim or
-    decision: `offsetstore status --help`.
+    A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, "silent" if its
+    heartbeats stopped without notice, "fenced" if the group was taken from it, "ended" if it ended in good order or an
+    operator has decided something since. "changed" is the time since a stored offset last changed. "epoch" is the
+    number of the last claim or decision: `offsetstore status --help`.
     "letters" counts open dead letters. A name that was given up, or deleted, has no partitions.
 
     \b
@@ -57,14 +58,14 @@ def list_groups(*, database: options.Database, format_: str) -> None:
     with database.open() as store:
         found = store.groups()
     if format_ == "json":
-        print_json({"groups": [document(one, _KEYS, state=_state(one)) for one in found]})
+        print_json({"groups": [document(one, _KEYS) for one in found]})
         return
     print_table(
         _COLUMNS,
         [
             (
                 one.group,
-                f"{_state(one)}, paused" if one.owner.pause is not None else _state(one),
+                in_words(one.owner),
                 one.owner.token.epoch,
                 one.partitions,
                 None if one.advanced_for is None else short(one.advanced_for),
@@ -280,11 +281,3 @@ def _print_only_planned(word: str, fenced: GroupRow | None, digest: str, *, forc
 
 def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:
     return [document(tp, "topic partition stored", stored=offset) for tp, offset in done.offsets.items()]
-
-
-def _state(one: ListedGroup) -> str:
-    if one.owner.ending == "failed":
-        return "failed"
-    if one.owner.ending is not None or one.owner.alive_for is None:
-        return "left"
-    return "live" if one.owner.is_live else "silent"

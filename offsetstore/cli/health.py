@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final, NoReturn, cast
@@ -13,8 +14,9 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import document, print_json, print_lines
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_health import GroupHealth, LagLimit, judge_group
-from offsetstore.operations.lag import Lag
+from offsetstore.operations.group_status import LagLimit, Problem, judge_group
+from offsetstore.operations.lag import GroupLag, Lag
+from offsetstore.operations.reads import GroupState
 from offsetstore.text import short
 
 _SECONDS: Final = 10.0
@@ -116,9 +118,10 @@ def health(
         fail_unknown(group)
     if measured is not None and measured.broker_error is not None:
         raise measured.broker_error
-    found = judge_group(state, measured.groups.get(group) if measured else None, limit=max_lag)
-    _print_group(found, format_)
-    raise click.exceptions.Exit(ExitCode.OK if found.is_well else ExitCode.NO)
+    lag = measured.groups.get(group) if measured else None
+    problems = judge_group(state, lag, limit=max_lag)
+    _print_group(state, lag, problems, format_)
+    raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 
 
 def _ask_process(host: str, port: int, token: str | None, *, ready: bool, format_: str) -> NoReturn:
@@ -154,14 +157,15 @@ def _read(answer: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _print_group(found: GroupHealth, format_: str) -> None:
-    state, lag = found.state, found.lag
+def _print_group(state: GroupState, lag: GroupLag | None, problems: Sequence[Problem], format_: str) -> None:
     if format_ == "json":
-        keys = "group=state.group well=is_well problems paused=state.pause lag=lag.records behind_seconds=lag.seconds"
-        print_json(document(found, keys))
+        keys = "group well problems paused=pause lag behind_seconds"
+        behind = None if lag is None else lag.seconds
+        records = None if lag is None else lag.records
+        print_json(document(state, keys, well=not problems, problems=problems, lag=records, behind_seconds=behind))
         return
-    print_lines(f"Group {state.group} is {'well' if found.is_well else 'not well'}.")
-    print_lines(*(f"{one}: {_PROBLEMS[one]}" for one in found.problems))
+    print_lines(f"Group {state.group} is {'not well' if problems else 'well'}.")
+    print_lines(*(f"{one}: {_PROBLEMS[one]}" for one in problems))
     if state.pause is not None:
         print_lines(f"It is {state.pause}.")
     if lag is not None and lag.records is not None:

@@ -15,7 +15,7 @@ from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import columns, document, print_error, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_health import LagLimit, judge_lag
+from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, state_of
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.text import short
 
@@ -174,9 +174,10 @@ def _notes(name: str, topic: TopicLag) -> Iterator[str]:
 
 def _topic_rows(found: Lag) -> Iterator[tuple[object, ...]]:
     for group, one in found.groups.items():
+        state = in_words(one.owner, state_of(one, found.store.at))
         for name, topic in one.topics.items():
             behind = _behind(topic)
-            yield group, _state(one), name, len(topic.partitions), topic.records, behind, topic.headroom
+            yield group, state, name, len(topic.partitions), topic.records, behind, topic.headroom
 
 
 def _partition_rows(found: Lag) -> Iterator[tuple[object, ...]]:
@@ -186,11 +187,6 @@ def _partition_rows(found: Lag) -> Iterator[tuple[object, ...]]:
                 stored = part.stored.next_offset if part.stored else None
                 end = part.log.end if part.log else None
                 yield group, f"{name}-{number}", stored, end, part.records, _behind(part), part.headroom
-
-
-def _state(one: GroupLag) -> str:
-    live = "live" if one.owner.is_live else "not live"
-    return live if one.owner.pause is None else f"{live}, paused"
 
 
 def _behind(one: TopicLag | PartitionLag) -> str | None:

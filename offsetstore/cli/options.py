@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offset_store import OffsetStore
-from offsetstore.operations.group_health import LagLimit
+from offsetstore.operations.group_status import LagLimit
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.texts import misplaced
 from offsetstore.text import parse_duration, parse_time

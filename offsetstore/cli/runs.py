@@ -35,14 +35,14 @@ def runs(*, group: str, limit: int | None, database: options.Database, format_: 
 
     \b
     States:
-      running  it sends heartbeats
-      closed   it ended in good order
-      failed   its last batch ended the query, or another error the job;
-               see offsetstore errors
-      fenced   another claim, a reset or a rename took the group from it
-      silent   its heartbeats stopped without notice: it was killed (for memory,
-               for example), hangs, or can't reach the database. A run that was
-               silent when the next one replaced it stays silent
+      live    it sends heartbeats
+      ended   it ended in good order
+      failed  its last batch ended the query, or another error the job;
+              see offsetstore errors
+      fenced  another claim, a reset or a rename took the group from it
+      silent  its heartbeats stopped without notice: it was killed (for memory,
+              for example), hangs, or can't reach the database. A run that was
+              silent when the next one replaced it stays silent
 
     The figures of a silent run are as of its last heartbeat.
 
@@ -84,7 +84,7 @@ def _cells(run: Run) -> tuple[object, ...]:
     status = run.status
     return (
         _time(run.started_at),
-        None if run.state == "running" else _time(run.until),
+        None if run.state == "live" else _time(run.until),
         run.state,
         status.phase,
         status.batch,

@@ -18,7 +18,7 @@ from offsetstore.text import counted, short
 _COLUMNS = columns("partition, #stored, #committed, #end, #lag, #epoch, #age")
 _OWNER = (
     "name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for live=is_live "
-    "ending"
+    "state ending"
 )
 _PARTITION = (
     "*tp stored=stored.next_offset committed=committed.next_offset beginning=log.beginning end lag beyond_end "
@@ -66,7 +66,8 @@ def status(
     Keys of --format json:
       group
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
-                    live, ending ("closed" or "failed" once its run has recorded
+                    live, state (live, silent, ended, failed or fenced), ending
+                    ("closed", "failed" or "fenced" once its run has recorded
                     that); null if the group was never claimed
       paused        at, until, reason; null if the group is not paused
       database      "home", "moved" if the tables were in another database,
@@ -147,16 +148,11 @@ def _owner_in_words(state: GroupState) -> str:
     if state.decision is not None:
         done = _DECIDED[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
-    if owner.ending == "failed":
-        life = "has failed"
-    elif owner.alive_for is None:
-        life = "has left"
-    elif owner.alive_for < timedelta(0) and not owner.is_live:
-        life = f"silent, last heartbeat {short(-owner.alive_for)} ahead of the database's clock"
-    else:
-        life = (
-            f"{'live' if owner.is_live else 'silent'}, last heartbeat {short(max(timedelta(0), owner.alive_for))} ago"
-        )
+    life, seen = owner.state, owner.alive_for
+    if seen is not None and owner.state == "silent" and seen < timedelta(0):
+        life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
+    elif seen is not None and owner.state in {"live", "silent"}:
+        life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
 
 

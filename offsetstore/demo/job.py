@@ -71,10 +71,9 @@ def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
             claim,
             transform_with_letters,
             into=into,
-            staging=settings.staging,
             dead_letters=DeadLetters(max_retries=0),  # nothing about these flights will pass
         )
-    return TransactionalSink(claim, transform, into=into, staging=settings.staging)
+    return TransactionalSink(claim, transform, into=into)
 
 
 def main() -> None:

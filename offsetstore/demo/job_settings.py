@@ -10,7 +10,6 @@ from typing import Final, Literal, Self, TypeAlias, cast, get_args
 from offsetstore.errors import ConfigurationError, OffsetStoreError
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
-Staging: TypeAlias = Literal["auto", "always", "never"]
 
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
@@ -25,7 +24,6 @@ BOOTSTRAP: Final = "OFFSETSTORE_DEMO_BOOTSTRAP"
 CHECKPOINTS: Final = "OFFSETSTORE_DEMO_CHECKPOINTS"
 BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
 ATOMICITY: Final = "OFFSETSTORE_DEMO_ATOMICITY"
-STAGING: Final = "OFFSETSTORE_DEMO_STAGING"
 DEAD_LETTERS: Final = "OFFSETSTORE_DEMO_DEAD_LETTERS"
 """``1``: the exactly-once job keeps flights that can't be written as dead letters."""
 PAUSE: Final = "OFFSETSTORE_DEMO_PAUSE"
@@ -50,7 +48,6 @@ class JobSettings:
     checkpoints: Path
     batch: int
     atomicity: Atomicity = "batch"
-    staging: Staging = "auto"
     dead_letters: bool = False
 
     @classmethod
@@ -72,12 +69,9 @@ class JobSettings:
                 f"{BATCH} is not a number of records", found=batch, expected="a number, from 1 upwards"
             )
         atomicity = os.environ.get(ATOMICITY, "batch")
-        staging = os.environ.get(STAGING, "auto")
-        if atomicity not in get_args(Atomicity) or staging not in get_args(Staging):
+        if atomicity not in get_args(Atomicity):
             raise ConfigurationError(
-                f"{ATOMICITY} or {STAGING} has an unknown value",
-                found=f"{atomicity}, {staging}",
-                expected=f"{' or '.join(get_args(Atomicity))}, and {' or '.join(get_args(Staging))}",
+                f"{ATOMICITY} has an unknown value", found=atomicity, expected=" or ".join(get_args(Atomicity))
             )
         checkpoints = Path(os.environ.get(CHECKPOINTS, _DEFAULT_CHECKPOINTS))
         return cls(
@@ -86,7 +80,6 @@ class JobSettings:
             checkpoints,
             int(batch),
             cast("Atomicity", atomicity),
-            cast("Staging", staging),
             os.environ.get(DEAD_LETTERS) == "1",
         )
 
@@ -98,7 +91,6 @@ class JobSettings:
             CHECKPOINTS: str(self.checkpoints),
             BATCH: str(self.batch),
             ATOMICITY: self.atomicity,
-            STAGING: self.staging,
             DEAD_LETTERS: "1" if self.dead_letters else "",
         }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
-from offsetstore.demo.job_settings import BATCHES, Atomicity, JobSettings, Staging
+from offsetstore.demo.job_settings import BATCHES, Atomicity, JobSettings
 from offsetstore.demo.kills import JobName
 from offsetstore.demo.pages import serve_dashboard
 from offsetstore.demo.poison import add_rules, choose, records_of
@@ -49,7 +49,6 @@ class Plan:
     seed: int
     jobs: Collection[JobName]
     atomicity: Atomicity = "batch"
-    staging: Staging = "auto"
     poison: int = 0
     dashboard: bool = False
 
@@ -138,7 +137,6 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
             Path(checkpoints),
             math.ceil(plan.flights / BATCHES),
             plan.atomicity,
-            plan.staging,
             dead_letters=plan.poison > 0,
         )
         results: dict[JobName, Result] = {}

@@ -64,12 +64,22 @@ class Request(Generic[K]):
     """One call to the admin client that returns futures.
 
     ``ask`` takes the client and the seconds left. ``doing`` says in an error what was requested. An error with a code
-    in ``accepted`` counts as an answer: `Client.answers` returns the `KafkaError`.
+    in ``accepted`` counts as an answer: `Client.answers` returns the `KafkaError`. A result that ``is_empty`` counts as
+    a passing error.
     """
 
     doing: str
     ask: Callable[[Any, float], Mapping[K, Future[Any]]]
     accepted: frozenset[int] = frozenset()
+    is_empty: Callable[[K, Any], bool] = lambda _key, _result: False
+
+    def outcome(self, key: K, future: Future[Any]) -> Any:
+        """Return the result of a future that is done, or the `KafkaError` instead of it."""
+        failure = future.exception()
+        if failure is not None:
+            return _kafka_error(failure)
+        result = future.result()
+        return KafkaError(KafkaError.OFFSET_NOT_AVAILABLE) if self.is_empty(key, result) else result
 
 
 class Missing(Exception):
@@ -159,17 +169,16 @@ class Client:
         asked = [request.ask(self._admin, seconds) for request in requests]
         found: list[dict[Any, Any]] = []
         for request, futures in zip(requests, asked, strict=True):
-            found.append({key: self._outcome(future, request.doing, deadline) for key, future in futures.items()})
+            found.append({key: self._outcome(request, key, future, deadline) for key, future in futures.items()})
         return found
 
-    def _outcome(self, future: Future[Any], doing: str, deadline: Deadline) -> Any:
+    def _outcome(self, request: Request[K], key: K, future: Future[Any], deadline: Deadline) -> Any:
         while not future.done():
             wait([future], timeout=min(_GLANCE, deadline.rest))
-            self._serve(doing)
+            self._serve(request.doing)
             if not future.done() and not deadline.rest:
                 return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 -- librdkafka's code, public all the same
-        failure = future.exception()
-        return future.result() if failure is None else _kafka_error(failure)
+        return request.outcome(key, future)
 
     def explained(self, error: KafkaError, doing: str, deadline: Deadline) -> BrokerError:
         """Translate an error of `outcomes`, with what librdkafka has reported meanwhile."""
@@ -191,22 +200,18 @@ class Client:
         again = False
         for key, future in futures.items():
             self._wait(future, request.doing, deadline)
-            failure = future.exception()
-            if failure is None:
-                answer[key] = future.result()
+            outcome = request.outcome(key, future)
+            if not isinstance(outcome, KafkaError) or outcome.code() in request.accepted:
+                answer[key] = outcome
                 continue
-            error = _kafka_error(failure)
-            code = error.code()
-            if code in request.accepted:
-                answer[key] = error
-                continue
+            code = outcome.code()
             in_time = deadline.rest > BACKOFF
             if code in MISSING and not (in_time and time.monotonic() - started < MISSING_GRACE):
                 missing.append(key)
             elif in_time and (code in PASSING or code in MISSING):
                 again = True
             else:
-                raise no_answer(error, self._reported, request.doing, deadline.seconds)
+                raise no_answer(outcome, self._reported, request.doing, deadline.seconds)
         if missing:
             raise Missing(missing)
         return None if again else answer

@@ -106,7 +106,12 @@ def offsets_at(specs: Mapping[TopicPartition, Any], *, read_committed: bool) -> 
         asked = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
         return {TopicPartition(tp.topic, tp.partition): future for tp, future in asked.items()}
 
-    return Request(f"reading the log ends of {', '.join(sorted({tp.topic for tp in specs}))}", ask)
+    def is_empty(tp: TopicPartition, info: Any) -> bool:
+        """While leaders change, librdkafka may return -1001 without an error; -1 is an answer only to a time."""
+        return info.offset < (0 if specs[tp] in {EARLIEST, LATEST} else -1)
+
+    doing = f"reading the log ends of {', '.join(sorted({tp.topic for tp in specs}))}"
+    return Request(doing, ask, is_empty=is_empty)
 
 
 def watermarks(beginning: Any, end: Any, latest: Any) -> Watermarks:

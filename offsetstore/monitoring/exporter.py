@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
-from offsetstore.monitoring.exposition import Gauge, Page
 from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_status import state_of
 from offsetstore.operations.lag import Lag
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
@@ -18,7 +20,19 @@ from offsetstore.protocol.ports import BrokerOverview
 
 _log = logging.getLogger(__name__)
 
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
 MAX_PARTITION_SERIES: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A metric: its name, what it is, and the names of its labels."""
+
+    name: str
+    what: str
+    labels: tuple[str, ...] = ()
+
 
 _TOPIC = ("topic",)
 _GROUP = ("consumergroup",)
@@ -39,7 +53,7 @@ RECORDS: Final = Gauge(
 RECORDS_SUM: Final = Gauge("kafka_consumergroup_lag_sum", "The partitions' lags together.", _GROUP_TOPIC)
 
 # Our own.
-TOPIC_UP: Final = Gauge("offsetstore_topic_up", "1 if Kafka told of the topic and all its partitions.", _TOPIC)
+TOPIC_UP: Final = Gauge("offsetstore_topic_up", "1 if Kafka returned the topic and all its partitions.", _TOPIC)
 OPEN_TRANSACTIONS: Final = Gauge(
     "offsetstore_topic_open_transaction_offsets", "Offsets from last stable offsets to high watermarks.", _TOPIC
 )
@@ -57,6 +71,11 @@ MIRROR: Final = Gauge(
 )
 MEMBERS: Final = Gauge("offsetstore_group_has_kafka_members", "1 if a consumer has joined the group in Kafka.", _GROUP)
 LIVE: Final = Gauge("offsetstore_group_live", "1 if a job owns the group and sends heartbeats.", _GROUP)
+STATE: Final = Gauge(
+    "offsetstore_group_state",
+    "1, with the group's state: live, paused, stalled, silent, ended, failed or fenced.",
+    ("consumergroup", "state"),
+)
 PAUSED: Final = Gauge("offsetstore_group_paused", "1 if the group is paused.", _GROUP)
 EPOCH: Final = Gauge("offsetstore_group_claim_epoch", "The epoch of the last claim.", _GROUP)
 HEARTBEAT: Final = Gauge(
@@ -86,8 +105,38 @@ UP: Final = Gauge("offsetstore_exporter_up", "1 if the target answered the last 
 DURATION: Final = Gauge("offsetstore_exporter_refresh_duration_seconds", "How long the last refresh took.")
 REFRESHED: Final = Gauge("offsetstore_exporter_last_refresh_timestamp_seconds", "When the last refresh ended.")
 LEFT_OUT: Final = Gauge(
-    "offsetstore_exporter_partition_series_left_out", "Series of partitions that are too many to be served."
+    "offsetstore_exporter_partition_series_left_out",
+    "Per-partition series that were omitted because there are too many.",
 )
+
+
+class Page:
+    """The samples of one scrape, by metric, in Prometheus' text format: thirty times as fast as prometheus_client's."""
+
+    def __init__(self) -> None:
+        self._samples: dict[Gauge, list[str]] = {}
+
+    def add(self, gauge: Gauge, value: float | None, *labels: str) -> None:
+        """Add a sample; one without a value is left out. ``labels`` are the values of the gauge's labels, in order."""
+        if value is None:
+            return
+        pairs = ",".join([f'{name}="{_escaped(label)}"' for name, label in zip(gauge.labels, labels, strict=True)])
+        number = repr(value) if isinstance(value, float) else str(int(value))
+        self._samples.setdefault(gauge, []).append(
+            f"{gauge.name}{{{pairs}}} {number}\n" if pairs else f"{gauge.name} {number}\n"
+        )
+
+    def text(self) -> bytes:
+        """All of it, with the samples of each metric together, as the format wants them."""
+        parts: list[str] = []
+        for gauge, samples in self._samples.items():
+            parts += [f"# HELP {gauge.name} {gauge.what}\n# TYPE {gauge.name} gauge\n", *samples]
+        return "".join(parts).encode(errors="replace")
+
+
+@cache
+def _escaped(label: str) -> str:
+    return label.translate(_ESCAPES)
 
 
 class Exporter:
@@ -187,7 +236,7 @@ class Exporter:
         return True
 
     def _tell(self, target: str, trouble: str | None) -> None:
-        """Log a trouble when it begins or is another one, and its end."""
+        """Log a trouble when it begins or changes, and when it ends."""
         if trouble != self._troubles.get(target):
             if trouble is None:
                 _log.warning("%s: in order again", target)
@@ -225,6 +274,7 @@ def _add_store(page: Page, lag: Lag) -> None:
 def _add_groups(page: Page, lag: Lag) -> None:
     for group, one in lag.groups.items():
         owner, rows = one.owner, lag.store.partitions.get(group, {})
+        page.add(STATE, 1, group, state_of(one, lag.store.at))
         page.add(LIVE, owner.is_live, group)
         page.add(PAUSED, owner.pause is not None, group)
         page.add(EPOCH, owner.token.epoch, group)

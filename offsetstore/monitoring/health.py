@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
+from offsetstore.protocol.job_state import UNREACHABLE, JobState
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
 _INTERVALS: Final = 3  # of triggers, until a query counts as stalled
@@ -33,7 +34,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """From when on a state counts against a job; in seconds, but for ``max_rss``.
+    """How long a state may last before it counts against a job; in seconds, except ``max_rss``.
 
     :param starting: to claim a group and start its query.
     :param query: after a query has ended.
@@ -51,7 +52,7 @@ class Limits:
     batch: float = 600.0
     polling: float = 300.0
     jvm: float = 15.0
-    unreachable: float = 15.0
+    unreachable: float = UNREACHABLE
     exit: float = 10.0
     max_rss: int | None = None
 
@@ -66,56 +67,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
-    """What is known of one claim. Times are seconds of one clock; ``None``: there is no such moment.
-
-    :param claimed: when the group was claimed.
-    :param is_lost: whether another claim has taken over.
-    :param has_sink: whether there is a sink, and so will be a query.
-    :param is_active: whether its query runs, ``None`` as long as it was never seen.
-    :param has_ended_well: whether it does not run because it was stopped, or had no more to do.
-    :param is_draining: whether dead letters are being replayed without a query.
-    :param active_since: since when ``is_active`` is so.
-    :param triggered: the last sign of a trigger.
-    :param interval: between two triggers.
-    :param batch_since: when the batch in flight reached the sink, or its pause ended.
-    :param is_paused: whether the batch in flight waits because the group is paused.
-    :param java_answered: when Java last answered, ``None`` if it is not asked.
-    :param database_answered: when the database last answered.
-    :param is_database_failing: whether it has failed to since.
-    :param kafka_answered: when Kafka last answered.
-    :param is_kafka_failing: whether it has failed to since.
-    :param outage_ended: when one of the two last answered again.
-    """
-
-    group: str
-    claimed: float
-    is_lost: bool = False
-    has_sink: bool = False
-    is_active: bool | None = None
-    has_ended_well: bool = False
-    is_draining: bool = False
-    active_since: float = 0.0
-    triggered: float | None = None
-    interval: float = 0.0
-    batch_since: float | None = None
-    is_paused: bool = False
-    java_answered: float | None = None
-    database_answered: float
-    is_database_failing: bool = False
-    kafka_answered: float
-    is_kafka_failing: bool = False
-    outage_ended: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What is known of a process: since when it runs, whether it has ever had a claim, its memory and its claims."""
 
     began: float
     has_claimed: bool = False
     rss: int | None = None
-    groups: Collection[GroupFacts] = ()
+    groups: Collection[JobState] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +129,7 @@ def judge(facts: Facts, limits: Limits, now: float) -> Verdict:
     return Verdict(tuple(sorted(found, key=lambda one: order.index(one.code))))
 
 
-def _of_group(group: GroupFacts, limits: Limits, now: float) -> Iterator[Finding]:
+def _of_group(group: JobState, limits: Limits, now: float) -> Iterator[Finding]:
     if group.is_lost:  # it sends no heartbeats any more, so the rest is not known
         yield Finding(Code.CLAIM_LOST, group.group, f"{group.group}: another claim has taken over")
         return
@@ -191,18 +149,16 @@ def _of_group(group: GroupFacts, limits: Limits, now: float) -> Iterator[Finding
     yield from _of_progress(group, limits, now, is_out=is_out, is_java_gone=is_java_gone)
 
 
-def _of_progress(
-    group: GroupFacts, limits: Limits, now: float, *, is_out: bool, is_java_gone: bool
-) -> Iterator[Finding]:
+def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, is_java_gone: bool) -> Iterator[Finding]:
     def age(since: float) -> float:
         return 0.0 if is_out else now - max(since, group.outage_ended)
 
-    name, running = group.group, group.batch_since
+    name, running = group.group, group.in_batch_since
     if group.is_draining:
         return
-    if group.has_sink and group.is_active is None:
+    if group.replays_letters is not None and group.is_active is None:
         yield _starting(name, "its query does not run yet", age(group.claimed), limits)
-    elif running is not None and group.is_paused:
+    elif group.phase == "paused":
         yield Finding(Code.PAUSED, name, f"{name}: the group is paused", is_live=True, is_ready=True)
     elif running is not None and age(running) > limits.batch:
         text = f"the batch has been in flight for {_seconds(now - running, limits.batch)}"
@@ -218,12 +174,12 @@ def _of_progress(
             yield Finding(Code.POLLING_STALLED, name, f"{name}: {text}")
 
 
-def _is_database_away(group: GroupFacts, limits: Limits, now: float) -> bool:
+def _is_database_away(group: JobState, limits: Limits, now: float) -> bool:
     """A request may hang without failing, so silence is enough: a heartbeat comes every 5 s."""
     return now - group.database_answered > limits.unreachable
 
 
-def _is_kafka_away(group: GroupFacts, limits: Limits, now: float) -> bool:
+def _is_kafka_away(group: JobState, limits: Limits, now: float) -> bool:
     """Kafka is asked at intervals that the job chooses, and its client has a time limit, so silence means nothing."""
     return group.is_kafka_failing and now - group.kafka_answered > limits.unreachable
 

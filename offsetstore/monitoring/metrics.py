@@ -15,29 +15,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 
 from offsetstore.offsets import OffsetRange, Token, TopicPartition, count_offsets
 from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
+    BatchEnded,
     BatchStarted,
-    BatchWritten,
-    BufferFlushed,
-    ClaimClosed,
-    ClaimLost,
+    ClaimEnded,
     ClaimTaken,
     CommitResolved,
+    DatabaseAsked,
     Event,
-    FlushFailed,
-    HeartbeatMissed,
+    FlushEnded,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
-    MirrorCopied,
-    MirrorFailed,
-    Paused,
-    Resumed,
+    MirrorTried,
+    PauseChanged,
     Retried,
 )
+from offsetstore.protocol.job_state import JobState, JobStates
 from offsetstore.protocol.letters import Cause
 
 GROUP: Final = "consumergroup"
@@ -54,8 +47,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self._version = version("offsetstore")
-        self._began: dict[str, float] = {}
-        self._tokens: dict[str, Token] = {}
+        self._jobs = JobStates(time.monotonic)
 
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(f"offsetstore_{name}", what, (GROUP, *labels), registry=self.registry)
@@ -120,56 +112,67 @@ class Metrics:
 
     def on(self, event: Event) -> None:
         """Count the event."""
+        before, after = self._jobs.on(event)
+        group = event.group
         match event:
-            case BatchStarted():
-                self._begin(event.group)
-            case BatchWritten() | BatchSkipped() | BatchKept() | BatchFailed() | BatchInterrupted():
-                self._end(event)
-            case BufferFlushed() | FlushFailed() | IdleWorkFailed():
-                self._count_between(event)
-            case LettersWritten() | LettersReplayed():
-                self._count_letters(event)
             case ClaimTaken():
-                self._claim(event.group, event.token)
-            case ClaimLost() | ClaimClosed():
-                self._release(event)
-            case Paused() | Resumed():
-                self._paused.labels(event.group).set(isinstance(event, Paused))
-            case Retried() | CommitResolved() | HeartbeatMissed():
-                self._count_troubles(event)
-            case MirrorCopied() | MirrorFailed():
-                self._mirror(event)
+                self._claim(group, event.token)
+            case ClaimEnded():
+                self._release(before, after)
+            case BatchStarted():
+                self._started.labels(group).set_to_current_time()
+            case BatchEnded():
+                self._end(event, before.batch_began)
+            case PauseChanged():
+                self._paused.labels(group).set(event.pause is not None)
+            case MirrorTried():
+                self._mirrored.labels(group, event.outcome).inc()
+                if event.outcome == "done":
+                    self._mirrored_at.labels(group).set_to_current_time()
+            case _:
+                self._count(event)
+
+    def _count(self, event: Event) -> None:
+        group = event.group
+        match event:
+            case FlushEnded():
+                self._flushes.labels(group, event.outcome).inc()
+                self._write(group, event.rows, event.seconds)
+                if event.error is not None:
+                    self._errors.labels(group, type(event.error).__name__).inc()
+            case IdleWorkFailed():
+                self._errors.labels(group, type(event.error).__name__).inc()
+            case LettersWritten():
+                for cause, count in event.letters.items():
+                    self._letters.labels(group, cause).inc(count)
+            case LettersReplayed():
+                self._replayed.labels(group, "written").inc(event.replayed)
+                self._replayed.labels(group, "failed").inc(event.failed)
+            case Retried():
+                self._retries.labels(group, type(event.error).__name__).inc()
+            case CommitResolved():
+                self._resolved.labels(group, event.outcome).inc()
+            case DatabaseAsked(error=Exception()):
+                self._missed.labels(group).inc()
             case _:
                 pass
 
-    def _begin(self, group: str) -> None:
-        self._began[group] = time.monotonic()
-        self._started.labels(group).set_to_current_time()
-
-    def _end(self, event: BatchWritten | BatchSkipped | BatchKept | BatchFailed | BatchInterrupted) -> None:
-        group, outcome = event.group, event.outcome
-        began = self._began.pop(group, None)  # none if it failed before, or its claim was closed meanwhile
+    def _end(self, event: BatchEnded, began: float | None) -> None:
+        """Count a batch's end; ``began`` is ``None`` if it failed before, or its claim was closed meanwhile."""
+        group = event.group
         if began is not None:
             self._started.labels(group).set(0)
-            self._paused.labels(group).set(0)  # a stop or another claim ends the wait without a `Resumed`
-        self._batches.labels(group, outcome).inc()
-        if isinstance(event, BatchFailed):
+            self._paused.labels(group).set(0)  # a stop or another claim ends the wait without an event
+        self._batches.labels(group, event.outcome).inc()
+        if event.error is not None:
             self._errors.labels(group, type(event.error).__name__).inc()
-        if isinstance(event, BatchFailed | BatchInterrupted):
-            self._store(event)
-            return
-        for topic, ranges in _by_topic(event.ranges):
+        for topic, ranges in _by_topic(event.done):
+            outcome = event.outcome if event.is_well else "written"
             self._offsets.labels(group, topic, outcome).inc(count_offsets(ranges))
-        if began is not None:
+        if began is not None and event.is_well:
             self._ended.labels(group).set_to_current_time()
             self._duration.labels(group).observe(time.monotonic() - began)
-        if isinstance(event, BatchWritten):
-            self._write(group, event.rows, event.seconds)
-
-    def _store(self, event: BatchFailed | BatchInterrupted) -> None:
-        for topic, ranges in _by_topic(event.stored):
-            self._offsets.labels(event.group, topic, "written").inc(count_offsets(ranges))
-        self._write(event.group, event.rows, {})
+        self._write(group, event.written, event.seconds if event.outcome == "written" else {})
 
     def _write(self, group: str, rows: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         for output, count in rows.items():
@@ -177,26 +180,8 @@ class Metrics:
         for phase, spent in seconds.items():
             self._phases.labels(group, phase).observe(spent)
 
-    def _count_between(self, event: BufferFlushed | FlushFailed | IdleWorkFailed) -> None:
-        if isinstance(event, BufferFlushed):
-            self._flushes.labels(event.group, "written").inc()
-            self._write(event.group, event.rows, event.seconds)
-            return
-        if isinstance(event, FlushFailed):
-            self._flushes.labels(event.group, "failed").inc()
-        self._errors.labels(event.group, type(event.error).__name__).inc()
-
-    def _count_letters(self, event: LettersWritten | LettersReplayed) -> None:
-        if isinstance(event, LettersReplayed):
-            self._replayed.labels(event.group, "written").inc(event.replayed)
-            self._replayed.labels(event.group, "failed").inc(event.failed)
-            return
-        for cause, count in event.letters.items():
-            self._letters.labels(event.group, cause).inc(count)
-
     def _claim(self, group: str, token: Token) -> None:
         """Begin the group's series: a counter that is absent until the first error has no increase then."""
-        self._tokens[group] = token
         self._held.labels(group).set(1)
         self._build.labels(group, self._version).set(1)
         self._epoch.labels(group).set(token.epoch)
@@ -208,33 +193,13 @@ class Metrics:
             for outcome in outcomes:
                 family.labels(group, outcome)
 
-    def _release(self, event: ClaimLost | ClaimClosed) -> None:
-        if event.token != self._tokens.get(event.group):
-            return  # this process has claimed the group again
-        if isinstance(event, ClaimLost):
-            self._held.labels(event.group).set(0)
-            return
-        del self._tokens[event.group]
-        self._began.pop(event.group, None)
-        for family in self._of_claim:  # what they tell is over; a rule about them would fire for ever
-            with suppress(KeyError):  # there is none yet; newer versions of prometheus_client don't mind
-                family.remove(event.group)
-
-    def _count_troubles(self, event: Retried | CommitResolved | HeartbeatMissed) -> None:
-        match event:
-            case Retried():
-                self._retries.labels(event.group, type(event.error).__name__).inc()
-            case CommitResolved():
-                self._resolved.labels(event.group, event.outcome).inc()
-            case HeartbeatMissed():
-                self._missed.labels(event.group).inc()
-
-    def _mirror(self, event: MirrorCopied | MirrorFailed) -> None:
-        if isinstance(event, MirrorCopied):
-            self._mirrored.labels(event.group, "done").inc()
-            self._mirrored_at.labels(event.group).set_to_current_time()
-        else:
-            self._mirrored.labels(event.group, "ended" if event.is_over else "failed").inc()
+    def _release(self, before: JobState, after: JobState) -> None:
+        if after.is_closed:
+            for family in self._of_claim:  # what they tell is over; a rule about them would fire for ever
+                with suppress(KeyError):  # there is none yet; newer versions of prometheus_client don't mind
+                    family.remove(after.group)
+        elif after.is_lost and not before.is_lost:
+            self._held.labels(after.group).set(0)
 
 
 def _by_topic(

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import hmac
 import json
-import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self, cast
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, exposition
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.monitoring.addresses import check_token, family, is_loopback, listening
-from offsetstore.monitoring.facts import FactCollector, RunningClock
 from offsetstore.monitoring.health import Limits, Verdict, judge
 from offsetstore.monitoring.metrics import Metrics
-from offsetstore.monitoring.supervision import OnDead, Supervision
+from offsetstore.monitoring.supervision import FactCollector, OnDead, RunningClock, Supervision
+from offsetstore.monitoring.web import Server, answered, check_token, is_loopback
 from offsetstore.protocol.events import Event
 from offsetstore.store import heartbeat
 
@@ -27,7 +24,6 @@ PORT: Final = 9464
 """OpenTelemetry's port for an application's Prometheus metrics."""
 
 _FAILURES: Final = {"/livez": HTTPStatus.INTERNAL_SERVER_ERROR, "/readyz": HTTPStatus.SERVICE_UNAVAILABLE}
-_SLOWEST: Final = 10  # seconds for a request to arrive
 
 
 class Monitoring(Metrics):
@@ -41,10 +37,10 @@ class Monitoring(Metrics):
     :param host: the address to listen on. By default only this machine can connect. On another address the probes
         answer without details unless the request has the token; the metrics are open.
     :param registry: of other metrics, which are then served too.
-    :param limits: from when on the job is not live, or not ready.
+    :param limits: how long a state may last before the job is not live, or not ready.
     :param on_dead: ``"exit"`` ends the process once liveness has failed for ``limits.exit`` seconds: the stacks of all
         threads go to standard error, and the exit code is `ExitCode.DEAD`, or `ExitCode.FENCED` for a lost claim.
-    :param token: who sends it as ``Authorization: Bearer`` gets the details.
+    :param token: clients that send it as ``Authorization: Bearer`` get the details.
     :raises ConfigurationError: it can't listen there, or the token or ``limits.unreachable`` is too short.
     """
 
@@ -67,10 +63,8 @@ class Monitoring(Metrics):
         self._is_local = is_loopback(host)
         untyped = cast("Any", exposition)
         self._metrics: WSGIApplication = untyped.make_wsgi_app(self.registry)
-        with listening("metrics", host, port):
-            self._server = make_server(host, port, self._answer, _server_class(host), handler_class=_Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="offsetstore-monitoring", daemon=True)
-        self._thread.start()
+        self._server = Server(self._answer, host=host, port=port)
+        self._server.start()
         exit_after = self._limits.exit if on_dead == "exit" else None
         self._supervision = Supervision(self.health, self._clock, exit_after)
 
@@ -86,15 +80,13 @@ class Monitoring(Metrics):
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._server.server_port
+        return self._server.port
 
     def close(self) -> None:
         """Stop listening, and judging. The events are still counted."""
         self._supervision.close()
         self._facts.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def __enter__(self) -> Self:
         return self
@@ -117,9 +109,9 @@ class Monitoring(Metrics):
             is_good = verdict.is_live if path == "/livez" else verdict.is_ready
             status = HTTPStatus.OK if is_good else _FAILURES[path]
             found = document(verdict, details=self._may_see_details(environ))
-        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store")]
-        start_response(f"{status.value} {status.phrase}", headers)
-        return [] if method == "HEAD" else [json.dumps(found).encode() + b"\n"]
+        headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+        body = json.dumps(found).encode() + b"\n"
+        return answered(start_response, f"{status.value} {status.phrase}", body, headers, is_head=method == "HEAD")
 
     def _may_see_details(self, environ: WSGIEnvironment) -> bool:
         if self._token is None:
@@ -137,22 +129,6 @@ def document(verdict: Verdict, *, details: bool) -> dict[str, object]:
     if details:
         found["reasons"] = [{"code": one.code, "group": one.group, "text": one.text} for one in verdict.findings]
     return found
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = _SLOWEST
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name for it
-        """Log no requests."""
-
-
-def _server_class(host: str) -> type[exposition.ThreadingWSGIServer]:
-    """One for the address's family."""
-
-    class Server(exposition.ThreadingWSGIServer):
-        address_family = family(host)
-
-    return Server
 
 
 def _check(on_dead: object, token: str | None, limits: Limits) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextvars import Token
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final, TypeAlias
+from typing import Final
 
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_tracer, set_span_in_context
@@ -19,24 +19,16 @@ from opentelemetry.util.types import AttributeValue
 
 from offsetstore.offsets import count_offsets
 from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
+    BatchEnded,
     BatchStarted,
-    BatchWritten,
-    BufferFlushed,
     ClaimTaken,
     CommitResolved,
     Event,
+    FlushEnded,
     LettersWritten,
-    Paused,
-    Resumed,
+    PauseChanged,
     Retried,
 )
-
-_Ended: TypeAlias = BatchWritten | BatchSkipped | BatchKept | BatchFailed | BatchInterrupted
-_Noted: TypeAlias = LettersWritten | Retried | CommitResolved | Paused | Resumed
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions that have the names below."""
@@ -92,24 +84,22 @@ class Tracing:
                 self._epochs[event.group] = event.token.epoch
             case BatchStarted():
                 self._begin(event)
-            case BatchWritten() | BatchSkipped() | BatchKept() | BatchFailed() | BatchInterrupted():
+            case BatchEnded():
                 self._end(event)
-            case BufferFlushed():
+            case FlushEnded(error=None):
                 self._flush(event)
-            case LettersWritten() | Retried() | CommitResolved() | Paused() | Resumed():
+            case _:
                 if self._here.batch is not None:
                     _note(self._here.batch, event)
-            case _:
-                pass
 
-    def _begin(self, event: BatchStarted | _Ended) -> _Batch:
+    def _begin(self, event: BatchStarted | BatchEnded) -> _Batch:
         topics = {tp.topic for tp in event.ranges}
         attributes: dict[str, AttributeValue] = {
             _SYSTEM: "kafka",
             _OPERATION: "process",
             _OPERATION_TYPE: "process",
             _GROUP: event.group,
-            _COUNT: count_offsets(event.ranges),
+            _COUNT: event.offsets if isinstance(event, BatchStarted) else count_offsets(event.ranges),
             "offsetstore.batch": event.batch,
             "offsetstore.partitions": len(event.ranges),
         }
@@ -123,7 +113,7 @@ class Tracing:
         self._here.batch = _Batch(span, attach(set_span_in_context(span)))
         return self._here.batch
 
-    def _end(self, event: _Ended) -> None:
+    def _end(self, event: BatchEnded) -> None:
         batch = self._here.batch or self._begin(event)  # a query that is refused has failed before any batch began
         self._here.batch = None
         now = time.time_ns()
@@ -131,18 +121,17 @@ class Tracing:
         span.set_attribute("offsetstore.outcome", event.outcome)
         if batch.letters:
             span.set_attribute("offsetstore.dead_letters", batch.letters)
-        if isinstance(event, BatchFailed):
-            # No text of an error: some hold values of rows.
+        if event.error is not None:  # no text of an error: some hold values of rows
             name = type(event.error).__name__
             span.set_attribute(_ERROR, name)
             span.set_status(StatusCode.ERROR, name)
-        if isinstance(event, BatchWritten | BatchKept):
+        if event.outcome in {"written", "kept"}:
             span.set_attribute("offsetstore.rows", sum(event.rows.values()))
             self._add_phases(span, event.group, event.seconds, batch.flushed or now)
         detach(batch.token)
         span.end(now)
 
-    def _flush(self, event: BufferFlushed) -> None:
+    def _flush(self, event: FlushEnded) -> None:
         """A span for what is known at its end only; a child of the batch's with which the flush was due."""
         now = time.time_ns()
         began = now - round(sum(event.seconds.values()) * _SECOND)
@@ -152,7 +141,7 @@ class Tracing:
             _SYSTEM: "kafka",
             _GROUP: event.group,
             _COUNT: count_offsets(event.ranges),
-            "offsetstore.batches": event.batches,
+            "offsetstore.batches": event.batches or (),
             "offsetstore.rows": sum(event.rows.values()),
         }
         span = self._tracer.start_span("offsetstore.flush", attributes=attributes, start_time=began)
@@ -173,7 +162,7 @@ class Tracing:
             span.end(began)
 
 
-def _note(batch: _Batch, event: _Noted) -> None:
+def _note(batch: _Batch, event: Event) -> None:
     match event:
         case LettersWritten():
             batch.letters += sum(event.letters.values())
@@ -183,7 +172,7 @@ def _note(batch: _Batch, event: _Noted) -> None:
             batch.span.add_event("retried", told)
         case CommitResolved():
             batch.span.add_event("commit resolved", {"offsetstore.outcome": event.outcome})
-        case Paused():
-            batch.span.add_event("paused")
-        case Resumed():
-            batch.span.add_event("resumed")
+        case PauseChanged():
+            batch.span.add_event("paused" if event.pause else "resumed")
+        case _:
+            pass

@@ -1,4 +1,4 @@
-"""What is to be looked at when a group is not well: each check with its verdict and the next command. Pure."""
+"""The checks of a group, each with its verdict and the next command. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import StoredOffset, TopicPartition
-from offsetstore.operations.group_health import last_advance
+from offsetstore.operations.group_status import last_advance
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.runs import Run, RunState
@@ -40,9 +40,9 @@ _NAMED: Final = 3
 _KAFKA: Final = "-b HOST:PORT"
 _KAFKA_SILENT: Final = "Not known: Kafka did not answer."
 _ENDED: Final[dict[RunState, str]] = {
-    "running": "was last seen",
+    "live": "was last seen",
     "silent": "fell silent",
-    "closed": "ended in good order",
+    "ended": "ended in good order",
     "failed": "failed",
     "fenced": "was fenced",
 }
@@ -50,11 +50,11 @@ _ENDED: Final[dict[RunState, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """One check.
 
     :param text: what was found.
     :param at: since when, or when last, by the database's clock; the text's last words say which.
-    :param next_step: the command that shows more or mends it; empty if there is nothing to do.
+    :param next_step: the command that shows more or repairs it; empty if there is nothing to do.
     """
 
     name: CheckName
@@ -67,7 +67,7 @@ class Check:
 def check_group(
     group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None = None, *, schema: str | None = None
 ) -> list[Check]:
-    """Look at all that can be wrong with a group.
+    """Check everything that can be wrong with a group.
 
     :param lag: as `OffsetStore.lag` returns it, with this group.
     :param run: the group's last, as `OffsetStore.runs` returns it; ``None`` if none was recorded.
@@ -105,7 +105,7 @@ class _Checks:
         who = f"{owner.owner}, epoch {owner.token.epoch}"
         if owner.is_live:
             return Check("claim", "ok", f"A job owns the group: {who}. Its last heartbeat:", self._seen_at(owner))
-        if owner.ending is None and owner.alive_for is not None:
+        if owner.state == "silent":
             text = (
                 f"The job of {who}, was killed, hangs, or can't reach the database. If its process no longer runs "
                 "there, start it again. Its last heartbeat:"
@@ -132,7 +132,7 @@ class _Checks:
         if run.status.phase == "failed":
             what = "The job has failed:" if run.status.batch is None else f"{batch} has failed and ended the query:"
             return Check("batch", "bad", what, since, self._command("errors", "-n 5"))
-        return (self._running if run.state == "running" else self._ended)(run, batch, since)
+        return (self._running if run.state == "live" else self._ended)(run, batch, since)
 
     def _running(self, run: Run, batch: str, since: datetime) -> Check:
         if run.status.phase == "batch":
@@ -172,7 +172,7 @@ class _Checks:
 
     def _copies(self) -> Check:
         name, run = "copies in Kafka", self._run
-        if run is not None and run.state == "running" and (reason := run.status.mirror_error) is not None:
+        if run is not None and run.state == "live" and (reason := run.status.mirror_error) is not None:
             text = f"The stored offsets can't be copied to Kafka's group: {reason}"
             return Check(name, "attention", text, next_step=self._command("errors", "--source mirror -n 5"))
         if self._lag.kafka is None:

@@ -99,7 +99,7 @@ def _parameters(engine: Engine) -> dict[str, Any]:
         found="create_engine(..., creator=...), or a do_connect listener that returns a connection",
         expected="an engine that is made from a URL",
         next_step="Give OffsetStore.connect the URL, and credentials= for passwords that change; or write from the "
-        'driver: atomicity="batch" with staging="never".',
+        'driver: atomicity="batch".',
     )
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import alembic.context
 
-from offsetstore.postgres.schema import STAGING_SCHEMA, VERSION_TABLE, metadata
+from offsetstore.postgres.schema import VERSION_TABLE, metadata
 
 OURS = frozenset({*metadata.tables, VERSION_TABLE})
 """The names of all our tables."""
@@ -31,8 +31,6 @@ def exclude(include_name: IncludeName | None = None, *, schema: str | None = Non
     """
 
     def include(name: str | None, kind: str, parents: MutableMapping[str, str | None], /) -> bool:
-        if kind == "schema" and name == STAGING_SCHEMA:
-            return False
         if kind == "table" and name in OURS and _is_our_schema(parents.get("schema_name"), schema):
             return False
         return include_name is None or include_name(name, kind, parents)

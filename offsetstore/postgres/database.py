@@ -195,10 +195,6 @@ class PostgresDatabase:
         finally:
             session.rollback()
 
-    def current_claims(self, connection: Connection) -> set[UUID]:
-        """The claims that own a group of this store, as the connection's transaction sees them now."""
-        return {row.claim_id for row in connection.execute(self._text(sql.CURRENT_CLAIMS))}
-
     def identity(self) -> StoreIdentity:
         if self._identity is None:
             self.check_schema()

@@ -1,14 +1,11 @@
-"""Each role's privileges, as SQL: a job's role has DDL in the staging schema only, a dashboard's only reads.
-
-It writes nothing but samples.
-"""
+"""Each role's privileges, as SQL: a job's role has no DDL, and a dashboard's writes nothing but samples."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from offsetstore.postgres.schema import STAGING_SCHEMA, VERSION_TABLE, metadata, quoted
+from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 
@@ -47,20 +44,13 @@ def needed_columns() -> Iterator[tuple[str, str, str]]:
 
 
 def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
-    """Statements that let ``role`` run jobs; they may be repeated. The owner of the tables must run them.
-
-    The last two must be run by the owner of the staging schema, who may create schemas in the database.
-    """
+    """Statements that let ``role`` run jobs; they may be repeated. The owner of the tables must run them."""
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
     # Until revision 0006, INSERT was granted on all its columns.
     yield f"REVOKE INSERT ON TABLE {quoted(schema)}.offset_history FROM {quoted(role)}"
     for table, allowed in privileges().items():
         rights = ", ".join(right + _columns(table, _SET_BY_DATABASE.get((table, right))) for right in allowed)
         yield f"GRANT {rights} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
-    # A migration that may not create schemas does not create it.
-    yield f"CREATE SCHEMA IF NOT EXISTS {quoted(STAGING_SCHEMA)}"
-    # Not OWNER: several jobs of one database, each with a role of its own, share the schema.
-    yield f"GRANT USAGE, CREATE ON SCHEMA {quoted(STAGING_SCHEMA)} TO {quoted(role)}"
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:

@@ -31,19 +31,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-HEAD = "0008"
+HEAD = "0009"
 """The Alembic revision that this version works with.
 
 Its number says what it does to earlier code (decision 0056). One that *expands* only adds what earlier code can do
-without, and counts on: 0009. One that *contracts*, and takes away or changes what earlier code needs, begins another
-series: 1.0010; the next one that expands is then 1.0011. Code runs on its own revision and on later ones of its series.
+without, and counts on: 0010. One that *contracts*, and takes away or changes what earlier code needs, begins another
+series: 1.0011; the next one that expands is then 1.0012. Code runs on its own revision and on later ones of its series.
 """
 
 VERSION_TABLE = "offsetstore_version"
 """Our own version table, so that an application's Alembic and ours can share a database."""
-
-STAGING_SCHEMA = "offsetstore_staging"
-"""The schema where executors stage large batches, one per table; the runtime role creates and drops the tables."""
 
 INDEXED = 40
 """Characters of an error's names that the index holds: an entry has 2,704 bytes, and any letter must be writable."""

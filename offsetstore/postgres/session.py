@@ -623,10 +623,11 @@ def _token(token: Token) -> dict[str, object]:
 
 
 def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
+    tokens: dict[tuple[int, uuid.UUID], Token] = {}  # mostly one for all rows
     return {
         TopicPartition(row.topic, row.partition): StoredOffset(
             row.next_offset,
-            Token(row.epoch, row.claim_id),
+            tokens.get(key := (row.epoch, row.claim_id)) or tokens.setdefault(key, Token(*key)),
             row.metadata,
             row.topic_id,
             row.cluster_id,

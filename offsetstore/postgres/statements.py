@@ -164,7 +164,6 @@ SELECT clock_timestamp() AS at,
            (SELECT min(x.prepared) FROM pg_prepared_xacts AS x WHERE x.database = current_database()))) AS oldest
 """
 
-CURRENT_CLAIMS = "SELECT claim_id FROM {s}consumer_groups"
 
 END_OTHER_BEATS = """
 DELETE FROM {s}heartbeats

@@ -14,14 +14,13 @@ from offsetstore.errors import SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import UNNAMED, PlanOutdated, Unit, commit
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
+from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
 
 _LONGEST: Final = 1.0  # seconds between two looks
 _PATIENCE: Final = 60.0  # seconds to wait for a batch, or for idle work, at the end
@@ -49,9 +48,16 @@ class Tick:
         """Check the time."""
         check_seconds("every", self.every)
 
+    def write(self, work: Work) -> int:
+        """Call the function, as if it wrote the rows of an output."""
+        discard_at_end(work.connection)
+        with refusals(None, sql_of=repr(self)):
+            self.function(work)
+        return 0
+
 
 class Buffered(Protocol):
-    """Keeps batches; see `offsetstore.spark.ways.buffered`."""
+    """Keeps deliveries; see `offsetstore.processing.policies`."""
 
     @property
     def has_any(self) -> bool:
@@ -175,22 +181,16 @@ class Between:
 
     def _tell_failed(self, error: Exception) -> None:
         strip_chain(error)
-        self._claim.observers.on(FlushFailed(group=self._claim.group, error=stripped(error)))
+        self._claim.observers.on(FlushEnded(group=self._claim.group, error=stripped(error)))
 
     def _run(self, tick: Tick) -> None:
-        def work(tx: Transaction) -> None:
-            tx.lock({})
-            discard_at_end(tx.connection)
-            with refusals(None, sql_of=repr(tick)):
-                tick.function(tx)
-
         try:
             if is_paused(self._claim):
                 return
         except Exception:  # noqa: BLE001 - the database is away: later, then
             return
         try:
-            self._claim.run(work)
+            commit(self._claim, Unit(rows={UNNAMED: tick}))
         except StaleClaim:
             pass  # the claim knows it now, and has told it
         except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on

@@ -16,21 +16,19 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Protocol, TypeAlias
 
 from offsetstore.errors import RowsRefused
-from offsetstore.processing.cycle import lock_as_planned
-from offsetstore.processing.isolate import speaks_for_itself
-from offsetstore.processing.plan import Decisions
+from offsetstore.processing.blame import speaks_for_itself
+from offsetstore.processing.unit import Decisions, Ending, Unit, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
 
-Unit: TypeAlias = "tuple[int, ...]"
+Together: TypeAlias = "tuple[int, ...]"
 """The numbers of records that stay together, ascending."""
 
 MOST_KEPT: Final = 48
@@ -112,7 +110,7 @@ class Trials(Protocol):
         ...
 
 
-def units_of(records: Sequence[int], keys: Mapping[int, Hashable]) -> list[Unit]:
+def units_of(records: Sequence[int], keys: Mapping[int, Hashable]) -> list[Together]:
     """Put records of one key together, in the order of their first records. ``None`` is no key."""
     units: dict[Hashable, list[int]] = {}
     for record in records:
@@ -122,7 +120,7 @@ def units_of(records: Sequence[int], keys: Mapping[int, Hashable]) -> list[Unit]
 
 
 def sweep(
-    units: Sequence[Unit],
+    units: Sequence[Together],
     trials: Trials,
     *,
     limit: int | None,
@@ -154,7 +152,7 @@ def sweep(
 class _Sweep:
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Sequence[Together],
         trials: Trials,
         limit: int | None,
         check: Callable[[], None],
@@ -190,14 +188,14 @@ class _Sweep:
             raise TooManyRefused(self._limit, next(iter(dead.values())))
         return dead
 
-    def _singles_of(self, units: Sequence[Unit]) -> list[Unit]:
+    def _singles_of(self, units: Sequence[Together]) -> list[Together]:
         """Try the units, from all of them at once; return those that were left out, or have come down to be alone."""
         if len(units) == 1:
             return [*units]
         hinted, parts = self._without_hinted(units)
         return hinted + self._down_to_one([half for part in parts for half in _halves(part)])
 
-    def _without_hinted(self, units: Sequence[Unit]) -> tuple[list[Unit], list[Sequence[Unit]]]:
+    def _without_hinted(self, units: Sequence[Together]) -> tuple[list[Together], list[Sequence[Together]]]:
         """Try the units, first all at once; leave out those that refusals hint at, and try the others again.
 
         Each try sends all rows of its part. So a part with a second bad unit is cut in half, and the next ones are as
@@ -206,10 +204,10 @@ class _Sweep:
         :return: the units that were left out, and the parts that were refused without a hint.
         """
         waiting, size = [*reversed(units)], len(units)
-        hinted: list[Unit] = []
-        parts: list[Sequence[Unit]] = []
+        hinted: list[Together] = []
+        parts: list[Sequence[Together]] = []
         while waiting:
-            part: Sequence[Unit] = waiting[: -size - 1 : -1]
+            part: Sequence[Together] = waiting[: -size - 1 : -1]
             del waiting[-size:]
             hints = 0
             while part and (refused := self._refusal_of(part)) is not None:
@@ -228,11 +226,11 @@ class _Sweep:
                 size *= 1 if hints else 2
         return hinted, parts
 
-    def _hinted(self, part: Sequence[Unit], refused: RowsRefused) -> Unit | None:
+    def _hinted(self, part: Sequence[Together], refused: RowsRefused) -> Together | None:
         record = self._hint(refused, sorted(chain.from_iterable(part)))
         return None if record is None else next(unit for unit in part if record in unit)
 
-    def _down_to_one(self, parts: Sequence[Sequence[Unit]]) -> list[Unit]:
+    def _down_to_one(self, parts: Sequence[Sequence[Together]]) -> list[Together]:
         """Try parts of several units, the largest first, and halve those that are refused; return what is left.
 
         These are single units, which have not been tried since they were single.
@@ -247,7 +245,7 @@ class _Sweep:
             waiting.sort(key=lambda part: part[0])
         return [unit for [unit] in waiting]
 
-    def _until_nothing_is_accepted(self, units: Iterable[Unit]) -> list[Unit]:
+    def _until_nothing_is_accepted(self, units: Iterable[Together]) -> list[Together]:
         """Try the units in turn, again and again; return those that were refused on top of all that is accepted."""
         waiting = deque(units)
         refused_in_turn = self._in_a_row = 0
@@ -260,10 +258,10 @@ class _Sweep:
                 refused_in_turn += 1
         return list(waiting)
 
-    def _accepts(self, part: Sequence[Unit]) -> bool:
+    def _accepts(self, part: Sequence[Together]) -> bool:
         return self._refusal_of(part) is None
 
-    def _refusal_of(self, part: Sequence[Unit]) -> RowsRefused | None:
+    def _refusal_of(self, part: Sequence[Together]) -> RowsRefused | None:
         self._check()
         records = sorted(chain.from_iterable(part))
         self._tries += 1
@@ -294,7 +292,7 @@ class _Sweep:
             raise NothingAccepted(refused)
 
 
-def _halves(part: Sequence[Unit]) -> list[Sequence[Unit]]:
+def _halves(part: Sequence[Together]) -> list[Sequence[Together]]:
     middle = len(part) // 2
     return [part[:middle], part[middle:]]
 
@@ -331,40 +329,57 @@ def discover(
     :raises NothingAccepted, TooManyRefused: see `sweep`.
     :raises StaleClaim, PlanOutdated: as a batch's transaction does.
     :raises OffsetStoreError: any other error; no record is to blame.
-        A claim that takes over ends the connection: then it is `TransactionLost`, and the next transaction finds out.
+        Those that may pass begin it again first.
     """
     if not records:
         return Found({})
-    found = Found({})
     _log.warning("looking for the refused ones among %d records", len(records))
-    with suppress(_RollBack), claim.transaction() as tx:
-        lock_as_planned(tx, decisions, in_sequence=True)  # what is rolled back overtakes nothing
+    search = _Search(records, keys, write, seconds, limit, suspects, check, hint)
+    # Trials that are rolled back overtake no letter.
+    commit(claim, Unit(decisions, along=[search], ending=Ending.ROLL_BACK, in_sequence=True))
+    return search.found
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search, in place of rows; for its parameters see `discover`."""
+
+    records: Sequence[int]
+    keys: Mapping[int, Hashable]
+    write: Callable[[Work, Sequence[int]], object]
+    seconds: float
+    limit: int | None
+    suspects: Collection[int]
+    check: Callable[[], None]
+    hint: Callable[[RowsRefused, Sequence[int]], int | None]
+    found: Found = field(default_factory=lambda: Found({}))
+
+    def begin(self, tx: Transaction) -> None:
+        """Search, now that the offsets are locked."""
         began = time.monotonic()  # what holds the lock is no record's fault
-        trials = KeptTrials(tx, write)
+        trials = KeptTrials(tx, self.write)
+        seconds = self.seconds
         if trials.transaction_timeout is not None:
             seconds = min(seconds, trials.transaction_timeout / 2)
         deadline = began + seconds
 
         def proceed() -> None:
-            check()
+            self.check()
             if trials.tried and time.monotonic() >= deadline:
                 raise DiscoveryEnded("the time is up")
 
         try:
-            units = units_of(records, keys)
-            dead = sweep(units, trials, limit=limit, suspects=suspects, check=proceed, hint=hint)
+            units = units_of(self.records, self.keys)
+            dead = sweep(units, trials, limit=self.limit, suspects=self.suspects, check=proceed, hint=self.hint)
             doubtful = [record for record, refused in dead.items() if not speaks_for_itself(refused)]
-            told = set[int]() if limit is None else trials.told_apart(doubtful, proceed)
-            found = Found(dead, [record for record in doubtful if record not in told])
+            told = set[int]() if self.limit is None else trials.told_apart(doubtful, proceed)
+            self.found = Found(dead, [record for record in doubtful if record not in told])
         finally:
             took = time.monotonic() - began
             _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
-        raise _RollBack
-    return found
 
-
-class _RollBack(Exception):
-    """Rolls the transaction back."""
+    def end(self, tx: Transaction) -> None:
+        """See `Along`."""
 
 
 class KeptTrials:

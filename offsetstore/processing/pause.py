@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import Pause, StoredOffset, TopicPartition
+from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.database import GroupRow
-from offsetstore.protocol.events import Paused, Resumed
+from offsetstore.protocol.events import PauseChanged
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import deciding, end_pause, read
 
@@ -43,7 +44,7 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     """
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
     if not rows and (owner is None or owner.token != claim.token):  # renamed; else the rows' tokens show it
-        claim.run(lambda tx: tx.lock({}))  # the transaction has the last word
+        commit(claim, Unit())  # the transaction has the last word
     pause = _pause_of(claim, owner)
     if pause is not None:
         raise GroupPaused(pause)
@@ -73,7 +74,7 @@ def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float
 
 
 def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
-    claim.observers.on(Paused(group=claim.group, pause=pause))
+    claim.observers.on(PauseChanged(group=claim.group, pause=pause))
     warned = -math.inf
     while True:
         sleep(INTERVAL)
@@ -81,7 +82,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
             owner = _owner(claim)
         except Exception as error:  # noqa: BLE001 - what the group was paused for: a restart, a move, a restore
             if pause.until is not None and datetime.now(UTC) > pause.until + _GRACE:
-                claim.observers.on(Resumed(group=claim.group))
+                claim.observers.on(PauseChanged(group=claim.group, pause=None))
                 return  # the batch meets the error, and has retries
             if time.monotonic() > warned + _WARN:
                 warned = time.monotonic()
@@ -90,7 +91,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
         if _pause_of(claim, owner) is None:
             break
     if owner is not None and owner.token == claim.token:
-        claim.observers.on(Resumed(group=claim.group))
+        claim.observers.on(PauseChanged(group=claim.group, pause=None))
 
 
 def _owner(claim: Claim) -> GroupRow | None:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from offsetstore.errors import TopicRecreated
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.processing.pause import read_offsets
-from offsetstore.protocol.replay import Decision, Outcome, decide
+from offsetstore.processing.unit import Decisions, Stopwatch, Unit, Written, commit, only_locks
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
-
-Decisions: TypeAlias = "dict[TopicPartition, Decision]"
-Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
-
-
-class PlanOutdated(Exception):
-    """The plan or the computed rows are outdated: the transaction rolls back, and the batch is planned again."""
-
-    def __init__(self, why: str = "the stored offsets changed") -> None:
-        super().__init__(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +72,20 @@ def create_rows(claim: Claim, plan: Plan) -> None:
     """
     unknown = {tp: decision.range.from_ for tp, decision in plan.decisions.items() if tp not in plan.stored}
     if unknown:
-        # An empty range leaves nothing to advance.
-        empty = {tp: OffsetRange(offset, offset) for tp, offset in unknown.items()}
-        claim.run(lambda tx: tx.lock(empty))
+        commit(claim, Unit(only_locks(unknown)))
+
+
+def commit_plan(claim: Claim, plan: Plan, unit: Unit, watch: Stopwatch) -> Written | None:
+    """Do a unit's work for a batch, after a last look at the topics.
+
+    :raises TopicRecreated: see `check_topics`.
+    :raises PlanOutdated, RowsRefused: see `commit`.
+    """
+    if unit.rows is not None:
+        check_topics(claim, plan.stored, plan.decisions)
+        watch.lap("compute")
+    failpoints.reach("before_lock")
+    return commit(claim, unit, watch)
 
 
 def check_topics(

@@ -14,24 +14,37 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
-from offsetstore.errors import ColumnMismatch, RowsRefused, SinkError, UnsafeTarget
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.errors import (
+    ColumnMismatch,
+    CommitUnknown,
+    OffsetStoreError,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+    UnsafeTarget,
+)
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.cycle import write_all
 from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
+from offsetstore.processing.delivery import CarefulPart, ComputeLetters, CountedRows
 from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
-from offsetstore.processing.plan import PlanOutdated
-from offsetstore.processing.recovery import CarefulPart, CountedRows, Halve
+from offsetstore.processing.recovery import Halve
+from offsetstore.processing.unit import (
+    Decisions,
+    Ending,
+    PlanOutdated,
+    Rows,
+    Unit,
+    commit,
+    only_locks,
+    write_all,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey
-from offsetstore.protocol.replay import decide
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -41,6 +54,9 @@ MOST: Final = 1_000
 """Letters that are replayed at once."""
 MOST_BYTES: Final = 64 << 20
 
+_EVERY: Final = 5.0  # seconds between two looks
+_LONGEST: Final = 10.0  # seconds: then a batch comes first
+
 _OUT_OF_ORDER: Final = LetterError(
     "ReplayOutOfOrder",
     "the Upsert replaces columns and has no version, and later records of the key did not wait for the letter: a later "
@@ -49,15 +65,6 @@ _OUT_OF_ORDER: Final = LetterError(
 _NO_PAYLOAD: Final = LetterError("PayloadMissing", "the letter no longer holds its record")
 
 _log = logging.getLogger(__name__)
-
-
-class LettersPart(CarefulPart, Protocol):
-    """The computed rows of letters, which are numbered in their order."""
-
-    @property
-    def replaces_in_order(self) -> bool:
-        """Whether rows replace stored ones that are taken to be earlier."""
-        ...
 
 
 @dataclass(slots=True)
@@ -75,17 +82,13 @@ class _Run:
 
 
 class PutBack:
-    """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile.
-
-    :param compute: computes the rows of letters; raises `Halve` if they are too many for the driver, and `NoneComputed`
-        if a function fails for all of them.
-    """
+    """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile."""
 
     def __init__(
         self,
         claim: Claim,
         settings: DeadLetters,
-        compute: Callable[[Sequence[Letter]], AbstractContextManager[LettersPart]],
+        compute: ComputeLetters,
     ) -> None:
         self._claim = claim
         self._settings = settings
@@ -168,7 +171,7 @@ class PutBack:
         keys = {letter.sequence for letter in before if letter.sequence is not None}
         return [letter for letter in letters if letter.sequence not in keys]
 
-    def _write(self, run: _Run, letters: Sequence[Letter], part: LettersPart) -> None:
+    def _write(self, run: _Run, letters: Sequence[Letter], part: CarefulPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
         failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
         failed |= {n: FailedReplay(why, "rejected") for n, why in part.rejected.items()}
@@ -212,24 +215,21 @@ class PutBack:
         return [number for number, letter in enumerate(letters) if not letter.forced and not waits(letter)]
 
     def _discover(
-        self, run: _Run, letters: Sequence[Letter], part: LettersPart, kept: Sequence[int], refused: RowsRefused
+        self, run: _Run, letters: Sequence[Letter], part: CarefulPart, kept: Sequence[int], refused: RowsRefused
     ) -> Mapping[int, RowsRefused]:
         """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
-        decisions = {tp: decide(at.from_, at) for tp, at in self._stored(letters).items()}
         numbers = sorted({*kept}.intersection(part.with_rows))
         try:
-            return self._claim.repeat(
-                lambda _: discover(
-                    self._claim,
-                    decisions,
-                    numbers,
-                    part.keys,
-                    lambda work, some: _write(work, part.rows_of(some)),
-                    seconds=self._settings.seconds,
-                    limit=None,
-                    check=run.check,
-                    hint=part.hinted,
-                )
+            return discover(
+                self._claim,
+                self._stored(letters),
+                numbers,
+                part.keys,
+                lambda work, some: write_all(_or_halve(part.rows_of(some)), work),
+                seconds=self._settings.seconds,
+                limit=None,
+                check=run.check,
+                hint=part.hinted,
             ).dead
         except DiscoveryEnded:
             raise Halve(refused) from None
@@ -237,25 +237,19 @@ class PutBack:
     def _commit(
         self,
         letters: Sequence[Letter],
-        part: LettersPart,
+        part: CarefulPart,
         kept: Sequence[int],
         failed: Mapping[int, FailedReplay],
     ) -> None:
         """Write the rows and mark their letters, and return the others, in one transaction."""
-        stored = self._stored(letters)
-        rows = part.rows_of(kept)
-        replayed = [letters[number] for number in kept]
+        chosen = [letters[number] for number in sorted({*kept, *failed})]
         returned = {letters[number].key: why for number, why in failed.items()}
+        along = _Settled(chosen, [letters[number] for number in kept], returned)
+        self._touch(letters, along, _or_halve(part.rows_of(kept)))
 
-        def work(tx: Transaction) -> None:
-            tx.lock(stored)
-            _lock(tx, [letters[number] for number in sorted({*kept, *failed})])
-            _write(tx, rows)
-            tx.settle_letters(replayed, returned)
-            failpoints.reach("letters_replayed")
-            tx.touch()
-
-        self._claim.run(work)
+    def _touch(self, letters: Sequence[Letter], along: _Settled, rows: Mapping[str, Rows] | None = None) -> None:
+        """Write rows and settle letters, and advance the letters' partitions by nothing."""
+        commit(self._claim, Unit(self._stored(letters), rows or {}, [along], Ending.TOUCH))
 
     def _give_back(self, run: _Run, letters: Sequence[Letter], error: Exception) -> None:
         """None of them can be computed or written, for a reason that no single one of them shows."""
@@ -267,46 +261,67 @@ class PutBack:
         else:  # the rows of one letter are too many, or its writer fails
             failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")
 
-        def give_back(stored: Mapping[TopicPartition, OffsetRange], tx: Transaction) -> None:
-            tx.lock(stored)
-            _lock(tx, letters)
-            tx.settle_letters([], {letter.key: failed for letter in letters})
-            tx.touch()
-
         try:
-            self._claim.run(partial(give_back, self._stored(letters)))
+            self._touch(letters, _Settled(letters, [], {letter.key: failed for letter in letters}))
         except PlanOutdated as outdated:
             _log.info("letters that can't be replayed are left for later: %s", outdated)
         else:
             run.failed += len(letters)
             run.settled.update(letter.key for letter in letters)
 
-    def _stored(self, letters: Sequence[Letter]) -> dict[TopicPartition, OffsetRange]:
-        """An empty range at the stored offset of each of their partitions: there is nothing to advance by."""
+    def _stored(self, letters: Sequence[Letter]) -> Decisions:
+        """Decisions that lock each of their partitions at the stored offset: there is nothing to advance by."""
         rows = self._claim.offsets()
         partitions = sorted({letter.topic_partition for letter in letters})
         if any(tp not in rows for tp in partitions):
             raise PlanOutdated("a partition of a letter has no row")
-        return {tp: OffsetRange(rows[tp].next_offset, rows[tp].next_offset) for tp in partitions}
+        return only_locks({tp: rows[tp].next_offset for tp in partitions})
 
 
-def _write(work: Work, rows: Mapping[str, CountedRows]) -> None:
-    """Write the rows.
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """The letters that a replay settles: those whose rows it writes, and those that are dead again."""
 
-    :raises RowsRefused: the database refuses them.
-    :raises Halve: so does a writer, for a reason that may be in a single letter.
-    """
-    try:
-        write_all(rows, work)
-    except (RowsRefused, ColumnMismatch, UnsafeTarget):
-        raise
-    except SinkError as error:
-        raise Halve(error) from error
+    letters: Sequence[Letter]
+    replayed: Sequence[Letter]
+    returned: Mapping[LetterKey, FailedReplay]
+
+    def begin(self, tx: Transaction) -> None:
+        """Lock the letters.
+
+        :raises PlanOutdated: they have changed since they were read.
+        """
+        if not tx.lock_letters(self.letters):
+            raise PlanOutdated("letters were decided about meanwhile")
+
+    def end(self, tx: Transaction) -> None:
+        """Mark them."""
+        tx.settle_letters(self.replayed, self.returned)
+        failpoints.reach("letters_replayed")
 
 
-def _lock(tx: Transaction, letters: Sequence[Letter]) -> None:
-    if not tx.lock_letters(letters):
-        raise PlanOutdated("letters were decided about meanwhile")
+@dataclass(frozen=True, slots=True)
+class _OrHalve:
+    """Rows whose writer may fail for a reason that is in a single letter."""
+
+    rows: Rows
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number.
+
+        :raises RowsRefused: the database refuses them.
+        :raises Halve: so does the writer.
+        """
+        try:
+            return self.rows.write(work)
+        except (RowsRefused, ColumnMismatch, UnsafeTarget):
+            raise
+        except SinkError as error:
+            raise Halve(error) from error
+
+
+def _or_halve(outputs: Mapping[str, CountedRows]) -> dict[str, Rows]:
+    return {name: _OrHalve(rows) for name, rows in outputs.items()}
 
 
 def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
@@ -319,3 +334,64 @@ def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
         elif number not in failed:
             kept.append(number)
     return kept
+
+
+class Requests:
+    """Looks for requested letters, and has them replayed: before a delivery, while the job is idle, or when told to.
+
+    The runner's lock guards it. ``compute`` is set once the source has begun.
+    """
+
+    def __init__(self, claim: Claim, settings: DeadLetters) -> None:
+        self._claim = claim
+        self._settings = settings
+        self.compute: ComputeLetters | None = None
+        self._next_look = 0.0
+
+    def drain(self, compute: ComputeLetters) -> int:
+        """Replay all that is requested; see `TransactionalSink.drain`."""
+        return PutBack(self._claim, self._settings, compute).run(self._claim.require_open)
+
+    def look(self, check: Callable[[], None]) -> None:
+        """Replay what is requested, if it is time to look. A request never ends the job.
+
+        :param check: raises if the job is to stop.
+        :raises StaleClaim: as a batch does.
+        """
+        if self.compute is None or time.monotonic() < self._next_look:
+            return
+        began = time.monotonic()
+        try:
+            PutBack(self._claim, self._settings, self.compute).run(check, seconds=_LONGEST)
+        except StaleClaim:
+            raise
+        except CommitUnknown as error:  # a batch must know; of letters their states tell
+            check()
+            _log.error("dead letters were replayed, or are still requested: %s", error)
+        except Exception as error:  # noqa: BLE001 - it concerns the letters alone
+            check()  # a stop interrupts Spark
+            text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
+            _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
+        finally:
+            now = time.monotonic()
+            self._next_look = now + max(_EVERY, now - began)  # half of the time is for batches
+
+    def look_while_idle(self, is_running: Callable[[], bool]) -> None:
+        """Look while no batch is being written.
+
+        :param is_running: whether the query runs; it may raise if Java is gone.
+        :raises PlanOutdated: the query was stopped, or the claim closed, while it replayed.
+        """
+
+        def check() -> None:
+            if self._claim.is_closed or not is_running():
+                raise PlanOutdated("the query was stopped")
+
+        if time.monotonic() < self._next_look:
+            return
+        try:
+            runs = is_running()
+        except Exception:  # noqa: BLE001 - Java is gone, or busy
+            return
+        if runs:
+            self.look(check)

@@ -12,16 +12,16 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Never, Protocol, cast
+from typing import Final, Never, cast
 
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing.blame import cut, speaks_for_itself
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.cycle import Stopwatch, Stored, Written, commit_plan, write_all
 from offsetstore.processing.dead_letters import (
     DeadLetter,
     DeadLetters,
@@ -32,6 +32,7 @@ from offsetstore.processing.dead_letters import (
     described,
     name_of,
 )
+from offsetstore.processing.delivery import CarefulPart, Delivery
 from offsetstore.processing.discovery import (
     DiscoveryEnded,
     Found,
@@ -40,16 +41,26 @@ from offsetstore.processing.discovery import (
     discover,
     now_and_then,
 )
-from offsetstore.processing.isolate import Record, cut, speaks_for_itself
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import Plan, Ranges, create_rows
+from offsetstore.processing.plan import Plan, commit_plan, create_rows
+from offsetstore.processing.unit import (
+    Failures,
+    NewLetters,
+    Ranges,
+    Record,
+    Stopwatch,
+    Stored,
+    Unit,
+    Written,
+    commit,
+    only_locks,
+    write_all,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.letters import Cause, Failed, LetterError, NewLetter, Payload, rejected
 from offsetstore.protocol.outages import chain
-from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
 
 PART: Final = 500_000
 """In offsets: the rows of a part wait in the driver's memory."""
@@ -66,94 +77,6 @@ _PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
 _WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter: it is replayed after that")
 
 _log = logging.getLogger(__name__)
-
-
-class CountedRows(Protocol):
-    """One output's rows of some records."""
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        ...
-
-    def write(self, work: Work) -> int:
-        """Write the rows; return their number."""
-        ...
-
-
-class CarefulPart(Protocol):
-    """A part of a batch whose rows are computed, each with its record known. Records are numbered from 0, in order."""
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The records that exist, ascending."""
-        ...
-
-    @property
-    def with_rows(self) -> Sequence[int]:
-        """Those that make any rows, and are not rejected: a reject may not have reached what fails for others."""
-        ...
-
-    @property
-    def keys(self) -> Mapping[int, Hashable]:
-        """What records of one key have in common."""
-        ...
-
-    @property
-    def rejected(self) -> Mapping[int, LetterError]:
-        """The records that transform rejects, with its reasons."""
-        ...
-
-    @property
-    def failed(self) -> Mapping[int, FunctionFailed]:
-        """The records that can't be computed: all others could, after them. They have no rows here."""
-        ...
-
-    def fail_again(self, numbers: Sequence[int]) -> Mapping[int, FunctionFailed]:
-        """Compute some of those that have failed once more; return those that fail again.
-
-        :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
-        """
-        ...
-
-    def record(self, number: int) -> Record:
-        """The partition and the offset of a record."""
-        ...
-
-    def misfits(self, connection: object) -> Mapping[int, RowsRefused]:
-        """The records with a value that can never fit."""
-        ...
-
-    def rows_of(self, numbers: Sequence[int]) -> Mapping[str, CountedRows]:
-        """The rows of some records, which are in ascending order, by output."""
-        ...
-
-    def hinted(self, refused: RowsRefused, numbers: Sequence[int], /) -> int | None:
-        """The record that the refusal of these records' rows hints at, if it does."""
-        ...
-
-    def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]:
-        """The records themselves.
-
-        :raises PlanOutdated: they are lost.
-        """
-        ...
-
-
-class Compute(Protocol):
-    """Computes the records of some ranges."""
-
-    def __call__(
-        self, ranges: Ranges, *, suspects: Mapping[Record, FunctionFailed | None]
-    ) -> AbstractContextManager[CarefulPart]:
-        """Compute them.
-
-        :param suspects: records that have failed before. Those with an error have failed just now, and are not tried
-            again; each of the others is tried alone if not all can be computed together.
-        :raises Halve: the driver can't hold their rows, or the search takes too long.
-        :raises NoneComputed: no record of many can be computed.
-        """
-        ...
 
 
 class Halve(Exception):
@@ -213,10 +136,7 @@ class _Stopped(Exception):
 class _Run:
     """One batch on its way, and what of it is written, in all its plans."""
 
-    number: int
-    ranges: Ranges
-    compute: Compute
-    sleep: Callable[[float], None]
+    delivery: Delivery
     stored: Stored
     suspects: dict[Record, FunctionFailed | None] = field(default_factory=dict["Record", "FunctionFailed | None"])
     failing: int = 0
@@ -246,11 +166,6 @@ class Recovery:
         """Whether later records of a dead one's key wait behind it."""
         return self._settings.sequence is not None
 
-    @property
-    def seconds(self) -> float:
-        """How long one search may take."""
-        return self._settings.seconds
-
     def is_careful(self, ranges: Ranges) -> bool:
         """Whether a batch may have records to be left out: one of the last had some, or a record ahead has failed.
 
@@ -267,20 +182,12 @@ class Recovery:
         self._open = None
         self._failures, self._has_read = {}, False
 
-    def write(
-        self,
-        number: int,
-        ranges: Ranges,
-        compute: Compute,
-        sleep: Callable[[float], None],
-        stored: Stored,
-    ) -> Written | None:
-        """Write what remains of a batch; see the module.
+    def write(self, delivery: Delivery, stored: Stored) -> Written | None:
+        """Write what remains of a delivery; see the module.
 
-        If it raises, the same batch may be given again; what was ``stored`` of it then counts as written too.
+        If it raises, the same delivery may be given again; what was ``stored`` of it then counts as written too.
 
-        :param sleep: sleeps, and raises if the query is being stopped.
-        :param stored: what is stored of the batch is added here.
+        :param stored: what is stored of it is added here.
         :return: ``None`` if all of it was in the results already.
         :raises TooManyLetters: see `DeadLetters`; parts before it are stored.
         :raises RowsRefused: of a single record that discovery accepts and the real transaction refuses, or that may be
@@ -288,7 +195,7 @@ class Recovery:
             then stored.
         :raises PlanOutdated: the stored offsets have changed.
         """
-        run = self._begin(number, ranges, compute, sleep, stored)
+        run, ranges = self._begin(delivery, stored), delivery.ranges
         if self._open:
             self._open = None  # letters may have been discarded meanwhile
         size = count_offsets(ranges)
@@ -304,31 +211,20 @@ class Recovery:
                 "batch %d: %d records could not be computed, and each took some Spark jobs to find. It is faster if "
                 "transform does not fail (mode PERMISSIVE, try_cast and other try_ functions) and rejects such records "
                 "with _reject",
-                run.number,
+                run.delivery.number,
                 run.failing,
             )
         return run.stored.written(run.watch.seconds)
 
-    def _begin(
-        self, number: int, ranges: Ranges, compute: Compute, sleep: Callable[[float], None], stored: Stored
-    ) -> _Run:
-        """Begin a batch, or go on with it."""
+    def _begin(self, delivery: Delivery, stored: Stored) -> _Run:
+        """Begin a delivery, or go on with it."""
         before = self._run
-        if before is None or before.number != number:
+        if before is None or before.delivery.number != delivery.number:
             self._careful = max(0, self._careful - 1)
-            self._run = _Run(number, ranges, compute, sleep, stored)
+            self._run = _Run(delivery, stored)
         else:
             watch, suspects = Stopwatch(before.watch.seconds), dict.fromkeys(before.suspects)
-            self._run = replace(
-                before,
-                ranges=ranges,
-                compute=compute,
-                sleep=sleep,
-                stored=stored,
-                watch=watch,
-                suspects=suspects,
-                ending=None,
-            )
+            self._run = replace(before, delivery=delivery, stored=stored, watch=watch, suspects=suspects, ending=None)
         return self._run
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
@@ -342,7 +238,7 @@ class Recovery:
             if size == 1:
                 error = _of_record(halve.why, ranges, run)
                 raise error from error.__cause__
-            _log.warning("batch %d: %s is cut: %s", run.number, describe(ranges), halve)
+            _log.warning("batch %d: %s is cut: %s", run.delivery.number, describe(ranges), halve)
             run.suspects.update(halve.suspects)
             place = halve.place or size // 2
         except _Stopped as stopped:
@@ -360,7 +256,7 @@ class Recovery:
         plan = Plan.of(self._claim, ranges)
         run.watch.lap("plan")
         if not plan.is_worth_computing(self._claim):
-            commit_plan(self._claim, plan, None, run.watch)
+            commit_plan(self._claim, plan, Unit(plan.decisions, None), run.watch)
             return
         create_rows(self._claim, plan)
         remaining = plan.remaining()
@@ -370,13 +266,18 @@ class Recovery:
         dead: dict[int, _Dead] | None = None
         while dead is None:
             try:
-                with run.compute(remaining, suspects=dict.fromkeys(self._known()) | run.suspects) as part:
+                with self._computed(run, remaining) as part:
                     run.watch.lap("compute")
                     dead = self._failed(run, plan, part)
                     if dead is not None:
                         self._write_computed(run, plan, part, dead)
             except NoneComputed as none:
                 raise self._too_many(none.failed, str(none)) from none.failed
+
+    def _computed(self, run: _Run, ranges: Ranges) -> AbstractContextManager[CarefulPart]:
+        suspects = dict.fromkeys(self._known()) | run.suspects
+        seconds = self._settings.seconds
+        return run.delivery.careful(ranges, suspects=suspects, has_sequences=self.has_sequences, seconds=seconds)
 
     def _failed(self, run: _Run, plan: Plan, part: CarefulPart) -> dict[int, _Dead] | None:
         """Pass over the records that can't be computed, after their retries.
@@ -442,25 +343,11 @@ class Recovery:
         counts = {name: output.rows for name, output in rows.items()}
         remaining = plan.remaining()
         letters, skipped = self._letters(part, dead, payloads)
-        texts = self._metadata.texts(BatchInfo(run.number, remaining, counts))
+        texts = self._metadata.texts(BatchInfo(run.delivery.number, remaining, counts))
 
-        def pass_over(tx: Transaction) -> None:
-            if letters:
-                tx.write_letters(letters)
-                failpoints.reach("letters_written")
-            if skipped:
-                tx.note_skipped(skipped)
-
-        written = commit_plan(
-            self._claim,
-            plan,
-            rows,
-            run.watch,
-            texts,
-            pass_over=pass_over,
-            gone=gone,
-            in_sequence=self.has_sequences,
-        )
+        along = [NewLetters(letters, skipped)] if dead else []
+        unit = Unit(plan.decisions, rows, along, metadata=texts, gone=gone, in_sequence=self.has_sequences)
+        written = commit_plan(self._claim, plan, unit, run.watch)
         if written is None:
             return
         run.stored.add(remaining, written.rows)
@@ -479,7 +366,9 @@ class Recovery:
             self._open_sequences().update(letter.sequence for letter in letters if letter.sequence is not None)
             causes = Counter(letter.cause for letter in letters)
             self._claim.observers.on(
-                LettersWritten(group=self._claim.group, batch=run.number, ranges=remaining, letters=dict(causes))
+                LettersWritten(
+                    group=self._claim.group, batch=run.delivery.number, ranges=remaining, letters=dict(causes)
+                )
             )
 
     def _gone(self, ranges: Ranges, part: CarefulPart) -> dict[Record, bytes | None]:
@@ -545,24 +434,22 @@ class Recovery:
 
         :raises Halve: there was not enough time.
         """
-        _log.warning("batch %d: looking for the refused records: %s", run.number, refused)
+        _log.warning("batch %d: looking for the refused records: %s", run.delivery.number, refused)
         numbers = [number for number in part.with_rows if number not in dead]
         known = self._known()
         run.watch.lap("write")
         try:
-            return self._claim.repeat(
-                lambda _: discover(
-                    self._claim,
-                    plan.decisions,
-                    numbers,
-                    part.keys,
-                    lambda work, some: write_all(part.rows_of(some), work),
-                    seconds=self._settings.seconds,
-                    limit=self._settings.limit - run.letters - _letters_in(dead),
-                    suspects=[number for number in numbers if part.record(number) in known],
-                    check=now_and_then(lambda: run.sleep(0)),
-                    hint=part.hinted,
-                )
+            return discover(
+                self._claim,
+                plan.decisions,
+                numbers,
+                part.keys,
+                lambda work, some: write_all(part.rows_of(some), work),
+                seconds=self._settings.seconds,
+                limit=self._settings.limit - run.letters - _letters_in(dead),
+                suspects=[number for number in numbers if part.record(number) in known],
+                check=now_and_then(lambda: run.delivery.sleep(0)),
+                hint=part.hinted,
             )
         except DiscoveryEnded:
             raise Halve(refused) from None
@@ -631,7 +518,7 @@ class Recovery:
             raise _Stopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
         failpoints.reach("failures_written")
         run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
-        run.sleep(max(waits))
+        run.delivery.sleep(max(waits))
         run.watch.lap("wait")
         read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again
         return True
@@ -662,14 +549,8 @@ class Recovery:
 
     def _store(self, plan: Plan, failed: Mapping[Record, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
-        partitions = {tp for tp, _ in failed}
-        at = {tp: OffsetRange(plan.decisions[tp].stored, plan.decisions[tp].stored) for tp in partitions}
-
-        def work(tx: Transaction) -> None:
-            tx.lock(at)
-            tx.write_failures(failed)
-
-        self._claim.run(work)
+        at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
+        commit(self._claim, Unit(at, along=[Failures(failed)]))
         self._failures |= failed
 
     def _check_count(self, run: _Run, part: CarefulPart, dead: Mapping[int, _Dead]) -> None:
@@ -681,7 +562,7 @@ class Recovery:
         if letters > self._settings.limit:
             raise TooManyLetters(
                 "a batch has more bad records than the limit",
-                found=f"{letters} in batch {run.number}",
+                found=f"{letters} in batch {run.delivery.number}",
                 expected=f"at most {self._settings.limit}",
                 next_step=f"{TooManyLetters.default_next_step} Or raise limit in DeadLetters(...).",
             )

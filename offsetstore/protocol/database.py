@@ -15,9 +15,8 @@ from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.letters import LetterSession, State
-from offsetstore.protocol.liveness import is_live
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.runs import Ending, RunSession
+from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
@@ -110,9 +109,14 @@ class GroupRow:
     ending: Ending | None = None
 
     @property
+    def state(self) -> RunState:
+        """How the owner's job is."""
+        return run_state(self.ending, self.alive_for)
+
+    @property
     def is_live(self) -> bool:
-        """Whether a running job owns the group; see `offsetstore.protocol.liveness.is_live`."""
-        return self.ending is None and is_live(self.alive_for)
+        """Whether a running job owns the group; see `offsetstore.protocol.runs.is_live`."""
+        return self.state == "live"
 
     def in_words(self) -> str:
         """Describe the owner, for an error message."""

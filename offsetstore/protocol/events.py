@@ -7,11 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
-from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
-from offsetstore.protocol.query_status import WatchedQuery
+from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition, count_offsets
 from offsetstore.protocol.starting import StartingOffsets
+
+BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
+"""How a micro-batch ended; see `BatchEnded`."""
+
+Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryStatus:
+    """A streaming query at one moment.
+
+    :param is_active: whether it runs; ``None`` if that can't be told.
+    :param trigger: another value with each trigger, also one that finds no records; ``None`` if that can't be told.
+    :param interval: seconds between two triggers, 0 without a pause.
+    :param has_failed: of one that does not run: whether an error ended it; ``None`` if that can't be told.
+    :param pid: the process id of its Java; ``None`` if that can't be told.
+    """
+
+    is_active: bool | None
+    trigger: int | None = None
+    interval: float = 0.0
+    pid: int | None = None
+    has_failed: bool | None = None
+
+
+class WatchedQuery(Protocol):
+    """The streaming query of a sink."""
+
+    def status(self) -> QueryStatus:
+        """Ask Spark; this may take as long as Java does not answer, so call it in a thread of its own.
+
+        :raises Exception: Java does not answer at all.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,59 +64,67 @@ class QueryStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarted:
-    """A micro-batch has reached the sink; ``ranges`` is what it reads.
+    """A micro-batch has reached the sink; ``ranges`` is what it reads, ``offsets`` in all.
 
     The thread of this event gets those that are about the batch too, at last how it ended.
     """
 
     group: str
     batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
+    ranges: Ranges
+    offsets: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count them once for all observers: there may be thousands of partitions."""
+        object.__setattr__(self, "offsets", count_offsets(self.ranges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchWritten:
-    """A micro-batch is committed.
+class BatchEnded:
+    """A micro-batch has ended, in one of five ways.
 
-    :param rows: how many were written, by output.
+    ``written``: it is committed. ``skipped``: all of it was already in the results. ``kept``: with a `Flush`, its rows
+    are in memory, or were flushed with those before. ``failed``: it ended the query. ``interrupted``: the query was
+    stopped meanwhile, and the next start reads what is not written.
+
+    :param rows: how many were written or kept, by output; of a batch that failed or was interrupted, those of
+        ``stored``, without those of tasks that Spark has ended.
     :param seconds: how long it took, by phase: ``plan``, ``compute``, ``write`` and ``commit``, or ``tasks`` where
         executors write; ``search`` for records that the database refuses, and ``wait`` before these are tried again.
+    :param stored: of a batch that failed or was interrupted: what was committed of its ranges before, as the records
+        before a refused one.
+    :param error: why it failed; an `OffsetStoreError` holds no values of rows.
+    :ivar offsets: how many are in ``done``.
     """
 
-    outcome: ClassVar = "written"
-
     group: str
     batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
-    rows: Mapping[str, int]
-    seconds: Mapping[str, float]
+    ranges: Ranges
+    outcome: BatchOutcome
+    rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    stored: Ranges = field(default_factory=dict["TopicPartition", "OffsetRange"])
+    error: BaseException | None = None
+    offsets: int = field(init=False)
 
+    def __post_init__(self) -> None:
+        """Count them once for all observers: there may be thousands of partitions."""
+        object.__setattr__(self, "offsets", count_offsets(self.done))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSkipped:
-    """The whole micro-batch was already in the results."""
+    @property
+    def is_well(self) -> bool:
+        """Whether its records are written or kept now."""
+        return self.outcome in {"written", "skipped", "kept"}
 
-    outcome: ClassVar = "skipped"
+    @property
+    def done(self) -> Ranges:
+        """What of its ranges is behind it, now: written, kept, or in the results before."""
+        return self.ranges if self.is_well else self.stored
 
-    group: str
-    batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchKept:
-    """With a `Flush`: a batch was computed, and its rows are kept in memory, or were flushed with those before.
-
-    :param rows: as in `BatchWritten`, also ``seconds``.
-    """
-
-    outcome: ClassVar = "kept"
-
-    group: str
-    batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
-    rows: Mapping[str, int]
-    seconds: Mapping[str, float]
+    @property
+    def written(self) -> Mapping[str, int]:
+        """The rows that it committed, by output; kept ones are committed with their flush."""
+        return {} if self.outcome == "kept" else self.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +137,7 @@ class LettersWritten:
 
     group: str
     batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
+    ranges: Ranges
     letters: Mapping[str, int]
 
 
@@ -114,40 +155,34 @@ class LettersReplayed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainStarted:
-    """A sink has begun to replay the requested dead letters, without a query."""
+class DrainChanged:
+    """A sink begins to replay the requested dead letters, without a query; or it is done, or an error ended it."""
 
     group: str
+    is_running: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainEnded:
-    """It is done with that, or an error has ended it."""
+class FlushEnded:
+    """Kept batches and their offsets are committed; or a flush between two batches failed.
 
-    group: str
+    After a failure the next batch, or `Claim.close`, tries again and raises the error.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferFlushed:
-    """Kept batches and their offsets are committed.
-
-    :param batches: the numbers of the first and the last.
-    :param rows: as in `BatchWritten`, also ``seconds``.
+    :param batches: the numbers of the first and the last; like the rest, only if they are committed.
+    :param rows: as in `BatchEnded`, also ``seconds``.
     """
 
     group: str
-    batches: tuple[int, int]
-    ranges: Mapping[TopicPartition, OffsetRange]
-    rows: Mapping[str, int]
-    seconds: Mapping[str, float]
+    batches: tuple[int, int] | None = None
+    ranges: Ranges = field(default_factory=dict["TopicPartition", "OffsetRange"])
+    rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    error: BaseException | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushFailed:
-    """A flush between two batches failed; the next batch, or `Claim.close`, tries again and raises the error."""
-
-    group: str
-    error: BaseException
+    @property
+    def outcome(self) -> Literal["written", "failed"]:
+        """Whether they are committed."""
+        return "written" if self.error is None else "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,52 +194,14 @@ class IdleWorkFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFailed:
-    """A micro-batch failed and ended the query. ``error`` holds no values of rows if it is an `OffsetStoreError`.
+class PauseChanged:
+    """The group is paused, and the job waits before its next batch; or the pause is over, and the job goes on.
 
-    :param stored: what was committed of its ranges before, as the records before a refused one.
-    :param rows: how many rows were written with that, by output; those of tasks that Spark has ended are not known.
+    A stop, or another claim, ends the wait without this event.
     """
 
-    outcome: ClassVar = "failed"
-
     group: str
-    batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
-    error: BaseException
-    stored: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", "OffsetRange"])
-    rows: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchInterrupted:
-    """The query was stopped in the middle of a micro-batch. What is not written of it is left to the next start.
-
-    :param stored: as in `BatchFailed`, also ``rows``.
-    """
-
-    outcome: ClassVar = "interrupted"
-
-    group: str
-    batch: int
-    ranges: Mapping[TopicPartition, OffsetRange]
-    stored: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict["TopicPartition", "OffsetRange"])
-    rows: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
-    """The group is paused: the job waits before its next batch."""
-
-    group: str
-    pause: Pause
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
-    """The pause is over: the job goes on with its batch."""
-
-    group: str
+    pause: Pause | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,19 +239,15 @@ class ClaimTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimLost:
-    """A heartbeat has noticed that another claim took the group over."""
+class ClaimEnded:
+    """The claim writes nothing any more: it was closed in good order, or a heartbeat found that another replaced it.
+
+    One that was replaced is closed too, later.
+    """
 
     group: str
     token: Token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimClosed:
-    """The claim was closed, in good order: it writes nothing any more."""
-
-    group: str
-    token: Token
+    outcome: Literal["closed", "fenced"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,68 +264,53 @@ class SinkMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseAnswered:
-    """The database took a heartbeat or, while the claim sends none because its query has ended, answered a question."""
+class DatabaseAsked:
+    """The database took a heartbeat or, while the claim sends none because its query has ended, answered a question.
+
+    :param error: why it did not take the heartbeat, for its class alone; the next one follows.
+    """
 
     group: str
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatMissed:
-    """The database did not take a heartbeat; the next one follows. ``error`` is the reason, for its class alone."""
+class MirrorTried:
+    """The mirror compared the stored offsets with Kafka's group, or could not.
 
-    group: str
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorCopied:
-    """The mirror compared the stored offsets with Kafka's group; ``offsets`` are those that it copied, perhaps none."""
-
-    group: str
-    offsets: Mapping[TopicPartition, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorFailed:
-    """The mirror could not copy.
-
-    :param reason: in words, for people.
+    :param offsets: those that it copied, perhaps none.
+    :param reason: why it could not, in words, for people.
     :param is_over: whether the mirror has stopped for good; otherwise it will try again.
     :param error: what Kafka's client raised, for its class alone; ``None`` if Kafka has answered.
     """
 
     group: str
-    reason: str
-    is_over: bool
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict["TopicPartition", "int"])
+    reason: str | None = None
+    is_over: bool = False
     error: Exception | None = None
+
+    @property
+    def outcome(self) -> Literal["done", "failed", "ended"]:
+        """``ended`` for a mirror that has stopped for good."""
+        return "done" if self.reason is None else "ended" if self.is_over else "failed"
 
 
 Event: TypeAlias = (
     QueryStarted
     | BatchStarted
-    | BatchWritten
-    | BatchSkipped
-    | BatchKept
-    | BatchFailed
-    | BatchInterrupted
+    | BatchEnded
     | LettersWritten
     | LettersReplayed
-    | DrainStarted
-    | DrainEnded
-    | BufferFlushed
-    | FlushFailed
+    | DrainChanged
+    | FlushEnded
     | IdleWorkFailed
-    | Paused
-    | Resumed
+    | PauseChanged
     | Retried
     | CommitResolved
     | ClaimTaken
-    | ClaimLost
-    | ClaimClosed
+    | ClaimEnded
     | SinkMade
-    | DatabaseAnswered
-    | HeartbeatMissed
-    | MirrorCopied
-    | MirrorFailed
+    | DatabaseAsked
+    | MirrorTried
 )

@@ -31,7 +31,6 @@ POINTS = {
     "after_mirror": "Kafka has the mirror's copy, the pins are still on",
     "after_sink": "P7: the sink is done, Spark has not committed the batch",
     "in_claim": "P8: in a claim, before its COMMIT",
-    "staged": "P9: executors have staged the rows, nothing is moved",
     "before_lock": "P10: the crop is planned and computed, nothing is locked",
     "in_discovery": "P11: in discovery, a part was accepted and kept",
     "letters_written": "P12: rows and dead letters are written, the offset has not moved",

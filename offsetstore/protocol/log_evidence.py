@@ -51,7 +51,10 @@ class LogLook:
 
         :param row: the row as it is now; ``None`` if nothing is known of this log.
         """
-        known, new = None if row is None else row.pair, log.pair(offset)
+        known = None if row is None else row.pair
+        if known == (offset, log.leader_epoch):
+            return known
+        new = log.pair(offset)
         if new is None or known is None or known.leader_epoch == new.leader_epoch:
             return new or known
         return new if self.checked.get(tp) == (known, new.leader_epoch) else known

@@ -8,19 +8,17 @@ from typing import Protocol
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.events import (
-    BatchFailed,
-    ClaimLost,
+    BatchEnded,
+    ClaimEnded,
     ClaimTaken,
     CommitResolved,
     Event,
-    FlushFailed,
+    FlushEnded,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
-    MirrorCopied,
-    MirrorFailed,
-    Paused,
-    Resumed,
+    MirrorTried,
+    PauseChanged,
     Retried,
 )
 
@@ -77,28 +75,28 @@ class LogObserver:
             case Retried():
                 name = type(event.error).__name__
                 _log.warning("attempt %d failed (%s), retrying in %.2f s", event.attempt, name, event.wait)
-            case BatchFailed() | FlushFailed() | IdleWorkFailed():
-                _log_failure(event)
+            case BatchEnded() | FlushEnded() | IdleWorkFailed() if event.error is not None:
+                _log_failure(event, event.error)
             case LettersWritten() | LettersReplayed():
                 _log_letters(event)
-            case Paused():
-                _log.warning("group %r is %s; the job waits", event.group, event.pause)
-            case Resumed():
+            case PauseChanged(pause=None):
                 _log.warning("group %r is no longer paused; the job goes on", event.group)
+            case PauseChanged():
+                _log.warning("group %r is %s; the job waits", event.group, event.pause)
             case CommitResolved(happened=True):
                 tp = event.topic_partition
                 _log.warning("the answer to COMMIT was lost; the rows show that it happened (%s)", tp)
             case ClaimTaken():
                 _log_start(event)
-            case ClaimLost():
+            case ClaimEnded(outcome="fenced"):
                 _log.warning("the claim of group %r has been taken over", event.group)
-            case MirrorFailed() | MirrorCopied():
+            case MirrorTried():
                 self._log_mirror(event)
             case _:
                 pass
 
-    def _log_mirror(self, event: MirrorFailed | MirrorCopied) -> None:
-        if isinstance(event, MirrorCopied):
+    def _log_mirror(self, event: MirrorTried) -> None:
+        if event.outcome == "done":
             if event.group in self._is_failing:
                 self._is_failing.discard(event.group)
                 _log.warning("the offsets of group %r are copied to Kafka again", event.group)
@@ -113,14 +111,14 @@ class LogObserver:
             )
 
 
-def _log_failure(event: BatchFailed | FlushFailed | IdleWorkFailed) -> None:
+def _log_failure(event: BatchEnded | FlushEnded | IdleWorkFailed, error: BaseException) -> None:
     if isinstance(event, IdleWorkFailed):  # no one else reports it
-        _log.error("idle work failed, and is called again later", exc_info=event.error)
+        _log.error("idle work failed, and is called again later", exc_info=error)
         return
-    what = f"batch {event.batch} failed" if isinstance(event, BatchFailed) else "could not flush between batches"
+    what = f"batch {event.batch} failed" if isinstance(event, BatchEnded) else "could not flush between batches"
     # Spark's own report of a batch is a hundred lines long; other texts may contain values of rows.
-    text = f": {event.error}" if isinstance(event.error, OffsetStoreError) else ""
-    _log.error("%s: %s%s", what, type(event.error).__name__, text)
+    text = f": {error}" if isinstance(error, OffsetStoreError) else ""
+    _log.error("%s: %s%s", what, type(error).__name__, text)
 
 
 def _log_letters(event: LettersWritten | LettersReplayed) -> None:

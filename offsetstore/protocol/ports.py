@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from sqlalchemy import Connection
 
@@ -145,7 +145,10 @@ class CheckpointFiles(Protocol):
 
 
 class Writer(Protocol):
-    """Puts Arrow data into a table, in the transaction."""
+    """Puts Arrow data into a table, in the transaction.
+
+    What else a writer can, it declares with attributes that it may leave out; see `declares`.
+    """
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether ``write`` orders rows of this schema by the struct column ``_kafka`` (topic, partition, offset, ...).
@@ -174,4 +177,26 @@ class Writer(Protocol):
         :raises ColumnMismatch: as ``check`` does.
         :raises RowsRefused: a value or a row that the table can't hold.
         """
+        ...
+
+
+Trait: TypeAlias = Literal["appends", "marks", "replaces_in_order", "splittable"]
+
+
+def declares(writer: Writer, trait: Trait, *, otherwise: bool = False) -> bool:
+    """Whether a writer declares one of these; ``otherwise`` is for one that says nothing of it.
+
+    ``appends``: it adds each row, however often it gets it. ``marks``: it calls ``work.mark``. ``replaces_in_order``:
+    its rows replace stored ones that are taken to be earlier. ``splittable``: it can be given the rows of single
+    records, again and again.
+    """
+    return bool(getattr(writer, trait, otherwise))
+
+
+@runtime_checkable
+class TableWriter(Writer, Protocol):
+    """A writer with one table, which it finds by its name."""
+
+    def resolve_table(self, connection: Connection) -> None:
+        """If no schema was named, look it up in the connection's search path, and keep to it."""
         ...

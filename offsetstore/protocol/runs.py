@@ -13,7 +13,9 @@ from uuid import UUID
 
 from offsetstore.errors import next_step_after
 from offsetstore.offsets import Token, TopicPartition
-from offsetstore.protocol.liveness import is_live
+
+LIVE: Final = timedelta(seconds=15)
+"""A job is live if its last heartbeat is younger, by the database's clock. It may miss two."""
 
 KEPT: Final = 1_000
 """How many runs, and how many lines of errors, are kept of each group."""
@@ -22,11 +24,11 @@ Phase: TypeAlias = Literal["starting", "idle", "batch", "paused", "failed"]
 """``starting``: no batch has come yet. ``idle``: between two. ``failed``: the last one ended the query."""
 
 Ending: TypeAlias = Literal["closed", "failed", "fenced"]
-"""``closed``: in good order. ``failed``: the last batch has, or an error left the block of the claim. ``fenced``:
-another claim, a reset or a rename was noticed."""
+"""What a job writes at its end. ``closed``: in good order. ``failed``: the last batch has, or an error left the block
+of the claim. ``fenced``: another claim, a reset or a rename was noticed."""
 
-RunState: TypeAlias = Literal["running", "silent", "closed", "failed", "fenced"]
-"""An `Ending`; or ``running``, or ``silent``: there are no heartbeats any more, and no end was recorded."""
+RunState: TypeAlias = Literal["live", "silent", "ended", "failed", "fenced"]
+"""``live``: the job sends heartbeats. ``silent``: they stopped, and no end was recorded. ``ended``: in good order."""
 
 Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror"]
 """Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was
@@ -36,6 +38,27 @@ _LATE: Final = timedelta(seconds=8)
 """A heartbeat comes every five seconds; a run without one for so long was probably silent when it was replaced."""
 
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
+
+
+def is_live(silence: timedelta | None) -> bool:
+    """Whether a job is live whose last heartbeat was so long ago, ``None`` if there is no heartbeat.
+
+    The one definition: claims, resets, and all that shows a group use it. A heartbeat in the future does not count: the
+    database's clock has stepped back since (a failover, a restored machine), and a dead owner would seem live until the
+    clock caught up. A running job is live again with its next heartbeat, at most five seconds later.
+    """
+    return silence is not None and -LIVE < silence < LIVE
+
+
+def run_state(ending: Ending | None, silence: timedelta | None) -> RunState:
+    """How a job is that nobody has replaced. One that never sends heartbeats, such as a decision's owner, has ended."""
+    match ending:
+        case "failed" | "fenced":
+            return ending
+        case None if silence is not None:
+            return "live" if is_live(silence) else "silent"
+        case _:
+            return "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +166,8 @@ class Run:
         by then: its process was killed or is frozen. Until it can be expected to have said so, its last heartbeat
         tells.
         """
-        if self.ending is not None:
-            return self.ending
-        if self.next_at is None:
-            return "running" if is_live(self.read_at - self.seen_at) else "silent"
+        if self.ending is not None or self.next_at is None:
+            return run_state(self.ending, self.read_at - self.seen_at)
         is_fenced = self.next_at - self.seen_at < _LATE and is_live(self.read_at - self.next_at)
         return "fenced" if is_fenced else "silent"
 

@@ -27,11 +27,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.computing import TimeIsUp, find_failing
-from offsetstore.processing.isolate import Record
-from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.processing.recovery import Halve
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.letters import LetterError, Payload
-from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import function_failed, is_over_limit
@@ -42,7 +41,6 @@ from offsetstore.spark.rejects import COLUMN as REJECT
 from offsetstore.spark.rejects import are_rejected, count_accepted, error_of
 from offsetstore.writers.arrow.kafka_column import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
-from offsetstore.writers.upsert import Upsert
 
 _NUMBER: Final = "_offsetstore_number"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
@@ -428,7 +426,7 @@ class _Computation:
 
 def _replaces_in_order(outputs: Outputs, name: str) -> bool:
     writer = outputs.writers[name]
-    return isinstance(writer, Upsert) and writer.roles.version is None and outputs.uses_kafka(name)
+    return declares(writer, "replaces_in_order") and outputs.uses_kafka(name)
 
 
 def _digest(topic: Column, partition: Column) -> Column:

@@ -1,24 +1,37 @@
-"""Rows on the driver; those of a large batch in a temporary file: Python's memory does not grow with the batch."""
+"""Rows on the driver; those of a large batch in a temporary file: Python's memory does not grow with the batch.
+
+Spark computes and sends all of them in one job, if spark.driver.maxResultSize allows. Otherwise executors keep what
+they compute on their disks, and send it one partition at a time, so that the limit bounds a partition. What they lose
+is never computed again: it could differ from what was sent before.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 from weakref import finalize
 
 import pyarrow as pa
+from pyspark import RDD, StorageLevel
 from pyspark import util as spark_util
 from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
+from offsetstore.spark.executors.record_batches import Parts, RecordBatches
+from offsetstore.spark.function_errors import has_lost_block, is_over_limit
+from offsetstore.spark.plans.sharing import forget_checkpoint
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.spark.schemas import arrow_schema
 
@@ -28,10 +41,18 @@ IN_MEMORY: Final = 64 << 20
 SMALL: Final = 500_000
 """In offsets: the collected rows of a batch that has at most as many stay in memory."""
 
+LARGE: Final = 2_000_000
+"""In offsets: what the outputs of a batch that has more share is kept on disk alone, off the JVM's heap."""
+
+_LIMIT: Final = "spark.driver.maxResultSize"
+
+_log = logging.getLogger(__name__)
+
 
 class Rows:
     """Record batches of one schema that can be read again and again; those beyond `IN_MEMORY` bytes are in a file.
 
+    :param schema: to which batches that Spark has made with another one are cast.
     :raises SinkError: the file can't be written, or, when it is read, is shorter than what was written.
     """
 
@@ -42,9 +63,10 @@ class Rows:
         self._places: list[pa.RecordBatch | tuple[int, int]] = []  # in the file: position and size
         self.num_rows = self.nbytes = 0
         for batch in batches:
-            self.num_rows += batch.num_rows
-            self.nbytes += batch.nbytes
-            self._places.append(batch if self.nbytes <= IN_MEMORY else self._written(batch))
+            one = _as(schema, batch)
+            self.num_rows += one.num_rows
+            self.nbytes += one.nbytes
+            self._places.append(one if self.nbytes <= IN_MEMORY else self._written(one))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for place in self._places:
@@ -111,6 +133,50 @@ def collect(frame: DataFrame) -> Rows:
     return rows
 
 
+def collect_by_partition(frame: DataFrame) -> Rows:
+    """Compute the DataFrame's rows, and collect them one of Spark's partitions after the other, in order.
+
+    :raises SinkError: the rows of one partition exceed the limit, or the temporary file can't be written.
+    :raises PlanOutdated: executors have lost rows that were not sent yet.
+    :raises Exception: Spark's own, if it can't compute them.
+    """
+    parts, context = Parts.of(frame), frame.sparkSession.sparkContext
+    sent: RDD[Any] = RDD(parts.rdd.toJavaRDD(), context, RecordBatches(parts.schema))
+    sent.persist(StorageLevel.DISK_ONLY)
+    sent.localCheckpoint()  # a lost part is then an error
+    try:
+        parts.rdd.count()
+        return Rows(arrow_schema(frame, as_collected=True), _by_partition(sent))
+    except Exception as error:
+        if has_lost_block(error):
+            raise PlanOutdated("executors have lost rows that they had computed") from error
+        raise
+    finally:
+        forget_checkpoint(parts.rdd, context)
+        sent.unpersist()
+
+
+def _by_partition(sent: RDD[Any]) -> Iterator[pa.RecordBatch]:
+    done = 0
+    try:
+        for found in sent.toLocalIterator():
+            if found is None:  # the end of a partition
+                done += 1
+            else:
+                yield found
+    except Exception as error:
+        if not is_over_limit(error):
+            raise
+        limit = sent.context.getConf().get(_LIMIT, "1g")
+        raise SinkError(
+            f"the rows of one Spark partition are more bytes than {_LIMIT} allows; nothing was written",
+            found=f"partition {done + 1} of {sent.getNumPartitions()}",
+            expected=f"at most {limit}",
+            next_step="Make batches smaller with maxOffsetsPerTrigger, let tasks write them with "
+            f'atomicity="partition", or set a larger {_LIMIT}.',
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class OnDriver:
     """Rows that were collected on the driver; ``batches`` can be read again and again."""
@@ -135,10 +201,42 @@ class OnDriver:
         """
         return self.writer.write(work, map(none_rejected, self.batches))
 
+    def joined(self, later: Sequence[OnDriver]) -> _Joined:
+        """See `KeptRows`."""
+        return _Joined([self, *later])
 
-def on_driver(writer: Writer, frame: DataFrame, offsets: int) -> OnDriver:
-    """Compute the rows of so many offsets, and collect them."""
-    return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """One output's rows of several batches, in order."""
+
+    parts: Sequence[OnDriver]
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return sum(part.rows for part in self.parts)
+
+    def write(self, work: Work) -> int:
+        """Write the rows, those with the same columns at once; return their number."""
+        batches = (batch for part in self.parts for batch in part.batches if batch.num_rows)
+        writer = self.parts[0].writer
+        return sum(writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
+
+
+def on_driver(writer: Writer, frame: DataFrame, offsets: int, *, or_by_partition: bool = True) -> OnDriver:
+    """Compute the rows of this many offsets, and collect them.
+
+    :param or_by_partition: whether to collect them partition by partition if all of them exceed Spark's limit.
+    :raises SinkError, PlanOutdated: as `collect_by_partition`.
+    """
+    try:
+        return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
+    except Exception as error:
+        if not (or_by_partition and is_over_limit(error)):
+            raise
+    _log.info("the rows of a batch exceed %s: they are collected partition by partition", _LIMIT)
+    return OnDriver(writer, collect_by_partition(frame))
 
 
 def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
@@ -147,7 +245,7 @@ def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:
     def batches(stream: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         for found in stream:
             if isinstance(found, pa.RecordBatch):
-                yield _as(schema, found)
+                yield found
             else:  # the last
                 order.extend(found)
 

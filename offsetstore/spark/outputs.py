@@ -12,15 +12,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.cycle import UNNAMED
-from offsetstore.protocol.ports import Writer
+from offsetstore.processing.unit import UNNAMED
+from offsetstore.protocol.ports import TableWriter, Writer
 from offsetstore.spark.cropping import KAFKA
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.store.claim import Claim
-from offsetstore.writers.append import Append
-from offsetstore.writers.upsert import Upsert
 
 Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame]"]
 
@@ -60,7 +58,7 @@ class Outputs:
             )
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         self.writers: Mapping[str, Writer] = {
-            name: copy(writer) if isinstance(writer, (Append, Upsert)) else writer for name, writer in given.items()
+            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
         }
         self._claim = claim
         self._transform = transform
@@ -143,12 +141,12 @@ class Outputs:
         return {name: self._checked[name][1] for name in frames}
 
     def _schema(self, name: str, frame: DataFrame) -> pa.Schema:
-        has_table = isinstance(self.writers[name], (Append, Upsert))
+        has_table = isinstance(self.writers[name], TableWriter)
         return without_reject(table_schema(frame) if has_table else arrow_schema(frame))
 
     def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
         writer = self.writers[name]
-        if isinstance(writer, (Append, Upsert)):
+        if isinstance(writer, TableWriter):
             writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
         return writer.uses_kafka_column(schema)

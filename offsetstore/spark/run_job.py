@@ -23,15 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore.errors import ExitCode, MissingPrivilege, OffsetStoreError, SchemaError, exit_code
 from offsetstore.postgres.errors import of_database
-from offsetstore.protocol.events import (
-    BatchWritten,
-    BufferFlushed,
-    Event,
-    LettersWritten,
-    Paused,
-    QueryStarted,
-    Resumed,
-)
+from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.spark.connector import check_connector
 from offsetstore.spark.function_errors import told_by_us
 from offsetstore.spark.plans.progress import parse_offsets
@@ -179,13 +171,13 @@ class _Progress:
     def on(self, event: Event) -> None:
         """Count what is stored."""
         match event:
-            case BatchWritten() | BufferFlushed():
+            case BatchEnded(outcome="written") | FlushEnded():
                 self._records += sum(range_.until - range_.from_ for range_ in event.ranges.values())
             case LettersWritten():
                 self._letters += sum(event.letters.values())
-            case Paused():
-                self._state = "paused"
-            case Resumed() | QueryStarted():
+            case PauseChanged():
+                self._state = "paused" if event.pause else ""
+            case QueryStarted():
                 self._state = ""
             case _:
                 pass

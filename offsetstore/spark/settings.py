@@ -7,33 +7,21 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
-from offsetstore.processing.buffer import Flush
 from offsetstore.processing.dead_letters import DeadLetters
-from offsetstore.protocol.marking import Marking, check_marking
-from offsetstore.protocol.ports import Writer
+from offsetstore.processing.runner import Settings
+from offsetstore.protocol.marking import check_marking
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.letters import KAFKA_COLUMNS
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.store.claim import Claim
-from offsetstore.writers.execute import Execute
 
 Atomicity: TypeAlias = Literal["batch", "partition"]
 
 
 @dataclass(frozen=True, slots=True)
-class SinkSettings:
+class SinkSettings(Settings):
     """The arguments that concern each other; see `TransactionalSink`."""
 
-    atomicity: Atomicity
-    staging: StagingPolicy
-    marking: Marking
-    flush: Flush | None
-    dead_letters: DeadLetters | None
-    has_metadata: bool
-
-    @property
-    def has_unstored(self) -> bool:
-        """Whether Spark may take a batch for done before its offset is stored."""
-        return self.marking == "manual" or self.flush is not None
+    atomicity: Atomicity = "batch"
 
     def check(self, writers: Iterable[Writer]) -> None:
         """Check what can be checked without a query.
@@ -45,7 +33,6 @@ class SinkSettings:
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
         check_marking(self.marking)
         self._check_unstored(listed)
-        self._check_staging()
         self._check_dead_letters(listed)
 
     def check_query(self, claim: Claim, columns: Collection[str], checkpoint: str) -> None:
@@ -94,7 +81,7 @@ class SinkSettings:
                 found=f'atomicity="partition", {name}',
                 expected="one of them",
             )
-        others = [str(one) for one in writers if not isinstance(one, Execute)]
+        others = [str(one) for one in writers if not declares(one, "marks")]
         if self.marking == "manual" and others:
             raise ConfigurationError(
                 'marking="manual" needs a function that marks: rows of records that are not marked are written again',
@@ -107,27 +94,11 @@ class SinkSettings:
                 found=f"{len(writers)} writers: {', '.join(map(str, writers))}",
                 expected="one Execute, and one output: a union, with a column that tells the rows apart",
             )
-        if self.marking == "manual" and self.has_metadata:
+        if self.marking == "manual" and self.metadata is not None:
             raise ConfigurationError(
                 "metadata= describes the end of a batch, and manual marking stores other offsets",
                 found='metadata= and marking="manual"',
                 expected="work.mark(topic_partition, next_offset, metadata=...)",
-            )
-
-    def _check_staging(self) -> None:
-        if self.staging.mode != "always":
-            return
-        if self.atomicity == "partition":
-            raise ConfigurationError(
-                'staging="always" needs atomicity="batch"',
-                found='atomicity="partition", staging="always"',
-                expected="one of them",
-            )
-        if self.flush is not None:
-            raise ConfigurationError(
-                "staged rows are written at once, and a flush keeps them",
-                found='staging="always", flush=',
-                expected="one of them",
             )
 
     def _check_dead_letters(self, writers: list[Writer]) -> None:
@@ -143,7 +114,7 @@ class SinkSettings:
                 found="dead_letters= and flush= or marking=",
                 expected="one of them",
             )
-        functions = [str(one) for one in writers if isinstance(one, Execute) and not one.splittable]
+        functions = [str(one) for one in writers if not declares(one, "splittable", otherwise=True)]
         if functions:
             raise ConfigurationError(
                 "dead_letters= needs writers that can be given the rows of single records, again and again",

@@ -1,15 +1,14 @@
 """The foreachBatch sink: a micro-batch's results and its offsets, in one database transaction.
 
-This module has the checks that all batches share; `offsetstore.spark.ways` has the ways to write a batch.
+A micro-batch is a delivery for `offsetstore.processing.runner`; this module has the checks that all batches share.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
@@ -19,33 +18,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
 
 from offsetstore.errors import (
-    ConfigurationError,
     MissingDependency,
     OffsetStoreError,
     UnsupportedQuery,
 )
-from offsetstore.offsets import OffsetRange, TopicPartition, describe
+from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.batch_metadata import BatchMetadata, MetadataFunction
-from offsetstore.processing.between import Between, Tick
+from offsetstore.processing.batch_metadata import MetadataFunction
+from offsetstore.processing.between import Tick
 from offsetstore.processing.buffer import Flush
-from offsetstore.processing.cycle import Stored, Written, with_replanning
 from offsetstore.processing.dead_letters import DeadLetters
-from offsetstore.processing.pause import when_not_paused
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.runner import Interrupted, Runner, Taken
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
-    BatchStarted,
-    BatchWritten,
-    DrainEnded,
-    DrainStarted,
-    SinkMade,
-)
+from offsetstore.protocol.events import SinkMade
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
@@ -55,20 +40,16 @@ from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.function_errors import told_by_us, typed
-from offsetstore.spark.letters import KAFKA_COLUMNS, kafka_frame
+from offsetstore.spark.letters import KAFKA_COLUMNS, computed_letters, kafka_frame
+from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
+from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
 from offsetstore.spark.plans.admission import admit
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.starting import check_start
 from offsetstore.spark.plans.status import SinkQuery
-from offsetstore.spark.requests import LetterRequests
 from offsetstore.spark.settings import Atomicity, SinkSettings
-from offsetstore.spark.staging_area import THRESHOLD, StagingMode, StagingPolicy
-from offsetstore.spark.ways.batch import BatchWay
-from offsetstore.spark.ways.buffered import BufferedWay
-from offsetstore.spark.ways.micro_batch import MicroBatch, Way
-from offsetstore.spark.ways.partition import TASK_THRESHOLD, PartitionWay
-from offsetstore.spark.ways.stateful import StatefulWay
+from offsetstore.spark.stateful import Stateful
 from offsetstore.store.claim import Claim
 
 __all__ = ["TransactionalSink", "Transform"]
@@ -76,7 +57,6 @@ __all__ = ["TransactionalSink", "Transform"]
 _log = logging.getLogger(__name__)
 
 _RETAINED_CHECKPOINTS: Final = 3
-_LOOK: Final = 0.5  # seconds between two looks at whether the query is being stopped
 
 
 # Spark searches the text of what foreachBatch raises for these words, to tell a stop from a failure. In the text of
@@ -88,6 +68,23 @@ _INTERRUPTED: Final = (
 
 class _Interrupted(Exception):
     """The query is being stopped: the batch is left to the next start."""
+
+
+class _Query:
+    """What the runner asks of the running query."""
+
+    def __init__(self) -> None:
+        self.execution: Any = None
+        self.is_running: Callable[[], bool] = lambda: True
+
+    def is_stopping(self, error: BaseException) -> bool:
+        """Whether ``query.stop()`` has interrupted a call to Spark: the batch is left to the next start."""
+        is_sparks = isinstance(error, (Py4JJavaError, PySparkException))
+        return is_sparks and self.execution is not None and not self.execution.isActive()
+
+    def typed(self, error: BaseException) -> BaseException:
+        """Our error for one of Java's or of a database that nothing has explained."""
+        return typed(error)
 
 
 class TransactionalSink:
@@ -110,11 +107,6 @@ class TransactionalSink:
         one output, and a transform that keeps ``_kafka`` and makes each row from one record (select, where, explode,
         joins with other data). The driver writes a small batch, in one transaction, except for an `Execute` or a
         writer with a ``write`` of its own.
-    :param staging: with ``atomicity="batch"``, whether executors copy a batch, in parallel, into staging tables, from
-        which the driver moves it in the transaction: ``"always"``, ``"never"``, or ``"auto"``, only if the batch is
-        large. Executors then need the driver's packages. Rows for an `Execute` are always collected on the driver.
-    :param staging_threshold: a batch with more than this many offsets still to be written is large; so is one with more
-        bytes than ``spark.driver.maxResultSize``.
     :param task_threshold: with ``atomicity="partition"``, a batch with at most this many offsets is small; with 0,
         tasks write all batches.
     :param metadata: called on the driver for each batch with records to be written, before its transaction begins,
@@ -148,8 +140,6 @@ class TransactionalSink:
         *,
         into: Writer | Mapping[str, Writer],
         atomicity: Atomicity = "batch",
-        staging: StagingMode = "auto",
-        staging_threshold: int = THRESHOLD,
         task_threshold: int = TASK_THRESHOLD,
         metadata: MetadataFunction | None = None,
         marking: Marking = "automatic",
@@ -159,41 +149,26 @@ class TransactionalSink:
     ) -> None:
         if is_remote():
             raise _connect_refused()
-        self.error: BaseException | None = None
         self._claim = claim
         self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None)
-        self._settings = SinkSettings(
-            atomicity,
-            StagingPolicy(staging, staging_threshold),
-            marking,
-            flush,
-            dead_letters,
-            has_metadata=metadata is not None,
-        )
+        self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, atomicity)
         self._settings.check(self._outputs.writers.values())
-        self._metadata = BatchMetadata(claim, metadata)
-        self._recovery = None if dead_letters is None else Recovery(claim, dead_letters, self._metadata)
-        self._requests = None if dead_letters is None else LetterRequests(claim, self._outputs, dead_letters)
-        self._way = self._way_of(task_threshold)
+        self._source = _Query()
+        self._runner = Runner(claim, self._source, self._settings)
+        self._per_partition: PerPartition | None = None
+        if atomicity == "partition":
+            self._per_partition = PerPartition(
+                claim, self._outputs, self._runner.metadata, task_threshold, self._runner.recovery
+            )
         self._check_early()  # before the claim is reserved, and a thread works for the sink
-        if self._settings.has_unstored:
-            claim.reserve()
-        self._lock = threading.RLock()  # for batches, and for what is done between them
-        self._between = self._between_batches(tick)
-        self._stateful: StatefulWay | None = None
+        self._runner.begin()
+        self._stateful: Stateful | None = None
         self._has_written = False
-        self._is_waiting = False  # a batch, because the group is paused
         self._run_id: str | None = None
         self._started_run_id: str | None = None  # of which it is known where it starts
-        self._execution: Any = None
-        self._is_running: Callable[[], bool] = lambda: True
-        self._ranges: dict[TopicPartition, OffsetRange] = {}  # the batch's, for `BatchFailed`
-        self._stored = Stored()  # of the batch
         self._query = SinkQuery(claim)
         claim.observers.on(
-            SinkMade(
-                group=claim.group, token=claim.token, query=self._query, replays_letters=self._requests is not None
-            )
+            SinkMade(group=claim.group, token=claim.token, query=self._query, replays_letters=dead_letters is not None)
         )
 
     def _check_early(self) -> None:
@@ -231,45 +206,20 @@ class TransactionalSink:
             stored before the refused record, `CommitUnknown`, which leaves this open, and `UnexpectedCommit`,
             where an `Execute` has committed.
         """
-        self._acquire(batch)
         try:
-            self._call(batch, batch_id)
-        finally:
-            self._lock.release()
-
-    def _acquire(self, batch: DataFrame) -> None:
-        """Wait for what is done between batches; it may be stopping the query, which waits for us."""
-        while not self._lock.acquire(timeout=_LOOK):
-            RunningQuery.of(batch).sleep(0)
-
-    def _call(self, batch: DataFrame, batch_id: int) -> None:
-        self.error = None
-        self._ranges, self._stored = {}, Stored()
-        try:
-            with told_by_us():
-                self._process(batch, batch_id)
-        except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
-            strip_chain(error)
-            self.error = stripped(error)
-        if self._between is not None:
-            self._between.batch_ended(self._is_running)
-        group, ranges, stored, rows = self._claim.group, self._ranges, self._stored.ranges, self._stored.rows
-        if self._is_stopping():
-            self.error = None
-            self._claim.observers.on(
-                BatchInterrupted(group=group, batch=batch_id, ranges=ranges, stored=stored, rows=rows)
+            self._runner.run(
+                batch_id,
+                lambda: self._take(batch, batch_id),
+                check=lambda: RunningQuery.of(batch).sleep(0),  # something may be stopping the query, and wait for us
             )
-            raise _Interrupted(_INTERRUPTED)
-        if self.error is not None:
-            self.error = typed(self.error)
-            if ranges and isinstance(self.error, OffsetStoreError):
-                self.error.while_(f"writing batch {batch_id}: {describe(ranges)}")
-            self._claim.observers.on(
-                BatchFailed(group=group, batch=batch_id, ranges=ranges, error=self.error, stored=stored, rows=rows)
-            )
-            self._claim.record_run()
-            raise self.error
+        except Interrupted:
+            raise _Interrupted(_INTERRUPTED) from None
         failpoints.reach("after_sink")
+
+    @property
+    def error(self) -> BaseException | None:
+        """The typed error that ended the query."""
+        return self._runner.error
 
     def __reduce__(self) -> NoReturn:
         """Only Spark Connect would pickle the sink, to run it elsewhere.
@@ -278,49 +228,54 @@ class TransactionalSink:
         """
         raise _connect_refused()
 
-    def _is_stopping(self) -> bool:
-        """Whether ``query.stop()`` has interrupted a call to Spark: the batch is left to the next start."""
-        is_sparks = isinstance(self.error, (Py4JJavaError, PySparkException))
-        return is_sparks and self._execution is not None and not self._execution.isActive()
-
-    def _process(self, batch: DataFrame, batch_id: int) -> None:
+    @contextmanager
+    def _take(self, batch: DataFrame, batch_id: int) -> Generator[Taken | None]:
+        """Look at the query, and hand the batch over."""
         if is_remote():
             raise _connect_refused()
-        self._claim.require_open()
-        self._claim.require_log()
-        query = RunningQuery.of(batch)
-        self._execution = query.execution
-        if query.run_id != self._run_id:
-            self._admit(query, batch.columns)
-            if self._requests is not None:
-                self._requests.query_began(batch.sparkSession, batch.columns)
-            self._query.found(query.execution)
-            self._run_id = query.run_id
-            self._is_running = query.is_active
-            self._claim.observers.on(query.started(self._claim.group, batch.sparkSession))
-        ranges = self._ranges = query.ranges()
-        self._check_claimed(ranges)
-        self._claim.bind(query.query_id, query.is_active)
-        if not ranges and self._stateful is None:
-            return
-        finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
-        with finding:
-            self._write_batch(MicroBatch(batch, batch_id, query, ranges, self._stored))
-        if not self._has_written:
-            self._has_written = True
-            self._prune(batch)
+        with told_by_us():
+            query = RunningQuery.of(batch)
+            self._source.execution = query.execution
+            if query.run_id != self._run_id:
+                self._begin(query, batch)
+            ranges = query.ranges()
+            self._runner.takes(ranges)
+            self._check_claimed(ranges)
+            self._claim.bind(query.query_id, query.is_active)
+            if not ranges and self._stateful is None:
+                yield None
+                return
+            finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
+            with finding:
+                by_partition = self._per_partition is not None
+                taken = MicroBatch(
+                    batch, batch_id, query, ranges, self._claim, self._outputs, or_by_partition=not by_partition
+                )
+                own = self._stateful or self._per_partition
+                yield Taken(taken, None if own is None else partial(own.write, taken))
+            if not self._has_written:
+                self._has_written = True
+                self._prune(batch)
+
+    def _begin(self, query: RunningQuery, batch: DataFrame) -> None:
+        """Take notice of a query that has just started or was restarted."""
+        spark, columns, outputs = batch.sparkSession, batch.columns, self._outputs
+        self._admit(query, columns)
+        if self._runner.requests is not None:
+            self._runner.requests.compute = lambda letters: computed_letters(outputs, spark, letters, columns)
+        self._query.found(query.execution)
+        self._run_id = query.run_id
+        self._source.is_running = query.is_active
+        self._claim.observers.on(query.started(self._claim.group, spark))
 
     def _admit(self, query: RunningQuery, columns: list[str]) -> None:
         """Check a query that has just started or was restarted."""
         self._stateful = None
-        if self._recovery is not None:
-            self._recovery.forget()
+        if self._runner.recovery is not None:
+            self._runner.recovery.forget()
         self._settings.check_query(self._claim, columns, str(query.execution.resolvedCheckpointRoot()))
         if self._claim.keeps_checkpoint:
-            staging = self._settings.staging
-            self._stateful = StatefulWay(
-                self._claim, self._outputs, self._metadata, staging, query=query, columns=columns
-            )
+            self._stateful = Stateful(self._claim, self._outputs, self._runner.metadata, query=query, columns=columns)
         else:
             admit(query.execution, columns, whole_records=self._settings.dead_letters is not None)
             if self._started_run_id != query.run_id:
@@ -346,39 +301,7 @@ class TransactionalSink:
             not written of it is left to the next start; so is at once what waits because the group is paused.
         """
         check_seconds("timeout", timeout, or_zero=True)
-        last, is_between = time.monotonic() + timeout, self._lock.acquire(blocking=False)
-        while not is_between and not self._is_waiting and (left := last - time.monotonic()) > 0:
-            is_between = self._lock.acquire(timeout=min(left, _LOOK))
-        try:
-            query.stop()  # the next batch waits for the lock, and notices it there
-        finally:
-            if is_between:
-                self._lock.release()
-
-    def _write_batch(self, batch: MicroBatch) -> None:
-        way: Way = self._stateful or self._way
-        group, number, ranges = self._claim.group, batch.number, batch.ranges
-        observers = self._claim.observers
-        observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
-
-        def sleep(seconds: float) -> None:
-            self._is_waiting = seconds > 0
-            try:
-                batch.sleep(self._claim, seconds)
-            finally:
-                self._is_waiting = False
-
-        def write() -> Written | None:
-            if self._requests is not None:
-                self._requests.look(lambda: sleep(0))
-            return with_replanning(lambda: way.write(batch), f"batch {number}")
-
-        written = when_not_paused(self._claim, write, sleep)
-        if written is None:
-            observers.on(BatchSkipped(group=group, batch=number, ranges=ranges))
-        else:
-            kind = BatchKept if written.is_kept else BatchWritten
-            observers.on(kind(group=group, batch=number, ranges=ranges, rows=written.rows, seconds=written.seconds))
+        self._runner.stop(query.stop, timeout=timeout)
 
     def drain(self, spark: SparkSession) -> int:
         """Replay the dead letters that are requested, for a job that is not running a query.
@@ -388,40 +311,7 @@ class TransactionalSink:
         :raises ConfigurationError: the sink has no ``dead_letters``.
         :raises OffsetStoreError: as for a batch.
         """
-        if self._requests is None:
-            raise ConfigurationError("sink.drain was called on a sink without dead_letters=")
-        self._claim.require_open()
-        claim = self._claim
-        claim.observers.on(DrainStarted(group=claim.group))
-        try:
-            with self._lock:
-                return self._requests.drain(spark)
-        finally:
-            claim.observers.on(DrainEnded(group=claim.group))
-
-    def _way_of(self, threshold: int) -> Way:
-        settings, staging = self._settings, self._settings.staging
-        if settings.atomicity == "partition":
-            return PartitionWay(self._claim, self._outputs, self._metadata, threshold, self._recovery)
-        if settings.flush is not None:
-            return BufferedWay(self._claim, self._outputs, self._metadata, staging, settings.flush)
-        return BatchWay(
-            self._claim, self._outputs, self._metadata, staging, marking=settings.marking, recovery=self._recovery
-        )
-
-    def _between_batches(self, tick: Tick | None) -> Between | None:
-        buffered = self._way if isinstance(self._way, BufferedWay) else None
-        flush, requests = self._settings.flush, self._requests
-        if tick is None and buffered is None and requests is None:
-            return None
-        return Between(
-            self._claim,
-            self._lock,
-            tick=tick,
-            buffered=buffered,
-            seconds=flush.seconds if flush is not None else None,
-            replay=None if requests is None else lambda: requests.look_while_idle(self._is_running),
-        )
+        return self._runner.drain(lambda letters: computed_letters(self._outputs, spark, letters, None))
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted(tp for tp in ranges if tp.topic not in self._claim.topics)

@@ -405,7 +405,8 @@ def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
     # A pin or a contest is written again: its epoch must be above those of all copies that were seen.
     if row is None or new.pinned or new.contested:
         return False
-    return NewOffset(row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair) == new
+    kept = (row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair)
+    return kept == (new.next_offset, new.topic_id, new.cluster_id, new.pinned, new.contested, new.pair)
 
 
 def decisions(

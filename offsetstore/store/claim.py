@@ -16,7 +16,7 @@ from uuid import UUID
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, ProtocolMisuse, StaleClaim
 from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.events import ClaimClosed, ClaimLost, ClaimTaken, DatabaseAnswered, HeartbeatMissed
+from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
 from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
 from offsetstore.protocol.marking import Marking, Position
@@ -168,8 +168,7 @@ class Claim:
             self.token.claim_id,
             self.name,
             on_lost=self.lose,
-            on_answered=self._answer,
-            on_missed=self._miss,
+            on_asked=self._tell_answer,
             run=self._run,
         )
         self.mirror = self._start_mirror(request, has_members=has_members)
@@ -180,7 +179,7 @@ class Claim:
         with self._binding:
             was_lost, self.is_lost = self.is_lost, True
         if not was_lost:
-            self.observers.on(ClaimLost(group=self.group, token=self.token))
+            self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="fenced"))
 
     def note_lost(self, found: Mapping[TopicPartition, str]) -> None:
         """Record logs that lost records while the job ran, and why that is known: it must not go on in them."""
@@ -194,11 +193,8 @@ class Claim:
         for tp, what in sorted(self._lost.items()):
             raise log_truncated(tp, Suspect(what))
 
-    def _answer(self) -> None:
-        self.observers.on(DatabaseAnswered(group=self.group))
-
-    def _miss(self, error: Exception) -> None:
-        self.observers.on(HeartbeatMissed(group=self.group, error=error))
+    def _tell_answer(self, error: Exception | None) -> None:
+        self.observers.on(DatabaseAsked(group=self.group, error=error))
 
     def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
         broker = request.mirrored_to
@@ -434,7 +430,7 @@ class Claim:
         finally:
             self._stop()
             if not was_closed:
-                self.observers.on(ClaimClosed(group=self.group, token=self.token))
+                self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="closed"))
 
     def _stop(self) -> None:
         if self.mirror is not None:

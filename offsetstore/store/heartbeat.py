@@ -32,16 +32,14 @@ class Heartbeat:
         name: str,
         *,
         on_lost: Callable[[], None],
-        on_answered: Callable[[], None],
-        on_missed: Callable[[Exception], None],
+        on_asked: Callable[[Exception | None], None],
         run: RunRecord,
     ) -> None:
         self._database = database
         self._claim_id = claim_id
         self._name = name
         self._on_lost = on_lost
-        self._on_answered = on_answered
-        self._on_missed = on_missed
+        self._on_asked = on_asked
         self._run = run
         self._query: Callable[[], bool] | None = None
         self._ended: Callable[[], bool] | None = None
@@ -109,9 +107,9 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - the next one may succeed
             # The job's own transactions report an unavailable database.
             _log.debug("could not send a heartbeat: %s", type(error).__name__)
-            self._on_missed(error)
+            self._on_asked(error)
             return True
-        self._on_answered()
+        self._on_asked(None)
         if not is_ours and not self._beats.is_stopping:
             self._on_lost()
         if not self._beats.is_stopping:

@@ -22,7 +22,7 @@ from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, W
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import Database, HistoryEvent, Session
-from offsetstore.protocol.events import MirrorCopied, MirrorFailed
+from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.log_evidence import LogLook, look, topic_ids
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
@@ -308,7 +308,7 @@ class Mirror:
             return False
         self._pause = self._target.every
         offsets = {tp: copy.next_offset for tp, copy in copies.items()}
-        self._observers.on(MirrorCopied(group=self._claim.group, offsets=offsets))
+        self._observers.on(MirrorTried(group=self._claim.group, offsets=offsets))
         return self.ended is None
 
     def _is_used_by_others(self, partitions: Collection[TopicPartition]) -> bool:
@@ -398,7 +398,7 @@ class Mirror:
         self._tell_failure(why, is_over=True)
 
     def _tell_failure(self, reason: str, *, is_over: bool, error: Exception | None = None) -> None:
-        self._observers.on(MirrorFailed(group=self._claim.group, reason=reason, is_over=is_over, error=error))
+        self._observers.on(MirrorTried(group=self._claim.group, reason=reason, is_over=is_over, error=error))
 
     def _contest_members(self) -> None:
         self._contest_application("the group has members", _Contest({}, f"{self._other}: it has members"))

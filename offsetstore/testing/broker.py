@@ -227,6 +227,10 @@ class StaticBroker:
 
     def _log(self, topic: str, shown: BrokerView) -> TopicLog:
         log = shown.topics[topic]
+        if self.has_ids and all(
+            one.leader_epoch is not None and one.high is not None for one in log.partitions.values()
+        ):
+            return log
         known = {number: self._watermarks(topic, number, one) for number, one in log.partitions.items()}
         return replace(log, topic_id=log.topic_id if self.has_ids else None, partitions=known)
 

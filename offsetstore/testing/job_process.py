@@ -21,7 +21,7 @@ from offsetstore.local.cache import cache_directory
 from offsetstore.local.logs import tail
 from offsetstore.local.processes import end_process, is_process_of
 from offsetstore.protocol import events
-from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten, BufferFlushed
+from offsetstore.protocol.events import BatchEnded, BatchStarted, FlushEnded
 
 _FAILPOINT = re.compile(r"offsetstore failpoint (\w+): (\w+) \(pid (\d+)\)")
 _END_SECONDS = 15.0
@@ -60,15 +60,14 @@ class BatchPrinter:
     def on(self, event: events.Event) -> None:
         """Print the event if it is a batch's start or end."""
         match event:
-            case BatchStarted():
+            case BatchStarted(batch=batch):
                 kind = "begun"
-            case BatchWritten() | BatchSkipped():
+            case BatchEnded(outcome="written" | "skipped", batch=batch):
                 kind = "done"
-            case BufferFlushed():
+            case FlushEnded(batches=(_, batch)):
                 kind = "done"
             case _:
                 return
-        batch = event.batches[-1] if isinstance(event, BufferFlushed) else event.batch
         ranges = {str(tp): (range_.from_, range_.until) for tp, range_ in event.ranges.items()}
         print_event(kind, batch=batch, ranges=ranges)
 

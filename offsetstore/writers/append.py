@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -30,24 +29,13 @@ from offsetstore.writers.arrow.kafka_column import drop_kafka, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
-from offsetstore.writers.staging import (
-    Staged,
-    Staging,
-    attempt_match,
-    check_staged,
-    create,
-    create_temporary,
-    reported,
-    staged_columns,
-    with_attempt,
-)
 from offsetstore.writers.table.catalogue import Column, locate, read_target
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
 from offsetstore.writers.table.rights import check_rights
+from offsetstore.writers.table.temporary import create_temporary, temporary_name
 
-_ALL = sql.SQL("")
-_MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} {reported}")
+_MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {temporary}")
 
 
 class Append:
@@ -59,6 +47,8 @@ class Append:
         must survive a crash and be in this database; what its triggers write to is up to you.
     :raises ConfigurationError: not a valid table name.
     """
+
+    appends = True
 
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)
@@ -107,17 +97,13 @@ class Append:
             if not target.has_policies:
                 copy_batches(driver, self.table.identifier, encoding, rows)
                 return stream.rows
-            staging, names = Staging.temporary(), [match.column.name for match in matches]
-            move = self._move(staging, names)
-            create_temporary(driver, staging, self.table, names, target=target, move=move)
-            copy_batches(driver, staging.table.identifier, encoding, rows)
+            temporary, names = temporary_name(), [match.column.name for match in matches]
+            columns = sql.SQL(", ").join(map(sql.Identifier, names))
+            move = _MOVE.format(table=self.table.identifier, columns=columns, temporary=temporary)
+            create_temporary(driver, temporary, self.table, names, target=target, move=move)
+            copy_batches(driver, temporary, encoding, rows)
             driver.execute(move)
         return stream.rows
-
-    def _move(self, staging: Staging, names: Iterable[str], condition: sql.Composable = _ALL) -> sql.Composed:
-        columns = sql.SQL(", ").join(map(sql.Identifier, names))
-        source = staging.table.identifier
-        return _MOVE.format(table=self.table.identifier, columns=columns, staging=source, reported=condition)
 
     @property
     def _grants(self) -> list[str] | None:
@@ -147,34 +133,6 @@ class Append:
                 error = null_refused(self.table, str(locate(driver, self.table)), column.name)
                 found = dict.fromkeys(null, error) | found
         return found
-
-    def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
-        """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
-        driver = driver_connection(connection)
-        with refusals(self.table, grants=self._grants):
-            matches = self._match(read_target(driver, self.table).columns, schema)
-            create(driver, staging, self.table, [match.column.name for match in matches])
-
-    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
-        """Copy the rows into the table."""
-        stream = Stream.of(batches)
-        if stream is None:
-            return 0
-        driver = driver_connection(connection)
-        with refusals(self.table, stream.schema.names):
-            matches = match_columns(without_kafka(stream.schema), staged_columns(driver, staging), self.table)
-            encoding = Encoding(self.table, [*matches, attempt_match()])
-            copy_batches(driver, staging.table.identifier, encoding, with_attempt(map(drop_kafka, stream), attempt))
-        return stream.rows
-
-    def move(self, connection: Connection, staged: Staged) -> int:
-        """Add the staged rows."""
-        driver = driver_connection(connection)
-        with refusals(self.table, grants=self._grants), locked_target(driver, self.table) as target:
-            columns = staged_columns(driver, staged.staging)
-            check_staged(driver, staged, columns, target.columns)
-            driver.execute(self._move(staged.staging, columns, reported(staged)))
-        return staged.rows
 
     def _match(self, columns: Mapping[str, Column], schema: pa.Schema) -> list[Match]:
         return match_columns(without_kafka(schema), columns, self.table)

@@ -51,6 +51,8 @@ class Execute:
         called on the driver, with the rows of several partitions; ``work.ranges`` is empty in a replay.
     """
 
+    marks = True
+
     def __init__(
         self, function: Callable[[Work, Iterable[pa.RecordBatch]], object], *, splittable: bool = False
     ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -22,7 +21,6 @@ from offsetstore.writers.arrow.copying import (
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.kafka_column import (
     KAFKA,
-    STAGED_COORDINATES,
     coordinate_matches,
     flatten_kafka,
     without_kafka,
@@ -30,23 +28,13 @@ from offsetstore.writers.arrow.kafka_column import (
 from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.streaming import Stream
 from offsetstore.writers.arrow.values import null_rows
-from offsetstore.writers.staging import (
-    Staged,
-    Staging,
-    attempt_match,
-    check_staged,
-    create,
-    create_temporary,
-    reported,
-    staged_columns,
-    with_attempt,
-)
 from offsetstore.writers.table import merging
 from offsetstore.writers.table.catalogue import Column, read_target, read_unique_keys
 from offsetstore.writers.table.matching import Match, match_columns
 from offsetstore.writers.table.names import TableName
 from offsetstore.writers.table.rights import check_rights
 from offsetstore.writers.table.roles import Roles
+from offsetstore.writers.table.temporary import create_temporary, temporary_name
 
 
 class Upsert:
@@ -83,6 +71,11 @@ class Upsert:
 
     def __repr__(self) -> str:
         return f"Upsert({str(self.table)!r}, key={list(self.roles.key)})"
+
+    @property
+    def replaces_in_order(self) -> bool:
+        """Whether rows replace stored ones that are taken to be earlier, if any columns are replaced."""
+        return self.roles.version is None
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether columns are replaced: beside a version, the offset decides between equal ones."""
@@ -125,15 +118,17 @@ class Upsert:
             return 0
         self._check_order(stream.schema)
         driver = driver_connection(work.connection)
-        staging = Staging.temporary()
+        temporary = temporary_name()
         merging_rows = refusals(self.table, stream.schema.names, grants=self._grants)
         with merging_rows, locked_target(driver, self.table) as target:
             matches = self._match(stream.schema, target.columns)
             self._check_key(driver)
             names = [match.column.name for match in matches]
-            merge = merging.merge(staging.table.identifier, self.table, self.roles, names, target.columns)
-            create_temporary(driver, staging, self.table, names, [merging.no_coordinates()], target=target, move=merge)
-            self._copy(driver, staging, matches, stream)
+            merge = merging.merge(temporary, self.table, self.roles, names, target.columns)
+            further = [merging.no_coordinates()]
+            create_temporary(driver, temporary, self.table, names, further, target=target, move=merge)
+            encoding = Encoding(self.table, _with_coordinates(matches, stream.schema))
+            copy_batches(driver, temporary, encoding, map(self._checked, stream))
             driver.execute(merge)
         return stream.rows
 
@@ -159,61 +154,8 @@ class Upsert:
         found |= keyless
         return [Misfit(row, found[row]) for row in sorted(found)]
 
-    def create_staging(self, connection: Connection, staging: Staging, schema: pa.Schema) -> None:
-        """Create the staging table for rows of this schema; see `StagingWriter`, also for the next two."""
-        driver = driver_connection(connection)
-        with refusals(self.table, grants=self._grants):
-            matches = self._match(schema, read_target(driver, self.table).columns)
-            self._check_key(driver)
-            names = [match.column.name for match in matches]
-            create(driver, staging, self.table, names, [merging.no_coordinates()])
-
-    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
-        """Copy the rows into the table; a NULL in the key is refused here."""
-        stream = Stream.of(batches)
-        if stream is None:
-            return 0
-        self._check_order(stream.schema)
-        driver = driver_connection(connection)
-        with refusals(self.table, stream.schema.names):
-            matches = self._match(stream.schema, staged_columns(driver, staging))
-            self._copy(driver, staging, matches, stream, attempt)
-        return stream.rows
-
-    def move(self, connection: Connection, staged: Staged) -> int:
-        """Merge the staged rows."""
-        driver = driver_connection(connection)
-        with refusals(self.table, grants=self._grants), locked_target(driver, self.table) as target:
-            columns = target.columns
-            staged_as = {
-                name: column
-                for name, column in staged_columns(driver, staged.staging).items()
-                if name not in STAGED_COORDINATES
-            }
-            check_staged(driver, staged, staged_as, columns)
-            self._check_key(driver)
-            source = staged.staging.table.identifier
-            names = list(staged_as)
-            driver.execute(merging.merge(source, self.table, self.roles, names, columns, reported=reported(staged)))
-        return staged.rows
-
     def _check_key(self, driver: psycopg.Connection) -> None:
         self.roles.check_key(read_unique_keys(driver, self.table), self.table)
-
-    def _copy(
-        self,
-        driver: psycopg.Connection,
-        staging: Staging,
-        matches: list[Match],
-        stream: Stream,
-        attempt: UUID | None = None,
-    ) -> None:
-        ways = _with_coordinates(matches, stream.schema)
-        batches = map(self._checked, stream)
-        if attempt is not None:
-            ways = [*ways, attempt_match()]
-            batches = with_attempt(batches, attempt)
-        copy_batches(driver, staging.table.identifier, Encoding(self.table, ways), batches)
 
     def _check_order(self, schema: pa.Schema) -> None:
         if self.roles.version is None and self.uses_kafka_column(schema) and KAFKA not in schema.names:

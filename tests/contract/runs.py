@@ -16,14 +16,7 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.operations.people import people
 from offsetstore.protocol.database import LastRun
-from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchStarted,
-    BatchWritten,
-    MirrorFailed,
-    QueryStarted,
-    Retried,
-)
+from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, QueryStarted, Retried
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.runs import JobError, Run, RunStatus
 from offsetstore.store.claim import Claim
@@ -55,7 +48,7 @@ class RunContract(ContractParts):
         run = last(store)
 
         assert (run.group, run.token, run.owner, run.topics) == (GROUP, claim.token, claim.owner, ("payments",))
-        assert (run.state, run.ended_at, run.next_at, run.status.phase) == ("running", None, None, "starting")
+        assert (run.state, run.ended_at, run.next_at, run.status.phase) == ("live", None, None, "starting")
         assert {"python", "offsetstore"} <= run.versions.keys()
         assert abs(datetime.now(UTC) - run.started_at) < timedelta(seconds=60)
 
@@ -69,12 +62,21 @@ class RunContract(ContractParts):
         )
         for batch in (7, 8):
             on(BatchStarted(group=GROUP, batch=batch, ranges=RANGES))
-            on(BatchWritten(group=GROUP, batch=batch, ranges=RANGES, rows={"": 30, "audit": 1}, seconds=SECONDS))
+            on(
+                BatchEnded(
+                    outcome="written",
+                    group=GROUP,
+                    batch=batch,
+                    ranges=RANGES,
+                    rows={"": 30, "audit": 1},
+                    seconds=SECONDS,
+                )
+            )
         claim.close()
 
         run = last(store)
         status = run.status
-        assert (run.state, run.ending, run.ended_at) == ("closed", "closed", run.seen_at)
+        assert (run.state, run.ending, run.ended_at) == ("ended", "closed", run.seen_at)
         assert (status.phase, status.batch, status.batch_offsets) == ("idle", 8, 42)
         assert status.counters == {"written": 2, "offsets": 84, "rows": 62, "batch_milliseconds": 3_500}
         assert (status.query_id, status.application_id, status.ui_url) == (query, "app-1", "http://driver")
@@ -89,8 +91,14 @@ class RunContract(ContractParts):
         gap = OffsetGap("a gap", topic_partition=P1, found=3, expected=2)
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
         claim.observers.on(
-            BatchFailed(
-                group=GROUP, batch=7, ranges=RANGES, error=gap, stored={P0: OffsetRange(0, 7)}, rows={"": 5, "audit": 1}
+            BatchEnded(
+                outcome="failed",
+                group=GROUP,
+                batch=7,
+                ranges=RANGES,
+                error=gap,
+                stored={P0: OffsetRange(0, 7)},
+                rows={"": 5, "audit": 1},
             )
         )
         claim.observers.on(Retried(group=GROUP, attempt=1, error=ValueError("of a row: 4711"), wait=0.1))
@@ -125,7 +133,7 @@ class RunContract(ContractParts):
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))
         claim.record_run()
         assert told() == {(None, True)}
-        claim.observers.on(BatchFailed(group=GROUP, batch=7, ranges=RANGES, error=OffsetGap("a gap")))
+        claim.observers.on(BatchEnded(outcome="failed", group=GROUP, batch=7, ranges=RANGES, error=OffsetGap("a gap")))
         claim.record_run()
         assert told() == {("failed", False)}
         claim.observers.on(BatchStarted(group=GROUP, batch=7, ranges=RANGES))  # the query was started again
@@ -139,7 +147,7 @@ class RunContract(ContractParts):
         claim = store.claim(GROUP, broker, mirror_every=None)
         for attempt in range(5):
             claim.observers.on(Retried(group=GROUP, attempt=attempt, error=TimeoutError(), wait=0.1))
-            claim.observers.on(MirrorFailed(group=GROUP, reason="no answer", is_over=False))
+            claim.observers.on(MirrorTried(group=GROUP, reason="no answer", is_over=False))
         claim.close()
 
         assert [(one.source, one.times, one.text) for one in store.errors(GROUP)] == [
@@ -159,7 +167,7 @@ class RunContract(ContractParts):
 
         first, run = store.runs(GROUP)
         assert (first.state, first.ending, first.next_at) == ("fenced", "fenced", run.started_at)
-        assert (run.state, run.token) == ("running", second.token)
+        assert (run.state, run.token) == ("live", second.token)
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_run_that_never_noticed_was_fenced_if_it_was_alive_until_then(
@@ -168,7 +176,7 @@ class RunContract(ContractParts):
         store.claim(GROUP, broker)
         store.claim(GROUP, broker)
 
-        assert [run.state for run in store.runs(GROUP)] == ["fenced", "fenced", "running"]
+        assert [run.state for run in store.runs(GROUP)] == ["fenced", "fenced", "live"]
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_reset_fences_a_run_without_being_one(self, store: OffsetStore, claim: Claim) -> None:
@@ -186,15 +194,15 @@ class RunContract(ContractParts):
             session.write_run(GROUP, replace(claim.token, claim_id=uuid4()), RunStatus(phase="batch"), "failed")
             session.write_run("other", claim.token, RunStatus(phase="batch"), "failed")
 
-        assert (last(store).state, last(store).status.phase) == ("running", "starting")
+        assert (last(store).state, last(store).status.phase) == ("live", "starting")
         assert store.runs("other") == []
 
     def test_an_end_is_taken_back_if_the_query_runs_again(self, store: OffsetStore, claim: Claim) -> None:
         claim.close()  # its heartbeats would write, too
-        assert last(store).state == "closed"
+        assert last(store).state == "ended"
         write(store, claim, RunStatus(phase="batch"))
 
-        assert (last(store).state, last(store).ended_at) == ("running", None)
+        assert (last(store).state, last(store).ended_at) == ("live", None)
 
     def test_ages_go_on(self, store: OffsetStore, claim: Claim) -> None:
         claim.close()  # its heartbeats would write, too
@@ -329,7 +337,7 @@ class RunContract(ContractParts):
         with pytest.raises(type(end)), claim:
             raise end
 
-        assert last(store).state == "closed"
+        assert last(store).state == "ended"
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_job_that_ends_with_an_exit_code_of_its_own_has_failed_with_what_it_was_for(

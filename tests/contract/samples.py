@@ -17,7 +17,7 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.operations.lag import Lag
 from offsetstore.operations.people import people
-from offsetstore.protocol.events import BatchStarted, BatchWritten
+from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
@@ -50,7 +50,14 @@ class SampleContract(ContractParts):
         give(claim, ranges)
         claim.observers.on(BatchStarted(group=GROUP, batch=1, ranges=ranges))
         claim.observers.on(
-            BatchWritten(group=GROUP, batch=1, ranges=ranges, rows={"": 70}, seconds={"compute": 1.5, "commit": 0.25})
+            BatchEnded(
+                outcome="written",
+                group=GROUP,
+                batch=1,
+                ranges=ranges,
+                rows={"": 70},
+                seconds={"compute": 1.5, "commit": 0.25},
+            )
         )
         claim.close()
         broker.set_log(P1, 10, 100)

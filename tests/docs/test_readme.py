@@ -99,7 +99,7 @@ def test_the_example_runs_until_it_is_stopped_and_what_kafka_has_is_in_the_table
     ]
     assert database.one("SELECT sum(next_offset)::int FROM kafka_partitions WHERE consumer_group = 'billing'") == 3
     with OffsetStore.connect(database.url) as store:
-        assert [one.state for one in store.runs("billing")] == ["closed"]
+        assert [one.state for one in store.runs("billing")] == ["ended"]
 
 
 @pytest.mark.behaviour("DX-1")

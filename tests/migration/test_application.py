@@ -182,14 +182,6 @@ def test_without_exclude_it_would_drop_them(everywhere: Shop, schema: str | None
     assert names(dropped) == OURS
 
 
-def test_what_a_batch_has_staged_is_left_alone(everywhere: Shop) -> None:
-    deploy(everywhere)
-    with psycopg.connect(everywhere.url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE offsetstore_staging.batch_7f3a (id bigint)")
-
-    assert everywhere.autogenerate() == []
-
-
 def test_the_applications_own_include_name_is_asked_about_everything_else(shop: Shop) -> None:
     asked: set[str | None] = set()
 

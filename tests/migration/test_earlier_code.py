@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 
 from offsetstore import OffsetStore
 from offsetstore.errors import SchemaNotAtHead
-from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.postgres.schema import HEAD
 from tests.migration.conftest import ROOT
 from tests.support.earlier_job import Job
@@ -48,6 +48,24 @@ def running(code: Path, url: str) -> Generator[Callable[[str], str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.behaviour("OPS-17")
+@pytest.mark.parametrize("table", ["", "CREATE TABLE offsetstore_staging.rows (id bigint)"], ids=["empty", "in use"])
+def test_the_staging_schema_of_earlier_code_is_dropped_unless_a_batch_is_in_it(
+    engine: Engine, offsetstore_empty_database: str, table: str
+) -> None:
+    there = text("SELECT to_regnamespace('offsetstore_staging') IS NOT NULL")
+    with engine.begin() as connection:
+        upgrade(connection, revision="0008")
+        assert connection.scalar(there)
+        connection.execute(text(table or "SELECT"))
+    with engine.begin() as connection:
+        upgrade(connection)
+        assert connection.scalar(there) is bool(table)
+    with engine.begin() as connection:
+        downgrade(connection, revision="0008")
+        assert connection.scalar(there)
 
 
 @pytest.mark.needs_program("history")

@@ -1,4 +1,4 @@
-"""How a transaction ends, what is found out about it afterwards, how staged rows get into it, and into which tables.
+"""How a transaction ends, what is found out about it afterwards, and into which tables its rows get.
 
 What a forked child leaves alone is here too.
 
@@ -175,22 +175,6 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-STAGING: Final[tuple[Mutant, ...]] = (
-    mutant(
-        "staging-count",
-        ("check_staged", "found != staged.rows", "found is None"),
-        tests=("tests/integration/writers/test_staging.py::test_rows_that_are_lost_or_too_many_are_noticed",),
-        why="An unlogged table is empty after a crash: the offset would move over rows that are gone.",
-    ),
-    mutant(
-        "staging-attempts",
-        text("_REPORTED", "WHERE {attempt} = ANY ({attempts})", "WHERE {attempt} = ANY ({attempts}) OR true"),
-        ("check_staged", "found != staged.rows", "found is None"),
-        tests=("tests/integration/writers/test_staging.py::test_rows_of_reported_attempts_are_moved_and_no_others",),
-        why="A task that Spark repeats, or its twin, leaves its rows twice. The count alone would see it: both go.",
-    ),
-)
-
 TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "target-unlogged",
@@ -321,4 +305,4 @@ FORKS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-END: Final = (*ENDS, *STAGING, *TARGETS, *FORKS)
+END: Final = (*ENDS, *TARGETS, *FORKS)

@@ -29,13 +29,13 @@ _NO_TEXT: Final = f"{_UNIT}test_an_error_that_ends_the_batch_tells_a_functions_c
 LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-failure-of-spark-s-in-a-query-with-state",
-        ("StatefulWay.name_record", "not (is_of_function(failed) or speaks_for_itself(failed))", "False"),
+        ("spark:among", "not (is_of_function(failed) or speaks_for_itself(failed))", "False"),
         tests=(f"{_ERRORS_OF_SPARK}test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial",),
         why="A lost executor or a full disk would be told as refused rows, with the advice to correct a function.",
     ),
     mutant(
         "a-failure-of-spark-s-in-a-careful-batch",
-        ("BatchWay.name_record", "if self._recovery is not None: raise failed.__cause__ or failed from None", ""),
+        ("search_failed", "if is_found: raise failed.__cause__ or failed from None", ""),
         tests=(f"{_ERRORS_OF_SPARK}test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error",),
         why="Records whose key has an open letter would be written, and a lost executor would name a record to skip.",
     ),
@@ -125,7 +125,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-writer-that-fails-for-a-letter",
         (
-            "processing:_write",
+            "_OrHalve.write",
             "try: ...\nexcept ...: raise\nexcept SinkError as error: raise Halve(error) from error",
             "try: ...\nexcept ...: raise\nexcept SinkError: raise",
         ),
@@ -134,7 +134,11 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "blame-without-another-that-is-accepted",
-        ("discover", "set[int]() if limit is None else trials.told_apart(doubtful, proceed)", "{*doubtful}"),
+        (
+            "discovery:_Search.begin",
+            "set[int]() if self.limit is None else trials.told_apart(doubtful, proceed)",
+            "{*doubtful}",
+        ),
         tests=(
             f"{_UNIT}test_where_no_other_record_is_accepted_the_query_ends_after_the_retries",
             f"{_POSTGRES}test_a_grant_that_is_missing_inside_a_trigger_blames_no_record",
@@ -161,7 +165,11 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "blame-with-another",
-        ("discover", "[record for record in doubtful if record not in told]", "[] if told else doubtful"),
+        (
+            "discovery:_Search.begin",
+            "[record for record in doubtful if record not in told]",
+            "[] if told else doubtful",
+        ),
         tests=("tests/unit/processing/test_discovery.py::test_a_bad_record_does_not_make_others_to_blame",),
         why="One bad record would make letters of those for which there is no room.",
     ),
@@ -183,7 +191,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lock-during-discovery",
-        ("discover", "lock_as_planned(tx, decisions, in_sequence=True)", "tx.lock({})"),
+        ("discover", "Unit(decisions, **...)", "Unit(**...)"),
         tests=("tests/unit/processing/test_discovery.py::test_a_stale_claim_and_an_outdated_plan_pass",),
         why="Another transaction could move the offsets meanwhile, and discovery would blame records that are stored.",
     ),
@@ -205,7 +213,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "attempts-are-kept",
-        ("Recovery._store", "tx.write_failures(failed)", "tx.connection"),
+        ("Failures.end", "tx.write_failures(self.failed)", ""),
         tests=(f"{_UNIT}test_attempts_survive_a_restart", f"{_POSTGRES}test_attempts_survive_a_kill"),
         why="A job that a bad record kills would begin again with the first attempt.",
     ),
@@ -335,7 +343,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-source-that-cant-be-read",
-        ("_can_read", "not is_out_of_range(error)", "function_failed(error) is None"),
+        ("MicroBatch.unreadable", "not is_out_of_range(error)", "function_failed(error) is None"),
         tests=(f"{_ERRORS_OF_SPARK}test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_passes",),
         why="A missing right on the topic would name a good record, with the command that loses it.",
     ),
@@ -491,15 +499,12 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "outage-in-the-search",
-        ("Recovery._discover", "self._claim.repeat(...)", "(lambda search: search(1))(...)"),
-        tests=(f"{_UNIT}test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again",),
-        why="A deadlock during the search would end the job.",
-    ),
-    mutant(
-        "outage-in-the-search-of-a-replay",
-        ("PutBack._discover", "self._claim.repeat(...)", "(lambda search: search(1))(...)"),
-        tests=(f"{_PUT_BACK}test_an_outage_in_the_search_of_a_replay_begins_the_search_again",),
-        why="The same for a replay.",
+        ("commit", "may_pass(error) and not unit.is_spent", "may_pass(error) and unit.ending is not Ending.ROLL_BACK"),
+        tests=(
+            f"{_UNIT}test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again",
+            f"{_PUT_BACK}test_an_outage_in_the_search_of_a_replay_begins_the_search_again",
+        ),
+        why="A deadlock during the search would end the job, or a replay.",
     ),
     mutant(
         "what-a-copy-is-refused-before-the-rows",

@@ -15,15 +15,12 @@ _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
 _COMMANDS: Final = "tests/integration/commands/test_plans.py::"
 _ON_A_PAGE: Final = "tests/integration/pages/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first"
 _REVISIONS: Final = "tests/integration/postgres/test_schema_check.py::"
-_ABANDONED: Final = "tests/integration/writers/test_abandoned_staging.py::"
 _IDS: Final = (
     "tests/integration/postgres/test_history_ids.py::"
     "test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows"
 )
 
-_TABLES: Final = "names = [name for (name,) in driver.execute(_TABLES, (STAGING_SCHEMA,))]"
 _UNSEEN: Final = "[plan for plan in operation.locked(session)]"
-_CLAIMS: Final = "current = {_mark(claim_id) for claim_id in current_claims()}"
 
 OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -291,18 +288,6 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         ("Heartbeat._check_query", "is_active = True", "is_active = False"),
         tests=(f"{_BEATS}test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running",),
         why="A JVM that fails to answer would take the heartbeats from a query that runs.",
-    ),
-    mutant(
-        "staging-of-live-claims",
-        ("StagingOwner.abandoned", "found[1] not in current", "found[1] != self.claim"),
-        tests=(f"{_ABANDONED}test_tables_of_renamed_reset_deleted_and_claimed_groups_are_dropped_and_no_others",),
-        why="Each job's start would drop what the other jobs of the store have staged.",
-    ),
-    mutant(
-        "staging-tables-first",
-        ("StagingOwner.abandoned", f"{_TABLES}\n{_CLAIMS}", f"{_CLAIMS}\n{_TABLES}"),
-        tests=(f"{_ABANDONED}test_a_claim_that_is_made_while_tables_are_looked_for_keeps_its_own",),
-        why="The tables of a claim that is made between the two looks would be dropped.",
     ),
     mutant(
         "history-ids-are-new",

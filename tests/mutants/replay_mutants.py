@@ -19,7 +19,7 @@ _STOPS: Final = f"{_REPLAYS}test_the_letters_of_a_key_stop_at_the_first_that_fai
 REPLAY: Final[tuple[Mutant, ...]] = (
     mutant(
         "letters-locked-before-the-write",
-        ("PutBack._commit", "_lock(tx, [letters[number] for number in sorted({*kept, *failed})])", ""),
+        ("_Settled.begin", "if not tx.lock_letters(self.letters): ...", ""),
         tests=(_DISCARDED, _TWICE),
         why="A replay would write what was decided about meanwhile; only the count of what it marks would be left.",
     ),
@@ -41,7 +41,7 @@ REPLAY: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "letters-locked-and-counted",
-        ("PutBack._commit", "_lock(tx, [letters[number] for number in sorted({*kept, *failed})])", ""),
+        ("_Settled.begin", "if not tx.lock_letters(self.letters): ...", ""),
         ("Transaction.settle_letters", "(done, back) != ...", "(done, back) > ..."),
         tests=(_TWICE,),
         why="Each of the two keeps a letter from being written twice. With both gone nothing does.",
@@ -72,7 +72,7 @@ REPLAY: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "touch",
-        ("PutBack._commit", 'failpoints.reach("letters_replayed")\ntx.touch()', ""),
+        ("PutBack._touch", "Ending.TOUCH", "Ending.ADVANCE"),
         tests=(f"{_REPLAYS}test_a_replay_whose_commit_has_no_answer_is_looked_up",),
         why="No row would show whether a replay whose answer is lost was committed.",
     ),
@@ -160,7 +160,7 @@ ORDER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "supersede-what-is-gone",
-        ("Recovery._commit", "commit_plan(..., **..., gone=gone, **...)", "commit_plan(..., **..., **...)"),
+        ("Recovery._commit", "Unit(..., **..., gone=gone, **...)", "Unit(..., **..., **...)"),
         tests=(f"{_SEQUENCES}test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits",),
         why="A record that Kafka has compacted away would be nowhere: its letter is all that is left of it.",
     ),

@@ -28,6 +28,7 @@ _PAGE: Final = (
     "tests/integration/pages/test_groups.py::"
     "test_a_log_that_lost_records_is_told_while_it_is_too_short_and_when_it_has_grown"
 )
+_FOLD: Final = "tests/unit/protocol/test_job_state.py::"
 _REPLAYED_BY_NONE: Final = (
     "tests/integration/commands/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
 )
@@ -182,9 +183,9 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-that-the-sink-looks-for",
-        ("TransactionalSink.__init__", "self._requests is not None", "True"),
+        ("TransactionalSink.__init__", "SinkMade(**..., replays_letters=...)", "SinkMade(**..., replays_letters=True)"),
         tests=(
-            "tests/unit/spark/test_looking_for_requests.py::test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests",
+            "tests/unit/processing/test_requests.py::test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests",
         ),
         why="Each job would be said to replay them.",
     ),
@@ -193,7 +194,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
 ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "failure-recorded-with-the-next-heartbeat",
-        ("TransactionalSink._call", "self._claim.record_run()", ""),
+        ("Runner._run", "claim.record_run()", ""),
         tests=("tests/unit/spark/test_sink.py::test_the_failure_is_in_the_database_before_the_sink_raises",),
         why="A job that dies of a batch's error would look killed.",
     ),
@@ -202,6 +203,24 @@ ENDS: Final[tuple[Mutant, ...]] = (
         ("Run.state", "... and is_live(self.read_at - self.next_at)", "..."),
         tests=("tests/unit/protocol/test_runs.py::test_a_run_that_was_replaced_was_fenced_only_if_it_was_alive",),
         why="A job that is killed and restarted again and again would look like two that fight.",
+    ),
+    mutant(
+        "late-end-of-a-replaced-claim",
+        ("JobState.after", "self.token not in {None, event.token}", "False"),
+        tests=(f"{_FOLD}test_a_state_is_what_the_whole_history_says",),
+        why="A job that has just claimed its group again would be restarted as fenced.",
+    ),
+    mutant(
+        "one-missed-heartbeat-is-an-outage",
+        ("JobState._of_database", "at - self.database_answered > self.unreachable", "True"),
+        tests=(f"{_FOLD}test_a_database_that_can_t_be_reached_is_away_until_it_answers",),
+        why="Each heartbeat would begin the time limit of a batch that hangs anew.",
+    ),
+    mutant(
+        "silent-with-records-unread",
+        ("state_of", 'owner.state == "silent" and has_unread', "False"),
+        tests=("tests/integration/pages/test_groups.py::test_a_group_is_in_one_word",),
+        why="A job that was killed would not be called stalled until fifteen minutes later.",
     ),
     mutant(
         "first-claim-without-a-word",

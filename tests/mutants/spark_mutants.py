@@ -21,6 +21,8 @@ _SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
 _CYCLES: Final = "tests/unit/processing/test_cycle.py::"
 
 
+_BY_PARTITION: Final = "tests/integration/spark/test_collecting.py::"
+
 TASKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "rows-of-the-task",
@@ -62,23 +64,19 @@ TASKS: Final[tuple[Mutant, ...]] = (
         "results-cut-off",
         ("Parts.run", "len(results) != expected", "not expected"),
         tests=("tests/unit/spark/test_record_batches.py::test_results_that_did_not_arrive_are_missed",),
-        why="Rows of a task whose report is lost would stay in staging, and the offsets would move over them.",
+        why="A task whose report is lost would count as one that had no rows: the offsets would move over its records.",
     ),
     mutant(
         "re-plan-in-a-task",
-        ("Tasks._write", "if locked != decision: raise _RolledBack(Ending.OUTDATED)", ""),
+        ("_lock_as_planned", "if locked != unit.decisions: ...", ""),
         tests=(f"{_TASKS}test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan",),
         why="Rows that were planned for an older offset would be written beside those that moved it.",
     ),
     mutant(
         "skip-in-a-task",
-        (
-            "Tasks._write",
-            "if locked.outcome is Outcome.SKIP: ...\nif locked != decision: ...",
-            "",
-        ),
+        ("Tasks.perform", "TaskEnding.SKIPPED if outdated.is_stored else TaskEnding.OUTDATED", "TaskEnding.OUTDATED"),
         tests=(f"{_TASKS}test_a_partition_that_another_attempt_has_written_is_skipped",),
-        why="A speculative twin would write what its original has written. Alone, the re-plan would see it: both go.",
+        why="A batch whose tasks had a speculative twin each would be planned again and again.",
     ),
 )
 
@@ -88,6 +86,12 @@ BATCHES: Final[tuple[Mutant, ...]] = (
         ("Rows.put_in_order", "[self._places[number] for number in order]", "list(self._places)"),
         tests=(f"{_COLLECTED}test_rows_can_be_put_in_order",),
         why="Of equal versions, the last row of the DataFrame wins.",
+    ),
+    mutant(
+        "collected-parts-that-are-lost",
+        ("collect_by_partition", "sent.localCheckpoint()", ""),
+        tests=(f"{_BY_PARTITION}test_rows_that_an_executor_loses_before_they_are_sent_are_not_computed_again",),
+        why="After a shuffle, a part that is computed again may have other rows: some are written twice, others never.",
     ),
     mutant(
         "file-manager-of-state",
@@ -133,7 +137,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "re-plan",
-        ("lock_as_planned", "if any(...): raise PlanOutdated", ""),
+        ("_lock_as_planned", "if locked != unit.decisions: ...", ""),
         tests=(f"{_CYCLES}test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_computed",),
         why="Rows that were cropped for an older offset would be written beside those that moved it. With the plan's "
         "own ends, advance would refuse that: so both go.",
@@ -193,7 +197,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "refused-by-the-database",
-        ("is_of_values", "refused.sqlstate is None and ...", "..."),
+        ("is_of_values", "refused.sqlstate is None and writer is not None and ...", "writer is not None and ..."),
         tests=(f"{_SEARCHES}test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself",),
         why="What a trigger or a CHECK refuses another record may lift, whatever the SQLSTATE.",
     ),
@@ -209,25 +213,25 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "record-that-can-t-be-computed",
-        ("BatchWay._naming_record", "self.name_record(failed, batch)", "failed"),
+        ("Whole.naming_record", "self.blame_failed(failed, delivery, stored)", "failed"),
         tests=(f"{_COMPUTED}[way0-4]",),
         why="The error would not say which record it is, and the records before it would not be stored.",
     ),
     mutant(
         "record-that-a-task-can-t-compute",
-        ("PartitionWay._attempt", "self._driver.name_record(failed, batch)", "failed"),
+        ("PerPartition._attempt", "self._whole.blame_failed(failed, batch, stored)", "failed"),
         tests=(f"{_COMPUTED}[way1-4]",),
         why="The same, where tasks compute the rows.",
     ),
     mutant(
         "records-before-it-of-what-is-kept",
-        ("BufferedWay._stores_parts", "return False", "return True"),
+        ("_InMemory.naming_record", "Verdict(verdict.error, {}, ...)", "Verdict(verdict.error, delivery.ranges, ...)"),
         tests=(f"{_COMPUTED}[way2-0]",),
         why="With a buffer, a part of a batch would be stored before the batches that are kept.",
     ),
     mutant(
         "record-that-spark-s-source-can-t-read",
-        ("BatchWay.name_record", "not _can_read(frame)", "frame is None"),
+        ("search_failed", "(next_step := delivery.unreadable()) is not None", "(next_step := str(delivery)) is None"),
         tests=(
             f"{_SPARK}test_dead_letters.py::test_a_record_that_sparks_source_cant_read_is_named_with_the_way_past_it[settings0]",
         ),
@@ -335,19 +339,19 @@ AGREEMENT: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-_BUFFERING: Final = f"{_SPARK}test_buffering.py::"
+_BUFFERING: Final = "tests/unit/processing/test_buffered.py::"
 _MARKING: Final = f"{_SPARK}test_marking.py::"
 
 KEPT: Final[tuple[Mutant, ...]] = (
     mutant(
         "kept-although-it-failed",
-        ("BufferedWay._flush_with", "self._buffer.remove([last])", ""),
+        ("Buffered._flush_with", "self._buffer.remove([last])", ""),
         tests=(f"{_BUFFERING}test_of_refused_rows_the_batches_before_them_are_written[in the last, behind another]",),
         why="The batch that can be searched would be written among those that are kept, and its record not found.",
     ),
     mutant(
         "delivered-by-this-run",
-        ("BufferedWay._write", "Plan.of(claim, batch.ranges, delivered)", "Plan.of(claim, batch.ranges)"),
+        ("Buffered.write", "Plan.of(claim, delivery.ranges, delivered)", "Plan.of(claim, delivery.ranges)"),
         tests=(f"{_BUFFERING}test_of_refused_rows_the_batches_before_them_are_written[in the last]",),
         why="What is kept would be decided on again, as if it had not been delivered.",
     ),
@@ -361,13 +365,17 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "one-lock-for-the-sink",
-        ("TransactionalSink.__call__", "self._acquire(batch)", "self._lock = threading.RLock()\nself._acquire(batch)"),
+        (
+            "Runner.run",
+            "while not self._lock.acquire(timeout=LOOK): ...",
+            "self._lock = threading.RLock()\nself._lock.acquire()",
+        ),
         tests=(f"{_MARKING}test_idle_work_waits_for_a_batch",),
         why="A flush by the clock would write a batch that is just being kept, or fail.",
     ),
     mutant(
         "one-sink-for-what-is-kept",
-        ("TransactionalSink.__init__", "claim.reserve()", "pass"),
+        ("Runner.begin", "self.claim.reserve()", "pass"),
         tests=(f"{_MARKING}test_a_second_sink_on_the_claim_is_refused",),
         why="The offsets would move over what another sink keeps.",
     ),
@@ -379,25 +387,25 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "row-of-what-is-kept",
-        ("BufferedWay._write", "create_rows(claim, plan)", ""),
+        ("Buffered.write", "create_rows(claim, plan)", ""),
         tests=(f"{_BUFFERING}test_the_first_records_of_a_new_partition_are_not_forgotten_with_the_buffer",),
         why="After a crash nothing would show that they are missing, if no broker says where the partition begins.",
     ),
     mutant(
         "once-for-a-function-that-keeps-rows",
-        ("BatchWay._commit_marks", "not calls and may_pass(error)", "may_pass(error)"),
+        ("commit", "may_pass(error) and not unit.is_spent", "may_pass(error)"),
         tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The function's own memory is not rolled back: rows would be lost and doubled.",
     ),
     mutant(
         "sink-whose-function-has-failed",
-        ("BatchWay._require_whole", "self._broken_by is not None", "not self._claim"),
+        ("_InMemory.require_whole", "self._broken_by is not None", "not self._claim"),
         tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The same, where the query is started again on the same sink.",
     ),
     mutant(
         "search-with-marks",
-        ("BatchWay._isolate", 'if self._marking == "manual": return refused', ""),
+        ("Runner._policy", 'settings.marking == "manual"', 'settings.marking == "never"'),
         tests=(f"{_MARKING}test_refused_rows_are_not_searched_for",),
         why="A function that keeps rows would be given them again and again.",
     ),

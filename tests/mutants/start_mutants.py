@@ -11,11 +11,22 @@ _LOGS: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _MIRRORED: Final = "tests/unit/store/test_mirror.py::"
 _BROKERS: Final = "tests/unit/kafka/test_broker.py::"
 _TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
+_OVERVIEW: Final = "tests/unit/kafka/test_overview.py::"
 _GRANTS: Final = "tests/integration/postgres/test_grants.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
 _ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 
 START: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "no-offset-is-an-answer",
+        (
+            "Request.outcome",
+            "KafkaError(KafkaError.OFFSET_NOT_AVAILABLE) if self.is_empty(key, result) else result",
+            "result",
+        ),
+        tests=(f"{_OVERVIEW}test_an_answer_without_an_offset_is_none",),
+        why="While a leader changes, a log would seem to have lost its records, and each start would be refused.",
+    ),
     mutant(
         "stamp-of-our-own",
         ("protocol:_RULES", "(..., _our_copy, ...)", "(..., ...)"),
@@ -438,7 +449,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "truncated-ends-the-sink-s-batch",
-        ("TransactionalSink._process", "self._claim.require_log()", ""),
+        ("Runner._run", "self.claim.require_log()", ""),
         tests=("tests/unit/spark/test_sink.py::test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records",),
         why='With atomicity="partition" the tasks would go on in the other log: their transactions don\'t look.',
     ),

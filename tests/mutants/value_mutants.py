@@ -399,7 +399,7 @@ NUMBERS: Final[tuple[Mutant, ...]] = (
 SINK: Final[tuple[Mutant, ...]] = (
     mutant(
         "strip-at-the-sink",
-        ("TransactionalSink._call", "stripped(error)", "error"),
+        ("Runner._run", "stripped(error)", "error"),
         tests=("tests/integration/spark/test_canary.py",),
         why="What a writer of the application's own raises would reach Spark's log with the row.",
     ),

@@ -152,7 +152,6 @@ class Careless:
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "refused": {"into": Append("refused")},
-    "refused-staged": {"into": Append("refused"), "staging": "always"},
     "refused-task": {"into": Append("refused"), "atomicity": "partition", "task_threshold": 0},
     "cancelled": {"into": Append("slow")},
     "cancelled-task": {"into": Append("slow"), "atomicity": "partition", "task_threshold": 0},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.cycle import UNNAMED
-from offsetstore.processing.isolate import Record
+from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import UNNAMED, Ranges, Record, Stored, Written
 from offsetstore.protocol.letters import LetterError, Payload, rejected
 
 Row: TypeAlias = tuple[int, int]
@@ -118,3 +119,30 @@ class FakePart:
         rows = self._rows
         self.read_again.extend(rows[number] for number in numbers)
         return {number: Payload(None, repr(rows[number]).encode(), None, 0, 0) for number in numbers}
+
+
+@dataclass(frozen=True)
+class FakeDelivery:
+    """What recovery asks of a delivery: ``compute`` yields its parts."""
+
+    number: int
+    ranges: Ranges
+    compute: Callable[..., AbstractContextManager[Any]]
+    sleep: Callable[[float], None] = lambda _: None
+
+    def careful(self, part: Ranges, *, suspects: Collection[Any], **_: Any) -> AbstractContextManager[Any]:
+        return self.compute(part, suspects=suspects)
+
+
+def written(
+    recovery: Recovery,
+    number: int,
+    ranges: Ranges,
+    compute: Callable[..., AbstractContextManager[Any]],
+    *,
+    sleep: Callable[[float], None] = lambda _: None,
+    stored: Stored | None = None,
+) -> Written | None:
+    """Have recovery write what remains of a delivery."""
+    delivery: Any = FakeDelivery(number, ranges, compute, sleep)
+    return recovery.write(delivery, Stored() if stored is None else stored)

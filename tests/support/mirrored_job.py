@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from offsetstore import Append, Broker, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import MirrorCopied
+from offsetstore.protocol.events import MirrorTried
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
@@ -24,7 +24,7 @@ def process(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *,
     """Write one result for each offset from the stored one on, and advance."""
     stored = store.offsets(claim.group).get(tp)
     range_ = OffsetRange(stored.next_offset if stored else 0, until)
-    for point in ("staged", "in_discovery", "failures_written", "before_lock"):  # where the sink has them
+    for point in ("in_discovery", "failures_written", "before_lock"):  # where the sink has them
         failpoints.reach(point)
     with store.transaction(claim) as tx:
         plan = tx.lock({tp: range_})
@@ -48,8 +48,8 @@ def _main(url: str, group: str, servers: str, topic: str, until: str) -> None:
         claim = store.claim(group, Broker({"bootstrap.servers": servers}), topics=[topic], mirror_every=OFTEN)
         for step in range(store.offsets(group)[tp].next_offset + 1, int(until) + 1):
             process(store, claim, tp, step)
-            turn = len(seen.of(MirrorCopied))
-            wait_until(lambda turn=turn: len(seen.of(MirrorCopied)) > turn)
+            turn = len(seen.of(MirrorTried, "done"))
+            wait_until(lambda turn=turn: len(seen.of(MirrorTried, "done")) > turn)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import promql_parser as promql
 import yaml
 
 from offsetstore.monitoring import exporter
-from offsetstore.monitoring.exposition import Gauge
+from offsetstore.monitoring.exporter import Gauge
 from tests.support.grafana_board import text
 
 RULES: Final[dict[str, Any]] = yaml.safe_load(

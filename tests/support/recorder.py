@@ -18,7 +18,7 @@ class Recorder:
     def on(self, event: Event) -> None:
         self.events.append(event)
 
-    def of(self, kind: type[_E]) -> list[_E]:
-        """The events of one kind."""
-        events: list[Any] = list(self.events)
-        return [event for event in events if isinstance(event, kind)]
+    def of(self, kind: type[_E], *outcomes: str) -> list[_E]:
+        """The events of one kind, or those with such an outcome."""
+        events: list[Any] = [one for one in self.events if isinstance(one, kind)]
+        return [one for one in events if not outcomes or one.outcome in outcomes]

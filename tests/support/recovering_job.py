@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from offsetstore import Append, DeadLetters, OffsetRange, OffsetStore, Retries, TopicPartition
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Stored, with_replanning
-from offsetstore.processing.plan import Ranges
 from offsetstore.processing.recovery import Recovery
-from tests.support.careful_part import FakePart, Row
+from offsetstore.processing.runner import with_replanning
+from offsetstore.processing.unit import Ranges
+from tests.support.careful_part import FakePart, Row, written
 
 P0 = TopicPartition("payments", 0)
 RECORDS = 5
@@ -41,7 +41,7 @@ def _main(url: str, group: str) -> None:
         claim = store.claim(group, topics=["payments"])
         recovery = Recovery(claim, DeadLetters(max_retries=3), BatchMetadata(claim, None))
         batch = {P0: OffsetRange(0, RECORDS)}
-        with_replanning(lambda: recovery.write(0, batch, compute, lambda _: None, Stored()), "batch 0")
+        with_replanning(lambda: written(recovery, 0, batch, compute), "batch 0")
 
 
 if __name__ == "__main__":

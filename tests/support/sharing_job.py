@@ -10,7 +10,7 @@ from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.plans.sharing import computed_once
 
 

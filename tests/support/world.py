@@ -38,8 +38,6 @@ class Failure:
 _SINKS: Final = (
     "atomicity",
     "task_threshold",
-    "staging",
-    "staging_threshold",
     "metadata",
     "marking",
     "flush",

@@ -17,7 +17,7 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import Dashboard, dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
 from offsetstore.monitoring.dashboard.security import SESSION, Guard, own_address
-from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, partition, runs, store
+from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, runs, store
 from offsetstore.postgres.errors import of_database
 
 _PAUSE = 1.0  # seconds after a wrong token
@@ -29,7 +29,6 @@ def make_application(dashboard: Dashboard) -> ASGIApp:
         routes=[
             *groups.ROUTES,
             *group.ROUTES,
-            *partition.ROUTES,
             *runs.ROUTES,
             *letters.ROUTES,
             *history.ROUTES,

@@ -1,4 +1,4 @@
-"""What a page has at hand, and what all pages show."""
+"""What each page can use, and what all pages show."""
 
 from __future__ import annotations
 
@@ -127,6 +127,21 @@ def page_of(request: Request, name: str = "page") -> int:
         return max(1, int(request.query_params.get(name, "1")))
     except ValueError:
         return 1
+
+
+def number_in(text: str | None, most: int, what: str) -> int | None:
+    """Read a number of the address from 0 to ``most``; ``None`` if there is none.
+
+    :param what: it should be, for people.
+    :raises HTTPException: it is no such number.
+    """
+    try:
+        number = None if text is None else int(text)
+    except ValueError:
+        number = -1
+    if number is not None and not 0 <= number <= most:
+        raise HTTPException(400, f"That is not {what}.")
+    return number
 
 
 def span_of(request: Request) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of each request before a page sees it, and what each answer tells the browser to forbid."""
+"""Checks each request before a page sees it, and adds the security headers to each answer."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from typing import Final, Self
 import uvicorn
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.monitoring.addresses import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
 from offsetstore.monitoring.dashboard.application import make_application
 from offsetstore.monitoring.dashboard.context import Dashboard, Deciding
 from offsetstore.monitoring.dashboard.security import LOCAL, Access, host_name
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
+from offsetstore.monitoring.web import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
 from offsetstore.offset_store import OffsetStore
 from offsetstore.protocol.ports import BrokerOverview
 
@@ -33,8 +33,8 @@ class Settings:
     :param port: 0 for any free one.
     :param allowed_hosts: names under which browsers may ask for the pages, besides those of this machine.
     :param token: who enters it may see the pages; ``None``: all who can connect.
-    :raises ConfigurationError: the token is too short, or there is none and others than this machine can connect; or a
-        host's name is none.
+    :raises ConfigurationError: the token is too short, or missing although other machines can connect; or a host name
+        is invalid.
     """
 
     host: str = "127.0.0.1"
@@ -48,13 +48,13 @@ class Settings:
         for name in self.allowed_hosts:
             if host_name(name) != name.lower():
                 raise ConfigurationError(
-                    "not the name of a host",
+                    "not a host name",
                     found=repr(name),
                     expected="a name without a port; an IPv6 address stands in brackets",
                 )
         if self.token is None and not is_loopback(self.host):
             raise ConfigurationError(
-                "others can connect to the dashboard, and it has no token",
+                "other machines can connect to the dashboard, and it has no token",
                 found=self.host,
                 expected="a token in OFFSETSTORE_DASHBOARD_TOKEN, or --host 127.0.0.1",
                 next_step=MAKE_A_TOKEN,

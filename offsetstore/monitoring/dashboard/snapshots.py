@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -13,13 +13,12 @@ from typing import Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
-from offsetstore.operations.group_health import Condition, condition, last_advance
-from offsetstore.operations.lag import GroupLag, Lag
+from offsetstore.operations.group_status import GroupStatus
+from offsetstore.operations.lag import Lag
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.samples import Sample, rates
-from offsetstore.text import counted
 
 _log = logging.getLogger(__name__)
 
@@ -30,61 +29,6 @@ _LATE: Final = timedelta(seconds=3 * INTERVAL)
 _NO_SAMPLES: Final = "no samples for curves are kept: "
 _PATIENCE: Final = 5.0
 _UNTIL_GRANTED: Final = 300.0  # seconds after which a role that may not write samples tries again
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One group, added up once for all pages: a group may have thousands of partitions.
-
-    ``records``, ``seconds``, ``is_bound`` and ``is_part`` are those of `GroupLag`. ``letters`` counts the open dead
-    letters. ``rate`` is how many offsets a second were stored since the last snapshot,
-    ``None`` if the group was claimed or reset meanwhile.
-    """
-
-    name: str
-    condition: Condition
-    is_live: bool
-    records: int | None
-    seconds: float | None
-    is_bound: bool
-    is_part: bool
-    advanced_at: datetime | None
-    letters: int
-    error: str | None
-    rate: float | None
-
-    @classmethod
-    def of(cls, name: str, lag: Lag, samples: Sequence[Sample]) -> Summary:
-        """Add the group up. ``samples`` are of the last snapshot and of this one, as far as there are any."""
-        one = lag.groups[name]
-        grown = rates(samples, timedelta(seconds=INTERVAL))
-        return cls(
-            name=name,
-            condition=condition(one, lag.store.at),
-            is_live=one.owner.is_live,
-            records=one.records,
-            seconds=one.seconds,
-            is_bound=one.is_bound,
-            is_part=one.is_part,
-            advanced_at=last_advance(one),
-            letters=sum(lag.store.letters.get(name, {}).values()),
-            error=next(_troubles(one), None),
-            rate=grown[-1].records if len({sample.epoch for sample in samples}) == 1 else None,
-        )
-
-
-def _troubles(group: GroupLag) -> Iterator[str]:
-    """What is worse than being behind, in a few words; the group's page has more."""
-    for topic in group.topics.values():
-        if topic.error is not None:
-            yield topic.error.what
-    parts = [part for topic in group.topics.values() for part in topic.partitions.values()]
-    if any(part.is_suspect or part.beyond_end for part in parts):
-        yield "a log lost records that had been read"
-    if group.headroom is not None and group.headroom < 0:
-        yield "records were removed from Kafka unread"
-    if group.mirror_lead and not group.owner.is_live:
-        yield f"Kafka's copies are {counted(group.mirror_lead, 'offset')} ahead of the store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +47,7 @@ class Snapshot:
     taken_at: datetime | None = None
     trouble: str | None = None
     has_database: bool = True
-    groups: Mapping[str, Summary] = field(default_factory=dict["str", "Summary"])
+    groups: Mapping[str, GroupStatus] = field(default_factory=dict["str", "GroupStatus"])
     samples: Mapping[str, Sample] = field(default_factory=dict["str", "Sample"])
 
 
@@ -160,9 +104,7 @@ class Snapshots:
             return
         error = lag.broker_error
         samples, before = lag.samples(), self._latest.samples
-        groups = {
-            name: Summary.of(name, lag, [one[name] for one in (before, samples) if name in one]) for name in lag.groups
-        }
+        groups = {name: GroupStatus.of(name, lag, _rate(name, before, samples)) for name in lag.groups}
         self._latest = Snapshot(lag, now, None if error is None else error.what, groups=groups, samples=samples)
         failed = self._record(lag) if lag.kafka is not None else None
         if error is not None:
@@ -206,3 +148,10 @@ class Snapshots:
         if trouble not in self._told:
             self._told.add(trouble)
             _log.warning("%s", trouble)
+
+
+def _rate(name: str, *taken: Mapping[str, Sample]) -> float | None:
+    """Offsets a second between the samples, ``None`` if the group was claimed or reset meanwhile."""
+    samples = [one[name] for one in taken if name in one]
+    is_one_claim = len({one.epoch for one in samples}) == 1
+    return rates(samples, timedelta(seconds=INTERVAL))[-1].records if is_one_claim else None

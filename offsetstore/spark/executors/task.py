@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,23 +22,26 @@ from pyspark import cloudpickle
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import stripped
-from offsetstore.processing.cycle import UNNAMED, write_and_advance
+from offsetstore.processing.unit import UNNAMED, Once, PlanOutdated, Unit, commit
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.replay import Decision, Outcome
+from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.store.identity import TaskClaim
+from offsetstore.store.transaction import Transaction
 from offsetstore.writers.arrow.kafka_column import KAFKA, drop_kafka
 
+_T = TypeVar("_T")
 _pickler: Any = cloudpickle
 
 
-class Ending(Enum):
+class TaskEnding(Enum):
     """How a task ended. Unless ``WRITTEN``, it has written nothing."""
 
     WRITTEN = "written"
@@ -58,14 +61,14 @@ class Result:
     """How the task of one partition ended. ``error`` is pickled; `why` loads it."""
 
     topic_partition: TopicPartition
-    ending: Ending
+    ending: TaskEnding
     rows: int = 0
     error: bytes | None = None
 
     @property
     def is_stored(self) -> bool:
         """Whether the partition's offset has moved, by this attempt or an earlier one."""
-        return self.ending in {Ending.WRITTEN, Ending.SKIPPED}
+        return self.ending in {TaskEnding.WRITTEN, TaskEnding.SKIPPED}
 
     def why(self) -> Exception:
         """The task's error, or a `SinkError` if that can't be loaded here."""
@@ -116,25 +119,31 @@ class Tasks:
             ending = self._write(tp, decision, rows)
         except InputCutOff:
             raise  # the executor reads no result
-        except _RolledBack as back:
-            return Result(tp, back.ending)
+        except PlanOutdated as outdated:
+            return Result(tp, TaskEnding.SKIPPED if outdated.is_stored else TaskEnding.OUTDATED)
         except Exception as error:  # noqa: BLE001 - the driver raises it
-            ending = Ending.AGAIN if may_pass(error) else Ending.FAILED
+            ending = TaskEnding.AGAIN if may_pass(error) else TaskEnding.FAILED
             return Result(tp, ending, error=_pickled(cast("Exception", stripped(error)), tp))
-        return Result(tp, ending, rows.count if ending is Ending.WRITTEN else 0)
+        return Result(tp, ending, rows.count if ending is TaskEnding.WRITTEN else 0)
 
-    def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> Ending:
+    def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> TaskEnding:
         # Open no transaction before the first row: a filter may run for long, and drop all rows.
         if not rows.begin():
-            return Ending.EMPTY
-        with self.store.connect().transaction(self.claim, lock_timeout=self.lock_timeout) as tx:
-            locked = tx.lock({tp: decision.range})[tp]
-            if locked.outcome is Outcome.SKIP:
-                raise _RolledBack(Ending.SKIPPED)
-            if locked != decision:
-                raise _RolledBack(Ending.OUTDATED)
-            write_and_advance({UNNAMED: rows}, tx, {tp: locked.remaining}, self.metadata)
-        return Ending.WRITTEN
+            return TaskEnding.EMPTY
+        commit(self, Unit({tp: decision}, {UNNAMED: Once(rows)}, metadata=self.metadata))
+        return TaskEnding.WRITTEN
+
+    def run(
+        self,
+        work: Callable[[Transaction], _T],
+        *,
+        marking: Marking = "automatic",
+        retry_if: Callable[[Exception], bool] = may_pass,  # noqa: ARG002 - the driver decides
+    ) -> _T:
+        """Run ``work`` in one transaction of the task: repeating it is the driver's part."""
+        transaction = self.store.connect().transaction(self.claim, lock_timeout=self.lock_timeout, marking=marking)
+        with transaction as tx:
+            return work(tx)
 
 
 class _Rows:
@@ -222,14 +231,6 @@ class _Rows:
         self.count += batch.num_rows
         batch = none_rejected(batch)
         return batch if self._keeps_kafka else drop_kafka(batch)
-
-
-class _RolledBack(Exception):
-    """The stored offset is not the one that the driver planned with."""
-
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending)
-        self.ending = ending
 
 
 def _pickled(error: Exception, tp: TopicPartition) -> bytes:

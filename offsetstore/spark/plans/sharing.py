@@ -13,16 +13,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark import StorageLevel
+from pyspark import SparkContext, StorageLevel
 from pyspark.sql import DataFrame
 
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.function_errors import has_lost_block
 from offsetstore.spark.plans.scala import each, simple_name
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
 _LOST: Final = "executors have lost a part of what the outputs share, or computed it twice"
+
+
+def forget_checkpoint(rdd: Any, context: SparkContext) -> None:
+    """Keep Spark from warning, when an RDD with a local checkpoint is unpersisted, that it can't be computed again."""
+    getattr(rdd, "checkpointData_$eq")(_any(context)._jvm.scala.Option.empty())  # noqa: SLF001 - py4j's gateway
 
 
 @contextmanager
@@ -85,8 +90,8 @@ class _Sharing:
 
     def end(self) -> None:
         """Unpersist all parts, those made from other parts first."""
-        for rdd in self._cut:  # else Spark warns of each that it can't be computed again, which nobody wants
-            getattr(rdd, "checkpointData_$eq")(_jvm(self._batch).scala.Option.empty())
+        for rdd in self._cut:
+            forget_checkpoint(rdd, self._batch.sparkSession.sparkContext)
         for frame in reversed(self._persisted):
             frame.unpersist()
 

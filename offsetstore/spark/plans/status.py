@@ -13,7 +13,7 @@ from typing import Any
 from py4j.protocol import Py4JNetworkError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import SparkSession
 
-from offsetstore.protocol.query_status import QueryStatus
+from offsetstore.protocol.events import QueryStatus
 from offsetstore.spark.plans.scala import simple_name
 from offsetstore.store.claim import Claim
 

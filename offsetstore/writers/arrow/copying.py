@@ -54,19 +54,6 @@ def locate_target(connection: Connection, table: TableName) -> TableName:
     return locate(driver_connection(connection), table)
 
 
-def lock_against_change(connection: psycopg.Connection, table: TableName) -> None:
-    """Take the lock that COPY takes anyway, but before the columns are read.
-
-    Otherwise a concurrent ALTER TABLE could change a column's type in between, and a binary COPY would not notice: the
-    eight bytes of a bigint are a valid numeric with another value.
-
-    :raises ColumnMismatch: there is no such table.
-    :raises UnsafeTarget: it can't be locked, like a foreign table.
-    """
-    with _lock_errors(connection, table):
-        connection.execute(_LOCK.format(table=table.identifier))
-
-
 @contextmanager
 def _lock_errors(connection: psycopg.Connection, table: TableName) -> Generator[None]:
     with before_rows(table, table.identifier.as_string()):
@@ -84,12 +71,16 @@ def _lock_errors(connection: psycopg.Connection, table: TableName) -> Generator[
 
 @contextmanager
 def locked_target(connection: psycopg.Connection, table: TableName) -> Generator[Target]:
-    """Lock the target as `lock_against_change` does, and read it for the writes in the block.
+    """Take the lock that COPY takes anyway, and read the target for the writes in the block.
+
+    Without it, a concurrent ALTER TABLE could change a column's type in between, and a binary COPY would not notice:
+    the eight bytes of a bigint are a valid numeric with another value.
 
     The lock does not prevent partitions from being attached, nor their kind from being changed before they get rows, so
     a partitioned table is read again after all writes. By then, the partitions that got rows are locked.
 
-    :raises ColumnMismatch, UnsafeTarget: as `read_target` does; the transaction has to be rolled back.
+    :raises ColumnMismatch, UnsafeTarget: as `read_target` does, or the table can't be locked, like a foreign one; the
+        transaction has to be rolled back.
     """
     lock = _LOCK.format(table=table.identifier).as_string(connection)
     with _lock_errors(connection, table):

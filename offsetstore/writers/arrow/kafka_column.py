@@ -45,5 +45,5 @@ def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def coordinate_matches() -> list[Match]:
-    """Return the matches of the flattened columns for a staging table."""
+    """Return the matches of the flattened columns for a temporary table."""
     return [Match(column, Cast(_ARROW[field])) for field, column in _COORDINATES.items()]

@@ -1,4 +1,4 @@
-"""The SQL of an Upsert: a staging table, and one INSERT that combines its rows by key and merges them into the target.
+"""The SQL of an Upsert: one INSERT that combines the rows of a temporary table by key, and merges them into the target.
 
 Rows are written in the order of their keys, so that parallel upserts lock them in one order. For this, all jobs sort by
 the key columns in the table's order.
@@ -22,27 +22,23 @@ _NO_COORDINATES = sql.SQL(
 _MERGE_COMBINED = sql.SQL("""
 INSERT INTO {table} AS stored ({columns})
 SELECT {values}
-FROM {staging} AS staged
-{reported}
+FROM {temporary} AS staged
 GROUP BY {key}
 ORDER BY {key}
 ON CONFLICT ({conflict}) {action}
 """)
 
-# One row per key, the latest: DISTINCT ON keeps the first. A ctid is the place in the staging table, so the order of
+# One row per key, the latest: DISTINCT ON keeps the first. A ctid is the place in the temporary table, so the order of
 # the batch: it decides if nothing else does.
 _MERGE_LATEST = sql.SQL("""
 INSERT INTO {table} AS stored ({columns})
 SELECT DISTINCT ON ({key}) {values}
-FROM {staging} AS staged
-{reported}
+FROM {temporary} AS staged
 WINDOW same_key AS (PARTITION BY {key})
 ORDER BY {key}, {latest_first}staged.{topic} DESC NULLS LAST, staged.{partition} DESC NULLS LAST,
     staged.{offset} DESC NULLS LAST, staged.ctid DESC
 ON CONFLICT ({conflict}) {action}
 """)
-
-_ALL = sql.SQL("")
 
 # How rows of one key are combined; aggregates ignore NULLs, as do GREATEST and LEAST below.
 _COMBINED = {"add": sql.SQL("sum({})"), "greatest": sql.SQL("max({})"), "least": sql.SQL("min({})")}
@@ -61,24 +57,21 @@ _REPLACED_IF_NEWER = sql.SQL(
 
 
 def no_coordinates() -> sql.Composed:
-    """Write the staging table's columns for Kafka's coordinates, NULL if none are copied."""
+    """Write the temporary table's columns for Kafka's coordinates, NULL if none are copied."""
     return _NO_COORDINATES.format(**_coordinates())
 
 
 def merge(
-    staging: sql.Identifier,
+    temporary: sql.Identifier,
     table: TableName,
     roles: Roles,
     names: Sequence[str],
     columns: Mapping[str, Column],
-    *,
-    reported: sql.Composable = _ALL,
 ) -> sql.Composed:
-    """Write the statement that moves the staged rows into the target.
+    """Write the statement that moves the rows from the temporary table into the target.
 
     :param names: the columns that the DataFrame supplies.
     :param columns: the target's.
-    :param reported: the condition that rows have to meet, if not all are moved.
     """
     replaced = roles.replaced(names)
     role_of = dict.fromkeys(replaced, "replaced")
@@ -91,8 +84,7 @@ def merge(
         "table": table.identifier,
         "columns": _list(names),
         "values": sql.SQL(", ").join(values),
-        "staging": staging,
-        "reported": reported,
+        "temporary": temporary,
         "key": sql.SQL(", ").join(map(_staged, key)),
         "conflict": _list(key),
         "action": sql.SQL("DO UPDATE SET ") + sql.SQL(", ").join(assignments) if assignments else sql.SQL("DO NOTHING"),

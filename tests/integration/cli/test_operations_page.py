@@ -58,7 +58,7 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
         assert store.find_metadata(GROUP, "payments", 0) == {"checked": True}
         assert store.group_state(GROUP).pause is None
         assert names["live"] == [GROUP]
-        assert (names["last"].state, names["errors"]) == ("running", [])
+        assert (names["last"].state, names["errors"]) == ("live", [])
         assert [(sample.stored, sample.lag) for sample in names["trend"][GROUP]] == [(4, 6)]
         assert names["planned"].offsets == {tp: 4}
         assert store.offsets(GROUP)[tp].next_offset == 4

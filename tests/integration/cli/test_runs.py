@@ -11,7 +11,7 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap
-from offsetstore.protocol.events import BatchFailed, BatchStarted, BatchWritten, MirrorFailed, Retried
+from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, Retried
 from tests.integration.cli.conftest import Run
 
 P0 = TopicPartition("payments", 0)
@@ -27,10 +27,14 @@ def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetS
         failing = store.claim(group, topics=["payments"])
         on = failing.observers.on
         on(BatchStarted(group=group, batch=6, ranges=RANGES))
-        on(BatchWritten(group=group, batch=6, ranges=RANGES, rows={"": 40}, seconds={"write": 1.5}))
+        on(BatchEnded(outcome="written", group=group, batch=6, ranges=RANGES, rows={"": 40}, seconds={"write": 1.5}))
         on(Retried(group=group, attempt=1, error=TimeoutError(), wait=0.1))
         on(BatchStarted(group=group, batch=7, ranges=RANGES))
-        on(BatchFailed(group=group, batch=7, ranges=RANGES, error=OffsetGap("a gap", topic_partition=P0)))
+        on(
+            BatchEnded(
+                outcome="failed", group=group, batch=7, ranges=RANGES, error=OffsetGap("a gap", topic_partition=P0)
+            )
+        )
         failing.close()
         last = store.claim(group, topics=["payments"])
         yield store
@@ -47,9 +51,9 @@ def test_the_runs_have_a_line_each_the_newest_last(
     head, *lines = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()]
     assert head == ["started", "until", "state", "phase", "batch", "rows", "epoch", "owner"]
     assert [line[2:7] for line in lines] == [
-        ["closed", "starting", "-", "0", "1"],
+        ["ended", "starting", "-", "0", "1"],
         ["failed", "failed", "7", "40", "2"],
-        ["running", "starting", "-", "0", "3"],
+        ["live", "starting", "-", "0", "3"],
     ]
     assert lines[2][1] == "-"
 
@@ -82,7 +86,7 @@ def test_a_run_that_can_t_copy_its_offsets_says_so_below_the_table(
     run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
 ) -> None:
     claim = store.claim(offsetstore_group, topics=["payments"])
-    claim.observers.on(MirrorFailed(group=offsetstore_group, reason="no answer", is_over=False))
+    claim.observers.on(MirrorTried(group=offsetstore_group, reason="no answer", is_over=False))
     claim.close()
     result = run("runs", "-g", offsetstore_group, url=offsetstore_database)
 

@@ -44,8 +44,16 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
     assert found.keys() == {"group", "owner", "paused", "database", "dead_letters", "lag", "partitions"}
     assert found["database"] == "home"
     assert found["owner"].pop("ending") is None
-    assert found["owner"].keys() == {"name", "epoch", "claim_id", "claimed_at", "heartbeat_age_seconds", "live"}
-    assert found["owner"]["live"] is True
+    assert found["owner"].keys() == {
+        "name",
+        "epoch",
+        "claim_id",
+        "claimed_at",
+        "heartbeat_age_seconds",
+        "live",
+        "state",
+    }
+    assert (found["owner"]["live"], found["owner"]["state"]) == (True, "live")
     first = found["partitions"][0]
     assert datetime.fromisoformat(first.pop("updated_at")).tzinfo is not None
     assert 0 <= first.pop("age_seconds") < 60
@@ -104,7 +112,7 @@ def test_an_owner_that_has_stopped_in_order_has_left(
     with OffsetStore.connect(offsetstore_database) as store:
         store.claim(offsetstore_group, topics=["payments"])
     result = run("status", "-g", offsetstore_group, url=offsetstore_database)
-    assert "has left" in result.stdout.splitlines()[0]
+    assert ", ended" in result.stdout.splitlines()[0]
     found = json.loads(run("status", "-g", offsetstore_group, "--format", "json", url=offsetstore_database).stdout)
     assert found["owner"]["live"] is False
 

@@ -16,8 +16,8 @@ from click.testing import Result
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, OffsetGap
 from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol import liveness
-from offsetstore.protocol.events import BatchFailed
+from offsetstore.protocol import runs as protocol_runs
+from offsetstore.protocol.events import BatchEnded
 from offsetstore.testing import StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
@@ -70,10 +70,12 @@ def test_status_shows_what_is_pinned_and_what_is_contested(
 def test_a_job_that_has_failed_is_told_as_failed_while_its_claim_is_open(
     run: Callable[..., Result], claim: Claim
 ) -> None:
-    failed = BatchFailed(group="billing", batch=3, ranges={P0: OffsetRange(4, 9)}, error=OffsetGap("a gap"))
+    failed = BatchEnded(
+        outcome="failed", group="billing", batch=3, ranges={P0: OffsetRange(4, 9)}, error=OffsetGap("a gap")
+    )
     claim.observers.on(failed)
     claim.record_run()
-    assert run("status", "-g", "billing").stdout.splitlines()[0].endswith(", has failed")
+    assert run("status", "-g", "billing").stdout.splitlines()[0].endswith(", failed")
     owner = json.loads(run("status", "-g", "billing", "--format", "json").stdout)["owner"]
     assert (owner["live"], owner["ending"]) == (False, "failed")
     assert run("groups", "list").stdout.splitlines()[1].split()[:2] == ["billing", "failed"]
@@ -319,7 +321,7 @@ def test_the_figures_of_a_run_that_was_killed_are_said_to_be_old(
 ) -> None:
     store.claim("billing", topics=["payments"])
     assert len(run("runs", "-g", "billing").stdout.splitlines()) == 2
-    monkeypatch.setattr(liveness, "LIVE", timedelta(0))
+    monkeypatch.setattr(protocol_runs, "LIVE", timedelta(0))
     *_, silent, empty, said = run("runs", "-g", "billing").stdout.splitlines()
     assert (silent.split()[2], empty) == ("silent", "")
     assert said == "The figures of a silent run are as of its last heartbeat."

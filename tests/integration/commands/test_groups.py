@@ -37,13 +37,13 @@ def test_all_groups_are_listed_with_their_state(run: Callable[..., Result], stor
     store.pause("audit", reason="maintenance", until=datetime(2100, 1, 1, tzinfo=UTC))
     head, audit, billing = [line.split() for line in lines(run("groups", "list"))]
     assert head == ["group", "state", "epoch", "partitions", "changed", "letters", "topics"]
-    assert audit == ["audit", "left,", "paused", "1", "0", "-", "0"]
+    assert audit == ["audit", "paused,", "no", "job", "1", "0", "-", "0"]
     assert billing[:4] == ["billing", "live", "1", "3"]
     assert billing[-2:] == ["0", "payments"]
 
     found: dict[str, Any] = json.loads(run("groups", "list", "--format", "json").stdout)
     first, second = found["groups"]
-    assert (first["group"], first["state"], first["paused"]["reason"]) == ("audit", "left", "maintenance")
+    assert (first["group"], first["state"], first["paused"]["reason"]) == ("audit", "ended", "maintenance")
     assert (first["partitions"], first["topics"], first["changed_seconds_ago"]) == (0, [], None)
     assert (second["owner"], second["topics"], second["partitions"]) == (claim.owner, ["payments"], 3)
     assert second["heartbeat_age_seconds"] >= 0
@@ -82,8 +82,8 @@ def test_a_rename_needs_execute_and_with_a_live_job_force(run: Callable[..., Res
     )
     assert store.offsets("billing") == {}
     assert [line.split()[:4] for line in lines(run("groups", "list"))[1:]] == [
-        ["billing", "left", "2", "0"],
-        ["invoicing", "left", "2", "3"],
+        ["billing", "ended", "2", "0"],
+        ["invoicing", "ended", "2", "3"],
     ]
 
 

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from offsetstore import OffsetRange, OffsetStore, Token, TopicPartition
 from offsetstore.monitoring import Monitoring
-from offsetstore.protocol.events import ClaimLost, ClaimTaken
+from offsetstore.protocol.events import ClaimEnded, ClaimTaken
 
 Run = Callable[..., Result]
 
@@ -39,7 +39,7 @@ def test_the_process_is_asked_whether_it_is_live_or_ready(run: Run, monitoring: 
     well = run("health", "--port", port, "--ready")
     assert (well.exit_code, well.stdout) == (0, "The job is live and ready.\n")
 
-    monitoring.on(ClaimLost(group="billing", token=TOKEN))
+    monitoring.on(ClaimEnded(outcome="fenced", group="billing", token=TOKEN))
     lost = run("health", "--port", port, "--token", SECRET)
     reason = "claim-lost: billing: another claim has taken over"
     assert (lost.exit_code, lost.stdout) == (1, f"The job is not live and not ready.\n{reason}\n")

@@ -45,7 +45,7 @@ def test_each_topic_has_a_line(run: Run) -> None:
     head, billing, left_out = lines(run("lag", "-g", "billing", *BROKER))
 
     assert head == ["group", "state", "topic", "partitions", "lag", "behind", "headroom"]
-    assert billing == ["billing", "not", "live", "payments", "3", "6", "6h", "4"]
+    assert billing == ["billing", "ended", "payments", "3", "6", "6h", "4"]
     assert " ".join(left_out) == "billing, payments: no stored offset of 1 partitions."
 
 
@@ -116,7 +116,7 @@ def test_a_paused_group_may_be_behind_as_far_as_it_likes(run: Run, store: Offset
     result = run("lag", "-g", "billing", "--fail-above", "0", *BROKER)
 
     assert result.exit_code == 0
-    assert "not live, paused" in result.stdout
+    assert "paused, no job" in result.stdout
 
 
 def test_what_can_t_be_told_is_not_within_a_limit(run: Run, broker: StaticBroker) -> None:

@@ -112,7 +112,7 @@ def test_a_paused_group_s_lag_goes_on_moving(
     broker.set_log(TP, 0, 105)
     expect(row(page, "billing")).to_contain_text("65", timeout=SOON)
     store.resume("billing", reason="done")
-    expect(row(page, "billing")).to_contain_text("silent", timeout=SOON)
+    expect(row(page, "billing")).to_contain_text("ended", timeout=SOON)
 
 
 def test_the_first_group_appears_on_a_page_that_had_none(

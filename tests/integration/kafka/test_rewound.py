@@ -133,7 +133,7 @@ def test_a_store_that_lost_its_tables_knows_its_copies_again(
     migrate(url)
     execute(url, "CREATE TABLE results (record bigint NOT NULL)")
     run_job(url, offsetstore_group, broker, p0, 40)
-    execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public", "DROP SCHEMA offsetstore_staging CASCADE")
+    execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     migrate(url)
 
     with OffsetStore.connect(url) as store:

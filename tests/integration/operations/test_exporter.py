@@ -19,9 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, StoreUnavailable
 from offsetstore.monitoring import exporter as exporter_module
-from offsetstore.monitoring.exporter import Exporter
-from offsetstore.monitoring.exposition import Gauge, Page
-from offsetstore.monitoring.text_server import TextServer
+from offsetstore.monitoring.exporter import Exporter, Gauge, Page
+from offsetstore.monitoring.web import Server, serving_text
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
@@ -285,7 +284,7 @@ def _raise(error: Exception) -> Any:
 @pytest.mark.behaviour("OPS-5")
 def test_a_scrape_gets_the_latest_text_packed_or_not_and_waits_for_the_first() -> None:
     texts = [b"first 1\n"]
-    server = TextServer(lambda: texts[-1], host="127.0.0.1", port=0)
+    server = Server(serving_text(lambda: texts[-1]), host="127.0.0.1", port=0)
     got: list[bytes] = []
     early = threading.Thread(target=lambda: got.append(fetch(server)))
     early.start()
@@ -299,11 +298,11 @@ def test_a_scrape_gets_the_latest_text_packed_or_not_and_waits_for_the_first() -
     assert gzip.decompress(fetch(server, packed=True)) == texts[-1]
     assert b"/metrics" in fetch(server, path="/", status=404)
     with pytest.raises(ConfigurationError, match="metrics can't be served there"):
-        TextServer(lambda: b"", host="127.0.0.1", port=server.port)
+        Server(serving_text(lambda: b""), host="127.0.0.1", port=server.port)
     server.close()
 
 
-def fetch(server: TextServer, *, path: str = "/metrics", packed: bool = False, status: int = 200) -> bytes:
+def fetch(server: Server, *, path: str = "/metrics", packed: bool = False, status: int = 200) -> bytes:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("GET", path, headers={"Accept-Encoding": "gzip"} if packed else {})
     answer = connection.getresponse()
@@ -314,7 +313,7 @@ def fetch(server: TextServer, *, path: str = "/metrics", packed: bool = False, s
 
 
 def test_a_server_that_never_started_can_be_closed() -> None:
-    TextServer(lambda: b"", host="127.0.0.1", port=0).close()
+    Server(serving_text(lambda: b""), host="127.0.0.1", port=0).close()
 
 
 def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter) -> None:

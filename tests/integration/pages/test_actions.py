@@ -434,7 +434,7 @@ def test_what_changes_right_before_the_lock_is_shown_first(
 
 def test_the_pages_soon_show_what_was_done(browser: Browser, server: DashboardServer) -> None:
     browser.send(browser.send(browser.open("/actions/pause", group=GROUP)), **ANSWER)
-    wait_until(lambda: server.snapshots.latest().groups[GROUP].condition == "paused")
+    wait_until(lambda: server.snapshots.latest().groups[GROUP].state == "paused")
 
 
 @pytest.mark.usefixtures("letters")

@@ -18,7 +18,7 @@ from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavail
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
-from offsetstore.operations.group_health import Condition, condition
+from offsetstore.operations.group_status import State, state_of
 from offsetstore.operations.lag import GroupLag, PartitionLag, TopicLag
 from offsetstore.operations.people import people
 from offsetstore.protocol.database import GroupRow
@@ -87,12 +87,12 @@ def one(
         (one(alive=MINUTE), "stalled"),
         (one(alive=MINUTE, is_known=False), "stalled"),
         (one(alive=MINUTE, lag=0), "silent"),
-        (one(alive=None), "silent"),
+        (one(alive=None), "ended"),
         (one(alive=None, age=901, advanced=16 * MINUTE), "stalled"),
         (one(ending="failed"), "failed"),
         (one(alive=MINUTE, ending="failed"), "failed"),
         (one(alive=None, ending="failed", age=901, advanced=16 * MINUTE), "failed"),
-        (one(alive=MINUTE, ending="closed"), "silent"),
+        (one(alive=MINUTE, ending="closed"), "ended"),
     ],
     ids=[
         "it reads",
@@ -113,10 +113,10 @@ def one(
         "its query has ended in good order, and the claim was never closed",
     ],
 )
-def test_a_group_is_in_one_word(lag: GroupLag, expected: Condition) -> None:
-    assert condition(lag, NOW) == expected
+def test_a_group_is_in_one_word(lag: GroupLag, expected: State) -> None:
+    assert state_of(lag, NOW) == expected
     paused = replace(lag, owner=replace(lag.owner, pause=Pause(NOW, None, "a load")))
-    assert condition(paused, NOW) == "paused", "whatever else is the case"
+    assert state_of(paused, NOW) == "paused", "whatever else is the case"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_group_is_in_one_word(lag: GroupLag, expected: Condition) -> None:
 def test_a_partition_of_which_little_is_known_hides_none_that_is_behind(other: PartitionLag) -> None:
     group = one(age=901, advanced=16 * MINUTE)
     parts = {**group.topics["payments"].partitions, 1: other}
-    assert condition(replace(group, topics={"payments": TopicLag(parts)}), NOW) == "stalled"
+    assert state_of(replace(group, topics={"payments": TopicLag(parts)}), NOW) == "stalled"
 
 
 def test_each_group_has_its_state_lag_and_last_advance(
@@ -145,10 +145,10 @@ def test_each_group_has_its_state_lag_and_last_advance(
     page = show(client, sort="group")
     billing, left, paused, paused_left = rows_of(page, "groups")
     assert re.fullmatch(r"billing ● live 6 [56]m 0 - - \d{4}-\S+ \S+ UTC", billing)
-    assert re.fullmatch(r"left ○ silent 0 0s 0 - - .* UTC", left)
+    assert re.fullmatch(r"left ✓ ended 0 0s 0 - - .* UTC", left)
     assert re.fullmatch(r"paused Ⅱ paused 0 0s 0 - - .* UTC", paused)
     assert paused_left.startswith("paused-left Ⅱ paused , no job 0")
-    assert "4 groups, 1 silent, 2 paused, 1 live." in text_of(page)
+    assert "4 groups, 1 ended, 2 paused, 1 live." in text_of(page)
 
 
 def test_a_group_that_never_advanced_says_so(
@@ -213,7 +213,7 @@ def test_fifty_groups_are_on_a_page(store: OffsetStore, server: DashboardServer,
     assert names(client, page="2") == names(client, page="99") == ["group-50", "group-51"]
     assert names(client, page="no number") == names(client)
     assert "Page 2 of 2" in text_of(show(client, page="2"))
-    assert "52 groups, 52 silent." in text_of(show(client, page="2"))
+    assert "52 groups, 52 ended." in text_of(show(client, page="2"))
 
 
 def test_without_a_group_the_page_says_what_to_do(client: httpx.Client) -> None:

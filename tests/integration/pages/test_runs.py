@@ -13,7 +13,7 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap, OffsetStoreError, next_step_after
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views.runs import ERRORS_ON_A_PAGE, RUNS_ON_A_PAGE
-from offsetstore.protocol.events import BatchFailed, BatchStarted, BatchWritten, MirrorFailed, QueryStarted, Retried
+from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, QueryStarted, Retried
 from offsetstore.protocol.runs import JobError, RunStatus
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
@@ -41,12 +41,12 @@ def test_a_run_says_what_it_did_and_how_it_ended(
     on, ranges = claim.observers.on, {P0: OffsetRange(0, 40)}
     on(started("http://driver:4040"))
     on(BatchStarted(group="billing", batch=7, ranges=ranges))
-    on(BatchWritten(group="billing", batch=7, ranges=ranges, rows={"": 1234}, seconds={}))
+    on(BatchEnded(outcome="written", group="billing", batch=7, ranges=ranges, rows={"": 1234}, seconds={}))
     claim.close()
     store.claim("billing", topics=["payments"], mirror_every=None)
     page = text_of(client.get("/runs", params={"group": "billing"}))
 
-    assert page.index("● running") < page.index("✓ closed")
+    assert page.index("● live") < page.index("✓ ended")
     assert "number 7, 40 offsets" in page
     assert "1,234" in page
     assert "app-17" in page
@@ -83,7 +83,9 @@ def test_errors_have_what_where_and_the_next_step(
 ) -> None:
     claim = claimed(store, server)
     gap = OffsetGap("[0, 4) is missing", topic_partition=P0, found=4, expected=0)
-    claim.observers.on(BatchFailed(group="billing", batch=7, ranges={P0: OffsetRange(4, 9)}, error=gap))
+    claim.observers.on(
+        BatchEnded(outcome="failed", group="billing", batch=7, ranges={P0: OffsetRange(4, 9)}, error=gap)
+    )
     for attempt in range(3):
         claim.observers.on(Retried(group="billing", attempt=attempt, error=ValueError("a row: 4711"), wait=0.1))
     claim.close()
@@ -157,8 +159,8 @@ def test_names_and_texts_are_shown_inert(store: OffsetStore, server: DashboardSe
     claim = store.claim(group, topics=[tp.topic], mirror_every=None)
     error = OffsetGap(f"a gap {odd}", topic_partition=tp, next_step=f"Ask {odd}.")
     claim.observers.on(replace(started(f"http://{odd}"), group=group, application_id=f"app {odd}"))
-    claim.observers.on(BatchFailed(group=group, batch=7, ranges={tp: OffsetRange(4, 9)}, error=error))
-    claim.observers.on(MirrorFailed(group=group, reason=f"reason {odd}", is_over=False))
+    claim.observers.on(BatchEnded(outcome="failed", group=group, batch=7, ranges={tp: OffsetRange(4, 9)}, error=error))
+    claim.observers.on(MirrorTried(group=group, reason=f"reason {odd}", is_over=False))
     claim.close()
     server.snapshots.take()
     page = client.get("/runs", params={"group": group})

@@ -18,14 +18,12 @@ from offsetstore import Append, Claim, Execute, LetterError, OffsetRange, Offset
 from offsetstore.errors import ConfigurationError, LockTimeout
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.spark.executors.store_address import StoreAddress
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database
-from offsetstore.writers.staging import Staged, Staging
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch, kafka
@@ -70,7 +68,7 @@ BINARY_TABLE = """
 CREATE TABLE {} (id bigint PRIMARY KEY, value bytea, list bytea[], word text, words text[], ratio double precision,
                  day date, wall timestamp, at timestamptz, span interval)
 """
-TABLES = ("appended", "appended_as_text", "upserted", "moved", "executed")
+TABLES = ("appended", "appended_as_text", "upserted", "executed")
 
 
 def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -86,19 +84,12 @@ def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
 def write_everything(store: OffsetStore, claim: Claim | TaskClaim) -> None:
     """All writers, letters, failures, metadata and lines of the history, in a job's transactions."""
     upsert = Upsert("public.upserted", key=["id"], version="at")
-    staging = Staging(f"staged_{uuid4().hex}")
-    attempt = uuid4()
     with store.transaction(claim) as tx:
         left = lock(tx, P0, range_=OffsetRange(0, 10))
         Append("public.appended").write(tx, [AS_BINARY])
         Append("public.appended_as_text").write(tx, [ROWS])
         upsert.write(tx, [ROWS])
         Execute(insert).write(tx, [AS_BINARY])
-        moved = Upsert("public.moved", key=["id"], version="at")
-        moved.create_staging(tx.connection, staging, ROWS.schema)
-        assert moved.stage(tx.connection, staging, attempt, [ROWS]) == 2
-        assert moved.move(tx.connection, Staged(staging, (attempt,), 2)) == 2
-        tx.connection.exec_driver_sql(f"DROP TABLE {STAGING_SCHEMA}.{staging.name}")
         tx.write_letters(
             [
                 NewLetter(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import psycopg
@@ -14,10 +12,8 @@ from sqlalchemy.exc import IntegrityError
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, Retries, Transaction
 from offsetstore.errors import LockTimeout, OffsetStoreError, RowsRefused, StoreUnavailable, TransactionLost
-from offsetstore.spark.executors.staging_task import StagingTask
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
-from offsetstore.writers.staging import Staging
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.integration.writers.writing import batch
@@ -178,40 +174,6 @@ def test_what_became_ours_was_raised_from_nothing_that_quotes_a_row(
     assert CANARY not in shown(caught.value)
     assert CANARY not in caplog.text
     assert "it failed" in caplog.text
-
-
-@dataclass
-class Here:
-    """Stands where a task's way to the driver's store stands."""
-
-    store: OffsetStore
-
-    def connect(self) -> OffsetStore:
-        return self.store
-
-
-@pytest.mark.behaviour("OPS-7", "DLQ-6")
-def test_a_task_that_is_cancelled_while_it_stages_reports_that(store: OffsetStore, query: Query) -> None:
-    rows = batch({"name": [CANARY], "address": ["10.0.0.1"]})
-    query("CREATE TABLE people (name text, address inet)")
-    staging, writer, here = Staging("people_staged", "public"), Append("people"), cast("Any", Here(store))
-    engine = cast("Any", store.database).engine
-    with engine.begin() as connection:
-        writer.create_staging(connection, staging, rows.schema)
-    query(
-        "CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"
-    )
-    query("CREATE TRIGGER meet BEFORE INSERT ON people_staged FOR EACH ROW EXECUTE FUNCTION meet()")
-    [(name,)] = query("SELECT current_database()")
-    query(f"ALTER DATABASE \"{name}\" SET statement_timeout = '300ms'")
-    engine.dispose()
-
-    outcome = StagingTask(here, "a task", writer, staging).stage([rows])
-
-    assert outcome is not None
-    assert isinstance(outcome.error, StoreUnavailable)
-    assert re.search(CANCELLED, str(outcome.error))
-    assert CANARY not in shown(outcome.error)
 
 
 @pytest.mark.behaviour("OPS-7")

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, 
 from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Stored, with_replanning
-from offsetstore.processing.plan import Ranges
-from offsetstore.processing.recovery import Compute, Recovery
+from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.runner import with_replanning
+from offsetstore.processing.unit import Ranges
 from tests.integration.conftest import Query
-from tests.support.careful_part import FakePart, Row
+from tests.support.careful_part import FakePart, Row, written
 from tests.support.recovering_job import compute
 from tests.support.recovering_job import write as write_offsets
 from tests.support.server_errors import OF_SERVER, held
@@ -346,7 +346,7 @@ def test_an_error_that_a_function_raises_from_an_outage_is_no_records(
     assert (query(LETTERS), query(FAILURES), query("SELECT * FROM results")) == ([], [], [])
 
 
-def write(store: OffsetStore, compute: Compute = compute) -> None:
+def write(store: OffsetStore, compute: Callable[..., AbstractContextManager[FakePart]] = compute) -> None:
     claim = store.claim("billing", topics=["payments"])
     recovery = Recovery(claim, DeadLetters(max_retries=0), BatchMetadata(claim, None))
-    with_replanning(lambda: recovery.write(0, {P0: OffsetRange(0, 5)}, compute, lambda _: None, Stored()), "batch 0")
+    with_replanning(lambda: written(recovery, 0, {P0: OffsetRange(0, 5)}, compute), "batch 0")

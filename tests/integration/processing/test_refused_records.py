@@ -10,22 +10,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicPartition, Transaction, Upsert
+from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.postgres.errors import refusals
-from offsetstore.processing.cycle import write_and_advance
-from offsetstore.processing.isolate import Ranges, Record, Verdict, isolate, try_out
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.blame import Verdict, isolate
+from offsetstore.processing.plan import Plan
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.work import Work
-from offsetstore.spark.executors.task import Ending, Tasks
-from offsetstore.spark.ways.batch import OnDriver
+from offsetstore.spark.collecting import OnDriver
+from offsetstore.spark.executors.task import TaskEnding, Tasks
 from offsetstore.store.identity import TaskClaim
 from tests.integration.conftest import Query
 from tests.integration.transacting import process
 from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background
+from tests.support.units import commit_rows, tried
 
 P0 = TopicPartition("payments", 0)
 
@@ -52,7 +53,7 @@ def attempt(
     chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]
     batches = [batch({name: [row[name] for row in chosen] for name in rows[0]})] if chosen else []
     plan = {P0: decide(0, OffsetRange(0, len(rows)))}
-    return try_out(claim, plan, lambda work: writer.write(work, batches))
+    return tried(claim, plan, lambda work: writer.write(work, batches))
 
 
 def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -168,7 +169,7 @@ def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
         work.connection.exec_driver_sql(f"INSERT INTO {results} VALUES (2)")
         return 2
 
-    searching = in_background(lambda: try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, write))
+    searching = in_background(lambda: tried(claim, {P0: decide(0, OffsetRange(0, 8))}, write))
     assert is_frozen.wait(60)
 
     store.claim("billing", topics=["payments"], takeover_timeout=1)
@@ -183,7 +184,7 @@ def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
 def test_a_search_whose_batch_was_stored_meanwhile_is_outdated(store: OffsetStore, claim: Claim, results: str) -> None:
     process(store, claim, P0, range_=OffsetRange(0, 8))
     with pytest.raises(PlanOutdated):
-        try_out(claim, {P0: decide(0, OffsetRange(0, 8))}, lambda _: pytest.fail(f"wrote to {results}"))
+        tried(claim, {P0: decide(0, OffsetRange(0, 8))}, lambda _: pytest.fail(f"wrote to {results}"))
 
 
 # -- deferred constraints
@@ -213,16 +214,12 @@ def agreeing(store: OffsetStore, claim: Claim, query: Query, results: str) -> Qu
 ROWS = batch({"record": [3, 4], "_kafka": kafka(("payments", 0, 3), ("payments", 0, 4))})
 
 
-def write_batch(tx: Transaction, *, until: int) -> None:
-    plan = tx.lock({P0: OffsetRange(3, until)})
-    computed = {"": OnDriver(Append("results"), [ROWS])}
-    write_and_advance(computed, tx, {P0: plan[P0].remaining})
+def write_batch(claim: Claim, *, until: int) -> None:
+    commit_rows(claim, Plan.of(claim, {P0: OffsetRange(3, until)}), {"": OnDriver(Append("results"), [ROWS])})
 
 
-def test_a_deferred_trigger_that_reads_the_offset_sees_the_batchs(
-    store: OffsetStore, claim: Claim, agreeing: Query
-) -> None:
-    store.run(claim, lambda tx: write_batch(tx, until=5))
+def test_a_deferred_trigger_that_reads_the_offset_sees_the_batchs(claim: Claim, agreeing: Query) -> None:
+    write_batch(claim, until=5)
 
     assert agreeing("SELECT count(*) FROM results") == [(5,)]
 
@@ -236,14 +233,12 @@ def test_a_deferred_trigger_that_reads_the_offset_sees_the_tasks(
 
     result = tasks.perform(0, iter([ROWS, None]))
 
-    assert result.ending is Ending.WRITTEN, result.why()
+    assert result.ending is TaskEnding.WRITTEN, result.why()
     assert agreeing("SELECT count(*) FROM results") == [(5,)]
 
 
-def test_what_a_deferred_trigger_refuses_is_refused_before_the_commit(
-    store: OffsetStore, claim: Claim, agreeing: Query
-) -> None:
+def test_what_a_deferred_trigger_refuses_is_refused_before_the_commit(claim: Claim, agreeing: Query) -> None:
     with pytest.raises(RowsRefused, match="P0001"):
-        store.run(claim, lambda tx: write_batch(tx, until=10))
+        write_batch(claim, until=10)
 
     assert agreeing("SELECT count(*) FROM results") == [(3,)]

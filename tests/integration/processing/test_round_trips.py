@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from offsetstore import Append, Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.processing.cycle import UNNAMED, Stopwatch, commit_plan
 from offsetstore.processing.plan import Plan
+from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.replay import decide
-from offsetstore.spark.executors.task import Ending, Tasks
-from offsetstore.spark.ways.batch import OnDriver
+from offsetstore.spark.collecting import OnDriver
+from offsetstore.spark.executors.task import TaskEnding, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.writers.writing import batch, kafka
 from tests.support.trips import TripCounter
+from tests.support.units import commit_rows
 
 TOPIC = "payments"
 
@@ -45,7 +46,7 @@ def process(claim: Claim, partitions: int, number: int) -> None:
     ranges = {TopicPartition(TOPIC, one): OffsetRange(10 * number, 10 * number + 10) for one in range(partitions)}
     plan = Plan.of(claim, ranges)
     rows = OnDriver(Append("results"), [batch({"record": list(range(10 * partitions))})])
-    assert commit_plan(claim, plan, {UNNAMED: rows}, Stopwatch()) is not None
+    assert commit_rows(claim, plan, {UNNAMED: rows}) is not None
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 1000])
@@ -80,7 +81,7 @@ def test_a_task_waits_for_the_database_six_times(counter: TripCounter, store: Of
         here: Any = Here(store)
         tasks = Tasks(here, TaskClaim.of(claim), Append("results"), [decision], [tp], None, 1.0)
         rows = batch({"record": [number], "_kafka": kafka((TOPIC, 0, number))})
-        assert tasks.perform(0, iter([rows, None])).ending is Ending.WRITTEN
+        assert tasks.perform(0, iter([rows, None])).ending is TaskEnding.WRITTEN
 
     write(0)
     with counter.counting() as trips:

@@ -7,16 +7,14 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append
-from offsetstore.spark.staging_area import StagingArea
+from offsetstore.spark import collecting
 from offsetstore.testing.fixtures import NewTopic
-from offsetstore.writers.staging import Staged
-from offsetstore.writers.staging_schema import StagingWriter
+from tests.support.blocks import lose_blocks
 from tests.support.transforms import EVENTS, events
-from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World, counts, made_unchecked
 
 Outputs: TypeAlias = "dict[str, DataFrame]"
@@ -53,19 +51,6 @@ def run(world: World, topic: str, transform: Callable[[DataFrame], Outputs], *, 
     return query
 
 
-def lose_blocks(session: SparkSession) -> list[int]:
-    """Lose a block of everything that is persisted; return the RDDs' numbers."""
-    spark: Any = session
-    master = spark._jvm.org.apache.spark.SparkEnv.get().blockManager().master()
-    rdds = list(spark.sparkContext._jsc.getPersistentRDDs())
-    for rdd in rdds:
-        block = spark._jvm.org.apache.spark.storage.RDDBlockId(rdd, 0)
-        assert master.contains(block)
-        master.removeBlock(block)
-        wait_until(lambda block=block: not master.contains(block))
-    return rdds
-
-
 @pytest.fixture
 def topic(world: World, offsetstore_topic: NewTopic) -> str:
     """Ten records in two partitions."""
@@ -81,9 +66,7 @@ def topic(world: World, offsetstore_topic: NewTopic) -> str:
 
 
 @pytest.mark.behaviour("SINK-19")
-@pytest.mark.parametrize(
-    "settings", [{"staging": "never"}, {"staging": "always"}, {"keep": True}], ids=["collected", "staged", "kept"]
-)
+@pytest.mark.parametrize("settings", [{}, {"keep": True}], ids=["disposable checkpoint", "kept checkpoint"])
 def test_each_line_has_an_order(world: World, topic: str, settings: dict[str, Any]) -> None:
     query = run(world, topic, orders_and_lines, **settings)
     assert [world.database.one(f"SELECT count(*) FROM {table}") for table in ("orders", "lines")] == [10, 10]
@@ -99,17 +82,18 @@ def test_each_line_has_an_order(world: World, topic: str, settings: dict[str, An
 def test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alone(
     world: World, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = StagingArea.stage
+    monkeypatch.setattr(collecting, "SMALL", 0)
+    collect: Any = collecting.collect
     lost: list[int] = []
 
-    def losing(area: StagingArea, writer: StagingWriter, frame: DataFrame) -> Staged:
-        staged = stage(area, writer, frame)
+    def losing(frame: DataFrame) -> collecting.Rows:
+        rows = collect(frame)
         if not lost:
             lost.extend(lose_blocks(world.spark))
-        return staged
+        return rows
 
-    monkeypatch.setattr(StagingArea, "stage", losing)
-    run(world, topic, orders_and_lines, staging="always")
+    monkeypatch.setattr(collecting, "collect", losing)
+    run(world, topic, orders_and_lines)
     assert lost, "nothing was persisted"
     assert world.database.one(JOINED) == 10
     assert world.database.one("SELECT count(*) FROM lines") == 10

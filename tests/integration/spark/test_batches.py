@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import SinkError
-from offsetstore.protocol.events import BatchFailed, BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.work import Work
 from offsetstore.testing.fixtures import NewTopic
@@ -333,7 +333,7 @@ def test_each_batch_is_told_to_observers_with_its_rows_and_phases(
     world.produce(topic, ["a", "b"])
     world.run(world.claim(topic), traced, Append("events"), atomicity=way)
     [started] = seen.of(BatchStarted)
-    [written] = seen.of(BatchWritten)
+    [written] = seen.of(BatchEnded, "written")
     assert started.ranges == written.ranges == {p0: OffsetRange(0, 2)}
     assert list(written.rows.values()) == [2]
     assert list(written.seconds) == phases
@@ -344,10 +344,10 @@ def test_each_batch_is_told_to_observers_with_its_rows_and_phases(
     stream = world.read(claim)
     world.advance(claim, {p0: 3})
     world.run(claim, traced, Append("events"), stream=stream, atomicity=way)
-    assert [event.ranges for event in seen.of(BatchSkipped)] == [{p0: OffsetRange(2, 3)}]
-    assert len(seen.of(BatchWritten)) == 1
+    assert [event.ranges for event in seen.of(BatchEnded, "skipped")] == [{p0: OffsetRange(2, 3)}]
+    assert len(seen.of(BatchEnded, "written")) == 1
 
     world.produce(topic, ["d"])
     world.database.execute("DROP TABLE events")
     failure = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity=way)
-    assert [event.error for event in seen.of(BatchFailed)] == [failure.error]
+    assert [event.error for event in seen.of(BatchEnded, "failed")] == [failure.error]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark import RDD
 from pyspark.sql import DataFrame
 
 from offsetstore import Append, Execute
+from offsetstore.errors import SinkError
 from offsetstore.protocol.work import Work
 from offsetstore.spark import collecting
-from offsetstore.spark.staging_area import StagingArea
 from offsetstore.testing.fixtures import NewTopic
+from tests.support.blocks import lose_blocks
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.world import World
+
+SIZE = 5_000
 
 
 @pytest.fixture
@@ -25,26 +30,23 @@ def _all_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def staged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was staged."""
-    found: list[Any] = []
-    stage: Any = StagingArea.stage
-
-    def watched(area: StagingArea, *arguments: Any) -> Any:
-        found.append(stage(area, *arguments))
-        return found[-1]
-
-    monkeypatch.setattr(StagingArea, "stage", watched)
-    return found
+def _limit(world: World) -> Iterator[None]:
+    """One partition's records are below it, and those of all are not."""
+    context: Any = world.spark.sparkContext
+    conf = context._jsc.sc().conf()  # read anew for each job
+    conf.set("spark.driver.maxResultSize", "12k")
+    yield
+    conf.remove("spark.driver.maxResultSize")
 
 
 @pytest.fixture
-def _kilobyte_limit(world: World) -> Iterator[None]:
-    context: Any = world.spark.sparkContext
-    conf = context._jsc.sc().conf()  # read anew for each job
-    conf.set("spark.driver.maxResultSize", "1k")
-    yield
-    conf.remove("spark.driver.maxResultSize")
+def topic(world: World, offsetstore_topic: NewTopic) -> str:
+    """Four partitions with a large record each."""
+    world.database.execute(EVENTS)
+    name = offsetstore_topic(4)
+    for number, letter in enumerate("abcd"):
+        world.produce(name, [letter * SIZE], partition=number)
+    return name
 
 
 @pytest.mark.usefixtures("_all_in_a_file")
@@ -62,54 +64,80 @@ def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World, off
     assert world.stored(topic) == {0: 0}
 
 
-@pytest.mark.usefixtures("_kilobyte_limit")
+@pytest.mark.behaviour("SINK-8")
+@pytest.mark.usefixtures("_limit")
 @pytest.mark.parametrize("small", [0, 1000])
-def test_what_spark_refuses_to_collect_is_staged(
-    world: World, offsetstore_topic: NewTopic, staged: list[Any], monkeypatch: pytest.MonkeyPatch, small: int
+def test_what_spark_refuses_to_collect_at_once_is_collected_partition_by_partition(
+    world: World, topic: str, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     monkeypatch.setattr(collecting, "SMALL", small)
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    values = [f"{number}" * 1000 for number in range(4)]
-    for number, value in enumerate(values):
-        world.produce(topic, [value], partition=number % 2)
+    monkeypatch.setattr(collecting, "IN_MEMORY", 0)
+    seen: list[str] = []
 
-    world.run(world.claim(topic), events, Append("events"))
+    def write(_work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        seen.extend(row["value"][0] for batch in batches for row in batch.to_pylist())
 
-    assert world.database.column("SELECT value FROM events ORDER BY value") == values
-    assert world.stored(topic) == {0: 2, 1: 2}
-    assert [one.rows for one in staged] == [4]
+    def transform(batch: DataFrame) -> dict[str, DataFrame]:
+        return {"table": events(batch), "function": events(batch)}
+
+    world.run(world.claim(topic), transform, {"table": Append("events"), "function": Execute(write)})
+
+    assert world.database.column("SELECT value FROM events ORDER BY value") == [letter * SIZE for letter in "abcd"]
+    assert sorted(seen) == [*"abcd"]
+    assert world.stored(topic) == dict.fromkeys(range(4), 1)
+    context: Any = world.spark.sparkContext
+    assert list(context._jsc.getPersistentRDDs()) == []
 
 
-@pytest.mark.usefixtures("_kilobyte_limit")
-def test_what_spark_refuses_to_collect_is_written_by_tasks_if_they_write_the_large_batches(
-    world: World, offsetstore_topic: NewTopic
+@pytest.mark.behaviour("SINK-13")
+@pytest.mark.usefixtures("_limit")
+def test_one_partition_beyond_the_limit_ends_the_query_with_three_ways_out(world: World, topic: str) -> None:
+    world.produce(topic, ["c" * SIZE] * 3, partition=2)
+
+    failed = world.run_to_failure(world.claim(topic), events, Append("events"))
+
+    assert isinstance(failed.error, SinkError)
+    assert re.search(r"found partition \d of 4; expected at most 12k", str(failed.error))
+    for way_out in ("maxOffsetsPerTrigger", 'atomicity="partition"', "spark.driver.maxResultSize"):
+        assert way_out in str(failed.error)
+    assert world.database.column("SELECT value FROM events") == []
+    assert world.stored(topic) == dict.fromkeys(range(4), 0)
+
+
+@pytest.mark.behaviour("SINK-13")
+@pytest.mark.usefixtures("_limit")
+def test_rows_that_an_executor_loses_before_they_are_sent_are_not_computed_again(
+    world: World, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(2)
-    for number in range(2):
-        world.produce(topic, [f"{number}" * 2000], partition=number)
+    """After a shuffle, they could be other rows: some twice, others never."""
+    calls: list[str] = []
+    sent: Any = cast("Any", RDD).toLocalIterator
 
+    def losing(rdd: RDD[Any]) -> Any:
+        rows = sent(rdd)
+        yield next(rows)
+        if calls.count("lost") == 0:
+            lose_blocks(world.spark, number=3)
+            calls.append("lost")
+        yield from rows
+
+    def transform(batch: DataFrame) -> DataFrame:
+        calls.append("computed")
+        return events(batch)
+
+    monkeypatch.setattr(RDD, "toLocalIterator", losing)
+    world.run(world.claim(topic), transform, Append("events"))
+
+    assert calls == ["computed", "lost", "computed"]
+    assert world.database.column("SELECT left(value, 1) FROM events ORDER BY 1") == [*"abcd"]
+
+
+@pytest.mark.usefixtures("_limit")
+def test_what_spark_refuses_to_collect_is_written_by_tasks_if_they_write_the_large_batches(
+    world: World, topic: str
+) -> None:
     world.run(world.claim(topic), traced, Append("events"), atomicity="partition", task_threshold=100)
 
-    assert world.database.column("SELECT left(value, 1) FROM events ORDER BY value") == ["0", "1"]
-    assert world.database.one("SELECT count(DISTINCT xmin::text) FROM events") == 2
-    assert world.stored(topic) == {0: 1, 1: 1}
-
-
-@pytest.mark.usefixtures("_kilobyte_limit")
-def test_without_a_writer_that_can_be_staged_the_limit_ends_the_query(
-    world: World, offsetstore_topic: NewTopic, staged: list[Any]
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a" * 5000])
-
-    def write(_work: Work, _batches: Iterable[pa.RecordBatch]) -> None:
-        pytest.fail("there are no rows to write")
-
-    failed = world.run_to_failure(world.claim(topic), events, Execute(write))
-
-    assert "spark.driver.maxResultSize" in failed.text
-    assert world.stored(topic) == {0: 0}
-    assert staged == []
+    assert world.database.column("SELECT left(value, 1) FROM events ORDER BY value") == [*"abcd"]
+    assert world.database.one("SELECT count(DISTINCT xmin::text) FROM events") == 4
+    assert world.stored(topic) == dict.fromkeys(range(4), 1)

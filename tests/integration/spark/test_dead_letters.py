@@ -14,7 +14,7 @@ from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, Offse
 from offsetstore.errors import FunctionFailed, Outage, SinkError, TooManyLetters, UnsupportedQuery
 from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
-from offsetstore.protocol.events import BatchWritten
+from offsetstore.protocol.events import BatchEnded
 from offsetstore.protocol.letters import Payload, digest
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
@@ -31,7 +31,6 @@ AT_ONCE = DeadLetters(max_retries=0)
 
 WAYS: dict[str, dict[str, Any]] = {
     "batch": {},
-    "staged": {"staging": "always"},
     "partition": {"atomicity": "partition"},
 }
 ways = pytest.mark.parametrize("way", WAYS)
@@ -371,7 +370,7 @@ def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(
 
     assert world.database.column(VALUES) == ["a", "b", "c", "d", "e"]
     assert letters(world, topic) == [(1, 1, "refused", "toxic")]
-    [written] = seen.of(BatchWritten)
+    [written] = seen.of(BatchEnded, "written")
     assert written.rows == {"": 5}
 
 
@@ -592,7 +591,7 @@ def numbers_of(how: str) -> Any:
 
 @pytest.mark.behaviour("DLQ-1", "DLQ-16")
 @pytest.mark.parametrize(
-    ("way", "how"), [("staged", "function"), ("partition", "function"), ("batch", "cast"), ("partition", "raise_error")]
+    ("way", "how"), [("batch", "function"), ("partition", "function"), ("batch", "cast"), ("partition", "raise_error")]
 )
 def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(
     world: World, offsetstore_topic: NewTopic, way: str, how: str

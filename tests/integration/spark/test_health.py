@@ -24,7 +24,7 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.jars import pyspark_directories
 from offsetstore.local.spark.launch import spark_environment
-from offsetstore.monitoring.facts import LOOKS
+from offsetstore.monitoring.supervision import LOOKS
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess, parse_event
 from tests.support.examples import configure_spark

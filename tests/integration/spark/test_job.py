@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 import offsetstore.spark
 from offsetstore import Append, Claim, OffsetStore, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, MissingPrivilege, OffsetGap
-from offsetstore.protocol.events import BatchInterrupted, Paused
+from offsetstore.protocol.events import BatchEnded, PauseChanged
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.connector import check_connector
 from offsetstore.spark.sink import Transform
@@ -157,7 +157,7 @@ def test_sigterm_stops_after_the_batch_closes_the_claim_and_copies_its_offsets(
         assert claim.is_closed
         assert not query.isActive
     assert world.database.column(VALUES) == ["a", "b"]
-    assert recorder.of(BatchInterrupted) == []
+    assert recorder.of(BatchEnded, "interrupted") == []
     committed = broker.committed_offsets(world.group, claim.partitions)
     assert [one.next_offset for one in committed.values()] == [2]
 
@@ -194,12 +194,12 @@ def test_a_batch_that_waits_for_the_end_of_a_pause_holds_no_stop_up(
         store.pause(world.group, reason="ticket 17")
         sink = sink_of(claim)
         query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger=FOREVER)
-        wait_until(lambda: recorder.of(Paused), timeout=SECONDS)
+        wait_until(lambda: recorder.of(PauseChanged), timeout=SECONDS)
         began = time.monotonic()
         sink.stop(query)
         assert time.monotonic() - began < 20
         assert not query.isActive
-    assert len(recorder.of(BatchInterrupted)) == 1
+    assert len(recorder.of(BatchEnded, "interrupted")) == 1
 
 
 # -- what is checked when the sink is made

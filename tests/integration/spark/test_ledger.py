@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Upsert
 from offsetstore.errors import UnsupportedQuery
-from offsetstore.spark.sink import Atomicity, Transform
+from offsetstore.spark.outputs import Transform
+from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import World
@@ -79,7 +80,7 @@ def test_no_record_is_lost_or_doubled(
         world.produce(topic, values, partition=partition)
     job = FailsOnce(shape.transform)
     settings: dict[str, Any] = {"atomicity": atomicity, "maxOffsetsPerTrigger": "14", **shape.options}
-    with caplog.at_level(logging.WARNING, "offsetstore.spark.ways.partition"):
+    with caplog.at_level(logging.WARNING, "offsetstore.spark.partition"):
         failed = world.run_to_failure(world.claim(topic), job, Append("events"), **settings)
         assert isinstance(failed.error, InterruptedError)
         assert 0 < len(world.database.rows(LEDGER)) < 20

@@ -206,10 +206,9 @@ def any_function(_work: Work, _batches: object) -> None: ...
         (Execute(any_function), {**MANUAL, "flush": Flush()}, "flush="),
         (Execute(any_function), {**MANUAL, "atomicity": "partition"}, "atomicity="),
         (Append("events"), {"flush": Flush(), "atomicity": "partition"}, "atomicity="),
-        (Append("events"), {"flush": Flush(), "staging": "always"}, "staging="),
         (Append("events"), {"marking": "sometimes"}, "sometimes"),
     ],
-    ids=["no function", "metadata", "flush", "partition", "flush by partition", "flush staged", "another word"],
+    ids=["no function", "metadata", "flush", "partition", "flush by partition", "another word"],
 )
 def test_what_does_not_go_together_is_refused_by_name(
     world: World, topic: str, into: Any, arguments: Any, found: str

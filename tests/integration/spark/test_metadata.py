@@ -36,7 +36,6 @@ from tests.support.world import SECONDS, World
 
 WAYS: dict[str, dict[str, Any]] = {
     "batch": {},
-    "staged": {"staging": "always"},
     "tasks": {"atomicity": "partition"},
     "driver": {"atomicity": "partition", "task_threshold": 100},
 }

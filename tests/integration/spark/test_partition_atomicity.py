@@ -472,8 +472,6 @@ def test_what_cannot_work_is_refused_when_the_sink_is_made(world: World, offsets
     word: Any = "task"
     with pytest.raises(ConfigurationError, match='"batch" or "partition"'):
         TransactionalSink(claim, traced, into=Append("events"), atomicity=word)
-    with pytest.raises(ConfigurationError, match='needs atomicity="batch"'):
-        TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", staging="always")
     with pytest.raises(ConfigurationError, match="task_threshold must be 0 or more"):
         TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", task_threshold=-1)
     with pytest.raises(ConfigurationError, match="one output"):

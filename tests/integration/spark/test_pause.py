@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Append, OffsetStore, TransactionalSink
 from offsetstore.errors import ProtocolMisuse, StaleClaim
-from offsetstore.protocol.events import BatchFailed, BatchInterrupted, BatchStarted, BatchWritten, Paused, Resumed
+from offsetstore.protocol.events import BatchEnded, BatchStarted, PauseChanged
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
@@ -51,9 +51,9 @@ class Job:
         every = {"processingTime": "100 milliseconds"}
         return self.world.start(sink, stream, checkpoint=self.checkpoint, trigger=every), sink
 
-    def wait_until_it_waits(self) -> Paused:
+    def wait_until_it_waits(self) -> PauseChanged:
         """Wait until it stands before a batch, and see that it holds no lock."""
-        [paused] = wait_until(lambda: self.told.of(Paused), timeout=SECONDS)
+        [paused] = wait_until(lambda: self.told.of(PauseChanged), timeout=SECONDS)
         for table in ("consumer_groups", "kafka_partitions"):
             self.world.database.execute(f"SELECT 1 FROM {table} FOR UPDATE NOWAIT")
         return paused
@@ -62,7 +62,9 @@ class Job:
         """Wait for the end of the batch that ends there: a task's offset is stored before that."""
         ends = {offset}
         wait_until(
-            lambda: ends & {one.until for batch in self.told.of(BatchWritten) for one in batch.ranges.values()},
+            lambda: (
+                ends & {one.until for batch in self.told.of(BatchEnded, "written") for one in batch.ranges.values()}
+            ),
             timeout=SECONDS,
         )
         assert self.world.stored(self.topic) == {0: offset}
@@ -96,7 +98,7 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     assert pause is not None
     world.produce(job.topic, ["b"])
 
-    assert job.wait_until_it_waits() == Paused(group=world.group, pause=pause)
+    assert job.wait_until_it_waits() == PauseChanged(group=world.group, pause=pause)
     time.sleep(2.5)  # it looks again, more than once
     assert (job.values, world.stored(job.topic)) == (["a"], {0: 1})
     owner = world.store.owner(world.group)
@@ -108,8 +110,8 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     query.stop()
     assert sink.error is None
     assert job.values == ["a", "b"]
-    assert [len(job.told.of(kind)) for kind in (Paused, Resumed)] == [1, 1]
-    last = job.told.of(BatchWritten)[-1]
+    assert [one.pause is None for one in job.told.of(PauseChanged)] == [False, True]
+    last = job.told.of(BatchEnded, "written")[-1]
     assert sum(last.seconds.values()) < 2.5  # the wait belongs to no phase
 
 
@@ -145,8 +147,8 @@ def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_t
     assert time.monotonic() - before < 20
     assert query.awaitTermination(1)
     assert query.exception() is None
-    assert (sink.error, job.told.of(BatchFailed)) == (None, [])
-    assert [(one.batch, one.ranges) for one in job.told.of(BatchInterrupted)] == [
+    assert (sink.error, job.told.of(BatchEnded, "failed")) == (None, [])
+    assert [(one.batch, one.ranges) for one in job.told.of(BatchEnded, "interrupted")] == [
         (one.batch, one.ranges) for one in job.told.of(BatchStarted)
     ]
     assert not (Path(job.checkpoint) / "commits" / "0").exists()
@@ -173,7 +175,7 @@ def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(job: Job) -> None:
     failed = world.failure(query, sink)
     assert isinstance(failed.error, StaleClaim)
     assert (job.values, world.stored(job.topic)) == ([], {0: 0})
-    assert job.told.of(Resumed) == []
+    assert all(one.pause for one in job.told.of(PauseChanged))
     world.store.resume(world.group, reason="done")
     world.run(second, traced, Append("events"))
     assert job.values == ["a"]

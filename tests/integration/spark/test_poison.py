@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.cli.commands import cli
 from offsetstore.errors import RowsRefused, SinkError, StaleClaim
-from offsetstore.spark.sink import Atomicity
-from offsetstore.spark.ways import partition
+from offsetstore.spark import partition
+from offsetstore.spark.settings import Atomicity
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import SECONDS, World
@@ -193,7 +193,7 @@ def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record
 def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
     world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "THRESHOLD", 3)
+    monkeypatch.setattr(partition, "LARGE", 3)
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
     world.produce(topic, ["a", "b", "c", "toxic\0"])

@@ -11,7 +11,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.plans.sharing import computed_once
 from tests.integration.spark.test_agreement import Outputs, lose_blocks, new_id
 from tests.support.cluster import Cluster

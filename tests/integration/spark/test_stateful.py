@@ -346,7 +346,7 @@ def test_several_outputs_of_a_window_by_way_of_executors_and_without_a_broker(
         world.produce(topic, values, partition=partition)
         claim = world.store.claim(world.group, topics=[topic])
         into = {"windows": Append("windows"), "seconds": Append("seconds")}
-        sink = TransactionalSink(claim, transform, into=into, staging="always")
+        sink = TransactionalSink(claim, transform, into=into)
         query = world.start(sink, windows(reader.load()), checkpoint=job.checkpoint(claim))
         assert query.awaitTermination(120)
 

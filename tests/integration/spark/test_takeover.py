@@ -13,7 +13,7 @@ from offsetstore import Append, Claim, TopicPartition, TransactionalSink
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ClaimInUse, GroupBusy, StaleClaim, TopicMissing
 from offsetstore.kafka import Broker, admin
 from offsetstore.local.free_ports import free_port
-from offsetstore.protocol import liveness
+from offsetstore.protocol import runs as protocol_runs
 from offsetstore.spark.sink import Transform
 from offsetstore.store import heartbeat
 from offsetstore.testing.fixtures import NewTopic
@@ -128,7 +128,7 @@ def test_a_query_that_has_ended_does_not_keep_its_claim_alive_in_a_driver_that_g
     world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
-    monkeypatch.setattr(liveness, "LIVE", timedelta(seconds=1))
+    monkeypatch.setattr(protocol_runs, "LIVE", timedelta(seconds=1))
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
     world.produce(topic, ["a"])

@@ -104,7 +104,7 @@ WRITERS: dict[str, Writer] = {
 ROUTES: dict[str, dict[str, Any]] = {
     "in memory": {},
     "in a file": {},
-    "staged": {"staging": "always"},
+    "partition by partition": {},
     "tasks": {"atomicity": "partition"},
 }
 
@@ -115,6 +115,9 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
     if request.param == "in a file":
         monkeypatch.setattr(collecting, "SMALL", 0)
         monkeypatch.setattr(collecting, "IN_MEMORY", 0)
+    if request.param == "partition by partition":
+        monkeypatch.setattr(collecting, "SMALL", 0)
+        monkeypatch.setattr(collecting, "collect", collecting.collect_by_partition)
     return ROUTES[request.param]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine
 
 from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition
-from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, TopicRecreated
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, StoreUnavailable, TopicRecreated
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -243,3 +245,27 @@ def test_a_closed_claim_leaves_no_heartbeat_and_keeps_its_offsets(store: OffsetS
 
     assert query("SELECT * FROM heartbeats") == []
     assert store.offsets("billing")[P0].next_offset == 40
+
+
+def test_a_store_lets_go_of_a_closed_claim_unless_its_close_has_failed(store: OffsetStore) -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    closed, failed = (store.claim(group, broker, mirror_every=None) for group in ("billing", "refunds"))
+    tried: list[str] = []
+
+    def last() -> None:
+        tried.append("last")
+        raise StoreUnavailable("no")
+
+    failed.at_close(last)
+    closed.close()
+    with pytest.raises(StoreUnavailable):
+        failed.close()
+    let_go = weakref.ref(closed)
+    del closed, failed
+
+    store.claim("other", broker)
+    gc.collect()
+    store.close()
+
+    assert let_go() is None
+    assert len(tried) == 2

@@ -15,8 +15,8 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol import liveness
-from offsetstore.protocol.events import BatchFailed, BatchStarted
+from offsetstore.protocol import runs as protocol_runs
+from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.store import heartbeat
 from tests.integration.conftest import Query
 from tests.support.waiting import wait_until
@@ -88,7 +88,7 @@ def test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once
 def test_the_next_claim_does_not_wait_for_a_query_that_has_ended_in_a_process_that_lives(
     store: OffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "LIVE", timedelta(seconds=1))
+    monkeypatch.setattr(protocol_runs, "LIVE", timedelta(seconds=1))
     first = store.claim("billing", topics=["payments"])
     first.bind("one", lambda: False)
 
@@ -133,7 +133,9 @@ def test_each_heartbeat_records_the_run_and_an_ended_query_records_its_end(store
         seen = store.runs("billing")[0].seen_at
         wait_until(lambda: store.runs("billing")[0].seen_at > seen)
 
-        claim.observers.on(BatchFailed(group="billing", batch=3, ranges=ranges, error=OffsetGap("a gap")))
+        claim.observers.on(
+            BatchEnded(outcome="failed", group="billing", batch=3, ranges=ranges, error=OffsetGap("a gap"))
+        )
         runs.clear()
         wait_until(lambda: store.runs("billing")[0].state == "failed")
         assert [error.error_class for error in store.errors("billing")] == ["OffsetGap"]

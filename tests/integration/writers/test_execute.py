@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from offsetstore import TopicPartition
 from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
-from offsetstore.processing.isolate import speaks_for_itself
+from offsetstore.processing.blame import speaks_for_itself
 from offsetstore.protocol.work import Work
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import Database, batch, kafka

@@ -10,12 +10,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from offsetstore import Token
 from offsetstore.errors import ColumnMismatch, UnsafeTarget
-from offsetstore.postgres.schema import STAGING_SCHEMA
 from offsetstore.writers import Append, Upsert
-from offsetstore.writers.staging import Staged
-from offsetstore.writers.staging_schema import StagingOwner
 from tests.integration.writers.writing import Database, batch
 from tests.support.work import work_on
 
@@ -45,12 +41,10 @@ def server(database: Database) -> Iterator[str]:
 
 
 def refused_everywhere(database: Database, writer: Append | Upsert) -> UnsafeTarget:
-    """By the check, and without one by a write and by the making of a staging table; no row is there."""
+    """By the check, and without one by a write; no row is there."""
     error = database.refusal(UnsafeTarget, writer, ROWS)
     with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
         writer.write(work_on(connection), [ROWS])
-    with database.engine.begin() as connection, pytest.raises(UnsafeTarget):
-        writer.create_staging(connection, StagingOwner.of(uuid4(), "group", Token(1, uuid4())).fresh(), ROWS.schema)
     return error
 
 
@@ -176,29 +170,6 @@ def test_a_partition_that_is_attached_while_rows_are_on_their_way_is_met(databas
     assert database.rows("SELECT * FROM t") == []
 
 
-@pytest.mark.behaviour("SINK-18")
-@each_writer
-def test_rows_that_are_staged_are_not_moved_to_an_unlogged_table(
-    database: Database, writer: Callable[[], Append | Upsert]
-) -> None:
-    """The staging tables themselves are UNLOGGED, for which there is another remedy."""
-    database.run(f"DROP SCHEMA IF EXISTS {STAGING_SCHEMA} CASCADE; CREATE SCHEMA {STAGING_SCHEMA}")
-    database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)")
-    into = writer()
-    staging, attempt = StagingOwner.of(uuid4(), "group", Token(1, uuid4())).fresh(), uuid4()
-    with database.engine.begin() as connection:
-        into.create_staging(connection, staging, ROWS.schema)
-    with database.engine.begin() as connection:
-        staged = Staged(staging, (attempt,), into.stage(connection, staging, attempt, [ROWS]))
-    database.run("ALTER TABLE t SET UNLOGGED")
-    with database.engine.begin() as connection, pytest.raises(UnsafeTarget, match="t is UNLOGGED"):
-        into.move(connection, staged)
-    assert database.rows("SELECT * FROM t") == []
-    database.run("ALTER TABLE t SET LOGGED")
-    with database.engine.begin() as connection:
-        assert into.move(connection, staged) == 1
-
-
 @pytest.mark.behaviour("SINK-20")
 @each_writer
 @pytest.mark.parametrize(
@@ -212,7 +183,7 @@ def test_rows_that_are_staged_are_not_moved_to_an_unlogged_table(
 def test_a_table_that_was_found_once_is_kept_to(
     database: Database, writer: Callable[[], Append | Upsert], move: str
 ) -> None:
-    """Also by the key's constraints, by the staging table, and in another process."""
+    """Also by the key's constraints, by the temporary table, and in another process."""
     database.run("DROP SCHEMA IF EXISTS other CASCADE; CREATE SCHEMA other")
     database.run("CREATE TABLE t (id bigint PRIMARY KEY, n bigint); CREATE TABLE other.t (LIKE public.t)")
     given = writer()

@@ -46,7 +46,7 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
         ),
         (
             "grants",
-            ["--role", "--append", "--upsert", "--dashboard-role", "--schema", "offsetstore_staging", "Example"],
+            ["--role", "--append", "--upsert", "--dashboard-role", "--schema", "Example"],
         ),
         (
             "resolve",

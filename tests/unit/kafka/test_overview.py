@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Uuid
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Uuid
 
 from offsetstore.errors import BrokerUnavailable, TopicMissing
+from offsetstore.kafka import requests
 from offsetstore.kafka.client import Client, Deadline, Request
 from offsetstore.kafka.overview import GroupConnections, find_first_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings
@@ -121,3 +122,36 @@ def test_records_that_can_not_be_looked_up_at_all_are_an_error() -> None:
     client = client_with(FakeAdmin(KafkaError.LEADER_NOT_AVAILABLE))
     with pytest.raises(BrokerUnavailable):
         find_first_records(client, [(P0, 1), (P1, 1)], Deadline.after(0.05))
+
+
+class Undecided(FakeAdmin):
+    """An admin client whose first answers have no offset, as librdkafka's may while a leader changes."""
+
+    def __init__(self, *answers: int) -> None:
+        super().__init__(None)
+        self._answers = list(answers)
+
+    def list_offsets(self, wanted: Any, **_given: Any) -> dict[Any, Future[Any]]:
+        self.asked.append(len(wanted))
+        offset = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return {key: future(SimpleNamespace(offset=offset, timestamp=5)) for key in wanted}
+
+
+@pytest.mark.behaviour("START-25")
+@pytest.mark.parametrize("spec", [requests.EARLIEST, requests.LATEST, requests.at(1)], ids=["first", "end", "time"])
+def test_an_answer_without_an_offset_is_none(spec: Any) -> None:
+    asking = requests.offsets([P0], spec, read_committed=False)
+    admin = Undecided(OFFSET_INVALID, OFFSET_INVALID, 7)
+    [answers] = client_with(admin).answers([asking], Deadline.after(5))
+    assert (answers[P0].offset, admin.asked) == (7, [1, 1, 1])
+    with pytest.raises(BrokerUnavailable, match="high watermark is not caught up"):
+        client_with(Undecided(OFFSET_INVALID)).answers([asking], Deadline.after(0.15))
+    [outcome] = client_with(Undecided(OFFSET_INVALID)).outcomes([asking], Deadline.after(0.15))
+    assert isinstance(outcome[P0], KafkaError)
+
+
+def test_no_record_at_a_time_is_an_answer_and_no_offset_at_an_end_is_not() -> None:
+    assert find_first_records(client_with(Undecided(-1)), [(P0, 1)], Deadline.after(1)) == {(P0, 1): None}
+    asking = requests.offsets([P0], requests.LATEST, read_committed=False)
+    with pytest.raises(BrokerUnavailable):
+        client_with(Undecided(-1)).answers([asking], Deadline.after(0.15))

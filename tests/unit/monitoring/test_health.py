@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.monitoring.health import Code, Facts, GroupFacts, Limits, Verdict, judge
+from offsetstore.monitoring.health import Code, Facts, Limits, Verdict, judge
+from offsetstore.protocol.job_state import JobState
 
 pytestmark = pytest.mark.behaviour("OPS-4")
 
 NOW = 10_000.0
 LIMITS = Limits()
-WELL = GroupFacts(
+WELL = JobState(
     group="billing",
     claimed=0.0,
-    has_sink=True,
+    replays_letters=False,
     is_active=True,
     active_since=100.0,
     triggered=NOW - 2,
@@ -27,7 +28,7 @@ WELL = GroupFacts(
 )
 
 
-def of(*groups: GroupFacts, limits: Limits = LIMITS, **process: Any) -> Verdict:
+def of(*groups: JobState, limits: Limits = LIMITS, **process: Any) -> Verdict:
     known: dict[str, Any] = {"began": 0.0, "has_claimed": True, "groups": groups, **process}
     return judge(Facts(**known), limits, NOW)
 
@@ -39,7 +40,7 @@ def after(limits: Limits = LIMITS, **changes: Any) -> Verdict:
 def test_a_job_that_makes_progress_is_live_and_ready() -> None:
     assert of(WELL) == Verdict()
     assert (of(WELL).is_live, of(WELL).is_ready) == (True, True)
-    assert after(batch_since=NOW - 599).findings == ()
+    assert after(phase="batch", phase_since=NOW - 599).findings == ()
 
 
 DEAD: list[tuple[dict[str, Any], Code, str]] = [
@@ -50,7 +51,7 @@ DEAD: list[tuple[dict[str, Any], Code, str]] = [
         "billing: its query ended 31 s (limit 30 s) ago",
     ),
     (
-        {"batch_since": NOW - 601},
+        {"phase": "batch", "phase_since": NOW - 601},
         Code.BATCH_TOO_LONG,
         "billing: the batch has been in flight for 601 s (limit 600 s)",
     ),
@@ -70,7 +71,7 @@ def test_what_a_restart_can_cure_fails_liveness(changes: dict[str, Any], code: C
     "changes",
     [
         {"is_active": False, "active_since": NOW - 30},
-        {"batch_since": NOW - 600},
+        {"phase": "batch", "phase_since": NOW - 600},
         {"triggered": NOW - 300},
         {"triggered": NOW - 9_000, "interval": 3_600.0},
         {"triggered": None},
@@ -79,7 +80,7 @@ def test_what_a_restart_can_cure_fails_liveness(changes: dict[str, Any], code: C
         {"database_answered": NOW - 15},
         {"kafka_answered": NOW - 15, "is_kafka_failing": True},
         {"kafka_answered": NOW - 9_000},
-        {"batch_since": NOW - 400, "triggered": NOW - 400},
+        {"phase": "batch", "phase_since": NOW - 400, "triggered": NOW - 400},
     ],
     ids=str,
 )
@@ -103,7 +104,7 @@ def test_a_long_interval_stretches_the_limit_of_polling() -> None:
     "hindered",
     [
         {},
-        {"batch_since": NOW - 6_000},
+        {"phase": "batch", "phase_since": NOW - 6_000},
         {"triggered": NOW - 6_000},
         {"is_active": False, "active_since": NOW - 6_000},
         {"is_active": None},
@@ -121,7 +122,7 @@ def test_an_outage_is_not_ready_and_nothing_that_it_may_cause_fails_liveness(
 @pytest.mark.parametrize("flag", ["is_database_failing", "is_kafka_failing"])
 def test_an_outage_protects_from_its_first_failed_request_on(flag: str) -> None:
     away: dict[str, Any] = {flag: True}
-    assert after(**away, batch_since=NOW - 6_000).findings == ()
+    assert after(**away, phase="batch", phase_since=NOW - 6_000).findings == ()
 
 
 def test_what_an_outage_does_not_cause_fails_liveness_during_one() -> None:
@@ -134,7 +135,7 @@ def test_what_an_outage_does_not_cause_fails_liveness_during_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "limit", "code"),
     [
-        ({"batch_since": NOW - 6_000}, 600, Code.BATCH_TOO_LONG),
+        ({"phase": "batch", "phase_since": NOW - 6_000}, 600, Code.BATCH_TOO_LONG),
         ({"triggered": NOW - 6_000}, 300, Code.POLLING_STALLED),
         ({"is_active": False, "active_since": NOW - 6_000}, 30, Code.QUERY_ENDED),
     ],
@@ -145,7 +146,7 @@ def test_after_an_outage_the_limits_begin_again(changes: dict[str, Any], limit: 
 
 
 def test_a_paused_job_is_ready_for_as_long_as_it_takes() -> None:
-    verdict = after(batch_since=NOW - 9_000, is_paused=True)
+    verdict = after(phase="paused", phase_since=NOW - 9_000)
     assert (verdict.codes, verdict.is_live, verdict.is_ready) == ((Code.PAUSED,), True, True)
 
 
@@ -157,7 +158,7 @@ def test_a_start_is_live_for_its_limit_and_ready_when_the_query_runs() -> None:
 
 
 def test_a_claim_without_a_sink_has_started() -> None:
-    assert after(has_sink=False, is_active=None, triggered=None, java_answered=None).findings == ()
+    assert after(replays_letters=None, is_active=None, triggered=None, java_answered=None).findings == ()
 
 
 def test_a_process_that_has_closed_its_claims_may_have_other_work_and_is_not_ready() -> None:
@@ -189,15 +190,22 @@ def test_memory_counts_from_its_limit_on_if_it_has_one() -> None:
 
 def test_a_lost_claim_comes_first_and_says_all() -> None:
     worst = replace(
-        WELL, is_lost=True, is_active=False, active_since=0, java_answered=0, database_answered=0, batch_since=0
+        WELL,
+        is_lost=True,
+        is_active=False,
+        active_since=0,
+        java_answered=0,
+        database_answered=0,
+        phase="batch",
+        phase_since=0,
     )
     assert of(worst).codes == (Code.CLAIM_LOST,)
     assert of(worst, limits=Limits(max_rss=1), rss=2).codes == (Code.CLAIM_LOST, Code.MEMORY)
 
 
 def test_codes_stand_in_the_order_of_the_table_whatever_group_they_are_of() -> None:
-    other = replace(WELL, group="audit", java_answered=0, batch_since=NOW - 700)
-    paused = replace(WELL, group="refunds", is_paused=True, batch_since=NOW)
+    other = replace(WELL, group="audit", java_answered=0, phase="batch", phase_since=NOW - 700)
+    paused = replace(WELL, group="refunds", phase="paused", phase_since=NOW)
     lost = replace(WELL, is_lost=True)
     verdict = of(paused, other, lost)
     assert verdict.codes == (Code.CLAIM_LOST, Code.BATCH_TOO_LONG, Code.JVM_GONE, Code.PAUSED)

@@ -19,27 +19,19 @@ from offsetstore import OffsetRange, OffsetStore, Pause, Token, TopicPartition
 from offsetstore.errors import ConfigurationError, LockTimeout, RowsRefused, StaleClaim
 from offsetstore.monitoring import Metrics, Monitoring
 from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
+    BatchEnded,
     BatchStarted,
-    BatchWritten,
-    BufferFlushed,
-    ClaimClosed,
-    ClaimLost,
+    ClaimEnded,
     ClaimTaken,
     CommitResolved,
+    DatabaseAsked,
     Event,
-    FlushFailed,
-    HeartbeatMissed,
+    FlushEnded,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
-    MirrorCopied,
-    MirrorFailed,
-    Paused,
-    Resumed,
+    MirrorTried,
+    PauseChanged,
     Retried,
 )
 from offsetstore.testing import InMemoryOffsetStore
@@ -58,29 +50,29 @@ PAUSE = Pause(datetime.now(UTC), None, CANARY)
 EVENTS: list[Event] = [
     ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None),
     BatchStarted(**BATCH),
-    BatchWritten(**BATCH, rows={"": 8, "sums": 2}, seconds={"plan": 0.5, "write": 1.5}),
+    BatchEnded(outcome="written", **BATCH, rows={"": 8, "sums": 2}, seconds={"plan": 0.5, "write": 1.5}),
     BatchStarted(**BATCH),
-    BatchSkipped(**BATCH),
+    BatchEnded(outcome="skipped", **BATCH),
     BatchStarted(**BATCH),
-    BatchKept(**BATCH, rows={"": 8}, seconds={"plan": 9.0}),
-    BufferFlushed(group=GROUP, batches=(3, 4), ranges=RANGES, rows={"": 10}, seconds={"write": 0.5}),
-    FlushFailed(group=GROUP, error=ERROR),
+    BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"plan": 9.0}),
+    FlushEnded(group=GROUP, batches=(3, 4), ranges=RANGES, rows={"": 10}, seconds={"write": 0.5}),
+    FlushEnded(group=GROUP, error=ERROR),
     IdleWorkFailed(group=GROUP, error=ValueError(CANARY)),
-    BatchFailed(**BATCH, error=ERROR),
+    BatchEnded(outcome="failed", **BATCH, error=ERROR),
     BatchStarted(**BATCH),
-    BatchInterrupted(**BATCH),
-    BatchFailed(**BATCH, error=ERROR, stored={Q0: OffsetRange(0, 1)}, rows={"": 100}),
-    BatchInterrupted(**BATCH, stored={P1: OffsetRange(2, 3)}, rows={"": 200}),
+    BatchEnded(outcome="interrupted", **BATCH),
+    BatchEnded(outcome="failed", **BATCH, error=ERROR, stored={Q0: OffsetRange(0, 1)}, rows={"": 100}),
+    BatchEnded(outcome="interrupted", **BATCH, stored={P1: OffsetRange(2, 3)}, rows={"": 200}),
     LettersWritten(group=GROUP, batch=3, ranges=RANGES, letters={"refused": 2, "rejected": 1}),
     LettersReplayed(group=GROUP, replayed=4, failed=1),
-    Paused(group=GROUP, pause=PAUSE),
+    PauseChanged(group=GROUP, pause=PAUSE),
     Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.1),
     CommitResolved(group=GROUP, topic_partition=P0, happened=True),
     CommitResolved(group=GROUP, topic_partition=P0, happened=None),
-    MirrorCopied(group=GROUP, offsets={P0: 5}),
-    MirrorFailed(group=GROUP, reason=CANARY, is_over=False),
-    MirrorFailed(group=GROUP, reason=CANARY, is_over=True),
-    HeartbeatMissed(group=GROUP, error=OSError(CANARY)),
+    MirrorTried(group=GROUP, offsets={P0: 5}),
+    MirrorTried(group=GROUP, reason=CANARY, is_over=False),
+    MirrorTried(group=GROUP, reason=CANARY, is_over=True),
+    DatabaseAsked(group=GROUP, error=OSError(CANARY)),
 ]
 COUNTED = {
     "claim_epoch": 7,
@@ -160,7 +152,9 @@ def test_each_event_is_counted() -> None:
 
 @pytest.mark.behaviour("OPS-5")
 def test_what_is_over_is_taken_back() -> None:
-    over = values(after(*EVENTS, Resumed(group=GROUP), ClaimLost(group=GROUP, token=TOKEN)))
+    over = values(
+        after(*EVENTS, PauseChanged(pause=None, group=GROUP), ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
+    )
     assert (over["paused"], over["claim_held"]) == (0, 0)
 
 
@@ -175,8 +169,8 @@ def test_from_the_claim_on_nothing_has_happened_zero_times() -> None:
 
 @pytest.mark.behaviour("OPS-5")
 def test_a_closed_claim_leaves_its_counters_and_no_gauge() -> None:
-    closed = ClaimClosed(group=GROUP, token=TOKEN)
-    in_mid_batch = after(*EVENTS, BatchStarted(**BATCH), closed, BatchFailed(**BATCH, error=ERROR))
+    closed = ClaimEnded(outcome="closed", group=GROUP, token=TOKEN)
+    in_mid_batch = after(*EVENTS, BatchStarted(**BATCH), closed, BatchEnded(outcome="failed", **BATCH, error=ERROR))
     gauges = {family.name for family in in_mid_batch.registry.collect() if family.type == "gauge" and family.samples}
     assert gauges == {"offsetstore_build_info"}
     assert values(in_mid_batch)["batches_total failed"] == 3
@@ -208,9 +202,11 @@ def test_a_batch_in_flight_shows_since_when() -> None:
 
 
 @pytest.mark.behaviour("OPS-5")
-@pytest.mark.parametrize("end", [BatchFailed(**BATCH, error=ERROR), BatchInterrupted(**BATCH)])
+@pytest.mark.parametrize(
+    "end", [BatchEnded(outcome="failed", **BATCH, error=ERROR), BatchEnded(outcome="interrupted", **BATCH)]
+)
 def test_a_batch_that_ends_badly_is_no_longer_in_flight_nor_waiting(end: Event) -> None:
-    found = values(after(*EVENTS[:2], Paused(group=GROUP, pause=PAUSE), end))
+    found = values(after(*EVENTS[:2], PauseChanged(group=GROUP, pause=PAUSE), end))
     assert (found["batch_started_timestamp_seconds"], found["paused"]) == (0, 0)
     assert found.get("batch_duration_seconds_count", 0) == 0
 
@@ -233,7 +229,9 @@ def test_no_text_of_an_error_or_of_a_person_gets_into_a_metric() -> None:
 @pytest.mark.behaviour("OPS-5")
 def test_two_groups_of_one_process_are_two_series() -> None:
     other = BatchStarted(group="audit", batch=0, ranges={})
-    metrics = after(*EVENTS[:3], other, BatchWritten(group="audit", batch=0, ranges={}, rows={}, seconds={}))
+    metrics = after(
+        *EVENTS[:3], other, BatchEnded(outcome="written", group="audit", batch=0, ranges={}, rows={}, seconds={})
+    )
     [family] = [one for one in metrics.registry.collect() if one.name == "offsetstore_batches"]
     groups = {one.labels["consumergroup"] for one in family.samples if one.name.endswith("_total")}
     assert groups == {GROUP, "audit"}
@@ -280,7 +278,7 @@ def test_the_alerts_are_about_series_that_are_there_from_the_claim_on_or_the_fir
     rules = (files("offsetstore") / "assets" / "prometheus" / "offsetstore.rules.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `offsetstore_(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"offsetstore_(\w+)", rules)) & listed
-    found = values(after(EVENTS[0], MirrorCopied(group=GROUP, offsets={})))
+    found = values(after(EVENTS[0], MirrorTried(group=GROUP, offsets={})))
     assert len(named) > 3
     assert named <= {name.split()[0] for name in found}
     assert set(re.findall(r'outcome=~?"([^"]+)"', rules)) == {"done", "failed|ended", "unknown"}

@@ -25,7 +25,7 @@ from offsetstore.monitoring import Limits, Monitoring
 from offsetstore.monitoring.health import Code, Finding, Verdict
 from offsetstore.monitoring.supervision import Supervision
 from offsetstore.offsets import Pause
-from offsetstore.protocol.events import BatchStarted, ClaimLost, ClaimTaken, HeartbeatMissed, Paused
+from offsetstore.protocol.events import BatchStarted, ClaimEnded, ClaimTaken, DatabaseAsked, PauseChanged
 from offsetstore.store import heartbeat
 from tests.support.waiting import wait_until
 
@@ -64,7 +64,7 @@ def test_the_probes_follow_the_job(monitoring: Monitoring) -> None:
     assert get(monitoring, "/livez") == (200, well)
     assert get(monitoring, "/readyz") == (200, well)
 
-    monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+    monitoring.on(ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
     lost = {
         "live": False,
         "ready": False,
@@ -79,7 +79,7 @@ def test_the_probes_follow_the_job(monitoring: Monitoring) -> None:
 @pytest.mark.parametrize("path", ["/healthz", "/live", "/livezz", "/livez/x", "/ready", "/Livez", "/"])
 def test_a_mistyped_probe_of_a_dead_job_is_answered_with_404(monitoring: Monitoring, path: str) -> None:
     monitoring.on(TAKEN)
-    monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+    monitoring.on(ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
     assert get(monitoring, path) == (404, {"paths": ["/livez", "/readyz", "/metrics"]})
 
 
@@ -88,7 +88,7 @@ def test_a_mistyped_probe_of_a_dead_job_is_answered_with_404(monitoring: Monitor
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 def test_a_probe_s_slash_query_and_method_make_no_dead_job_live(monitoring: Monitoring, path: str, method: str) -> None:
     monitoring.on(TAKEN)
-    monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+    monitoring.on(ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
     request = Request(f"http://127.0.0.1:{monitoring.port}{path}", method=method)
     with pytest.raises(HTTPError) as refused, urlopen(request, timeout=10):  # noqa: S310 - it is http
         pass
@@ -109,7 +109,7 @@ def test_an_outage_is_told_by_readyz_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
     with Monitoring(port=0, limits=Limits(unreachable=0.2)) as monitoring:
         monitoring.on(TAKEN)
-        monitoring.on(HeartbeatMissed(group=GROUP, error=StoreUnavailable("no")))
+        monitoring.on(DatabaseAsked(group=GROUP, error=StoreUnavailable("no")))
         wait_until(lambda: get(monitoring, "/readyz")[0] == 503)
         assert get(monitoring, "/readyz")[1]["codes"] == ["database-unreachable"]
         assert get(monitoring, "/livez")[0] == 200
@@ -119,8 +119,8 @@ def test_an_outage_is_told_by_readyz_alone(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_text_of_an_error_or_of_a_person_gets_into_an_answer(monitoring: Monitoring) -> None:
     monitoring.on(TAKEN)
     monitoring.on(BatchStarted(group=GROUP, batch=1, ranges={}))
-    monitoring.on(Paused(group=GROUP, pause=Pause(datetime.now(UTC), None, "canary")))
-    monitoring.on(HeartbeatMissed(group=GROUP, error=StoreUnavailable("canary", found="canary")))
+    monitoring.on(PauseChanged(group=GROUP, pause=Pause(datetime.now(UTC), None, "canary")))
+    monitoring.on(DatabaseAsked(group=GROUP, error=StoreUnavailable("canary", found="canary")))
     status, found = get(monitoring, "/readyz")
     assert (status, found["codes"]) == (200, ["paused"])
     assert "canary" not in json.dumps(found)
@@ -145,7 +145,7 @@ def test_on_another_address_details_need_the_token(
 ) -> None:
     with Monitoring(port=0, host=host, token=token) as monitoring:
         monitoring.on(TAKEN)
-        monitoring.on(ClaimLost(group=GROUP, token=TOKEN))
+        monitoring.on(ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
         status, found = get(monitoring, "/livez", sent)
     assert (status, found["codes"]) == (500, ["claim-lost"])
     assert (GROUP in json.dumps(found)) == has_details
@@ -228,8 +228,7 @@ def test_a_systemd_that_is_gone_harms_nothing(monkeypatch: pytest.MonkeyPatch) -
 PROGRAM = """\
 import threading, time
 from offsetstore.monitoring import Limits, Monitoring
-from offsetstore.protocol.events import ClaimLost
-from offsetstore.protocol.query_status import QueryStatus
+from offsetstore.protocol.events import (ClaimEnded)
 from offsetstore.testing import InMemoryOffsetStore
 
 def hangs_for_ever():

@@ -24,20 +24,15 @@ from offsetstore import OffsetRange, Pause, Token, TopicPartition
 from offsetstore.errors import LockTimeout, MissingDependency, RowsRefused
 from offsetstore.monitoring import Tracing, tracing
 from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchInterrupted,
-    BatchKept,
-    BatchSkipped,
+    BatchEnded,
     BatchStarted,
-    BatchWritten,
-    BufferFlushed,
     ClaimTaken,
     CommitResolved,
     Event,
+    FlushEnded,
     LettersWritten,
-    MirrorCopied,
-    Paused,
-    Resumed,
+    MirrorTried,
+    PauseChanged,
     Retried,
 )
 
@@ -48,11 +43,11 @@ BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": {P0: OffsetRange(
 TAKEN = ClaimTaken(group=GROUP, token=Token(7, uuid4()), owner="host", starting=None)
 STARTED = BatchStarted(**BATCH)
 SECONDS = {"plan": 0.5, "compute": 20.0, "write": 1.25, "commit": 0.25}
-WRITTEN = BatchWritten(**BATCH, rows={"": 8, "sums": 2}, seconds=SECONDS)
-FAILED = BatchFailed(**BATCH, error=RowsRefused(f"refused {CANARY}", found=CANARY, sqlstate="23514"))
+WRITTEN = BatchEnded(outcome="written", **BATCH, rows={"": 8, "sums": 2}, seconds=SECONDS)
+FAILED = BatchEnded(outcome="failed", **BATCH, error=RowsRefused(f"refused {CANARY}", found=CANARY, sqlstate="23514"))
 MEANWHILE: list[Event] = [
-    Paused(group=GROUP, pause=Pause(datetime.now(UTC), None, CANARY)),
-    Resumed(group=GROUP),
+    PauseChanged(group=GROUP, pause=Pause(datetime.now(UTC), None, CANARY)),
+    PauseChanged(pause=None, group=GROUP),
     Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.25),
     CommitResolved(group=GROUP, topic_partition=P0, happened=None),
     LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 2, "rejected": 1}),
@@ -136,10 +131,10 @@ def test_its_phases_are_its_children_one_after_the_other_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("end", "outcome", "rows"),
     [
-        (BatchSkipped(**BATCH), "skipped", None),
-        (BatchKept(**BATCH, rows={"": 8}, seconds={"plan": 1.0}), "kept", 8),
+        (BatchEnded(outcome="skipped", **BATCH), "skipped", None),
+        (BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"plan": 1.0}), "kept", 8),
         (FAILED, "failed", None),
-        (BatchInterrupted(**BATCH), "interrupted", None),
+        (BatchEnded(outcome="interrupted", **BATCH), "interrupted", None),
     ],
 )
 def test_its_outcome_is_told(end: Event, outcome: str, rows: int | None) -> None:
@@ -158,7 +153,7 @@ def test_a_failure_is_told_by_its_class_and_no_text_gets_into_a_span() -> None:
 
 @pytest.mark.behaviour("OPS-15")
 def test_a_query_that_is_refused_before_its_batch_begins_has_a_span_too() -> None:
-    refused = BatchFailed(group=GROUP, batch=0, ranges={}, error=ValueError(CANARY))
+    refused = BatchEnded(outcome="failed", group=GROUP, batch=0, ranges={}, error=ValueError(CANARY))
     failed = Traced().on(STARTED, WRITTEN, refused).named("process")
     assert failed.status.description == "ValueError"
 
@@ -179,7 +174,7 @@ def test_what_happens_meanwhile_is_noted_on_the_batch() -> None:
 def test_a_batch_of_several_topics_is_named_after_none() -> None:
     ranges = {P0: OffsetRange(0, 1), TopicPartition("refunds", 0): OffsetRange(0, 1)}
     event = BatchStarted(group=GROUP, batch=0, ranges=ranges)
-    [batch] = Traced().on(event, BatchSkipped(group=GROUP, batch=0, ranges=ranges)).spans
+    [batch] = Traced().on(event, BatchEnded(outcome="skipped", group=GROUP, batch=0, ranges=ranges)).spans
     assert batch.name == "process"
     assert messaging.MESSAGING_DESTINATION_NAME not in (batch.attributes or {})
 
@@ -203,7 +198,7 @@ def test_batches_in_two_threads_of_one_group_are_kept_apart() -> None:
     traced = Traced().on(TAKEN, STARTED)
     other: dict[str, Any] = {**BATCH, "batch": 0}
     elsewhere: Callable[[], object] = lambda: traced.on(  # noqa: E731 - the new claim's job, in its own thread
-        BatchStarted(**other), MEANWHILE[2], BatchSkipped(**other)
+        BatchStarted(**other), MEANWHILE[2], BatchEnded(outcome="skipped", **other)
     )
     thread = Thread(target=elsewhere)
     thread.start()
@@ -217,12 +212,12 @@ def test_batches_in_two_threads_of_one_group_are_kept_apart() -> None:
     assert (len(told[0].events), len(told[3].events)) == (1, 0)
 
 
-FLUSHED = BufferFlushed(group=GROUP, batches=(1, 3), ranges=BATCH["ranges"], rows={"": 9}, seconds={"write": 2.0})
+FLUSHED = FlushEnded(group=GROUP, batches=(1, 3), ranges=BATCH["ranges"], rows={"": 9}, seconds={"write": 2.0})
 
 
 @pytest.mark.behaviour("OPS-15")
 def test_a_flush_is_a_span_and_a_kept_batchs_phases_end_where_its_flush_begins() -> None:
-    traced = Traced().on(STARTED, FLUSHED, BatchKept(**BATCH, rows={"": 8}, seconds={"compute": 4.0}))
+    traced = Traced().on(STARTED, FLUSHED, BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"compute": 4.0}))
     batch, flush, compute = map(traced.named, ("process payments", "offsetstore.flush", "offsetstore.compute"))
     assert children(traced, batch) == [compute, flush]
     assert compute.end_time == flush.start_time
@@ -233,7 +228,7 @@ def test_a_flush_is_a_span_and_a_kept_batchs_phases_end_where_its_flush_begins()
 
 @pytest.mark.behaviour("OPS-15")
 def test_between_batches_a_flush_stands_alone_and_other_events_make_no_span() -> None:
-    traced = Traced().on(TAKEN, *MEANWHILE, MirrorCopied(group=GROUP, offsets={}), FLUSHED)
+    traced = Traced().on(TAKEN, *MEANWHILE, MirrorTried(group=GROUP, offsets={}), FLUSHED)
     assert {span.name for span in traced.spans} == {"offsetstore.flush", "offsetstore.write"}
     assert traced.named("offsetstore.flush").parent is None
 

@@ -12,7 +12,7 @@ import pytest
 from offsetstore import Claim, Work
 from offsetstore.errors import RowsRefused, StoreUnavailable
 from offsetstore.processing.between import Between, Tick
-from offsetstore.protocol.events import FlushFailed, IdleWorkFailed
+from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -83,9 +83,9 @@ def test_a_paused_group_is_flushed_when_it_is_resumed(store: InMemoryOffsetStore
 def test_what_can_pass_is_tried_again_and_the_rest_waits_for_the_next_batch(claim: Claim, recorder: Recorder) -> None:
     kept = Kept(StoreUnavailable("away"), RowsRefused("a value"))
     between = begin(claim, kept)
-    wait_until(lambda: len(recorder.of(FlushFailed)) == 2)
+    wait_until(lambda: len(recorder.of(FlushEnded, "failed")) == 2)
     a_while()
-    assert (kept.flushes, len(recorder.of(FlushFailed))) == (0, 2)
+    assert (kept.flushes, len(recorder.of(FlushEnded, "failed"))) == (0, 2)
 
     between.batch_ended(lambda: True)
     wait_until(lambda: kept.flushes == 1)

@@ -11,9 +11,11 @@ import pytest
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import OffsetGap, RowsRefused, SinkError, StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
-from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, with_replanning
-from offsetstore.processing.plan import Plan, PlanOutdated
+from offsetstore.processing.plan import Plan
+from offsetstore.processing.runner import with_replanning
+from offsetstore.processing.unit import UNNAMED, PlanOutdated, Written
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.units import commit_rows
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 BATCH = {P0: OffsetRange(0, 3), P1: OffsetRange(10, 12)}
@@ -63,7 +65,7 @@ def process(
     if plan.is_worth_computing(claim):
         computed = {UNNAMED: Records(plan.remaining(), refused)}
         meanwhile()
-    return commit_plan(claim, plan, computed, Stopwatch())
+    return commit_rows(claim, plan, computed)
 
 
 def advance(claim: Claim, tp: TopicPartition, until: int) -> None:
@@ -117,7 +119,7 @@ def test_a_batch_whose_plans_are_all_outdated_ends_with_an_error(store: InMemory
 
 def test_what_was_not_computed_is_planned_again_if_it_remains_after_all(claim: Claim) -> None:
     with pytest.raises(PlanOutdated):
-        commit_plan(claim, Plan.of(claim, BATCH), None, Stopwatch())
+        commit_rows(claim, Plan.of(claim, BATCH), None)
 
 
 def test_a_refused_row_leaves_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
@@ -130,7 +132,7 @@ def test_a_refused_row_leaves_nothing(store: InMemoryOffsetStore, claim: Claim) 
 
 def test_the_part_of_a_batch_before_a_record_is_stored_alone(store: InMemoryOffsetStore, claim: Claim) -> None:
     part = Plan.of(claim, BATCH).up_to({P0: OffsetRange(0, 2)})
-    commit_plan(claim, part, {UNNAMED: Records(part.remaining())}, Stopwatch())
+    commit_rows(claim, part, {UNNAMED: Records(part.remaining())})
     assert store.rows("results") == [(P0, 0), (P0, 1)]
     assert store.offsets("billing")[P0].next_offset == 2
     assert store.offsets("billing")[P1].next_offset == 10
@@ -153,7 +155,7 @@ def test_a_gap_is_refused_without_computing(claim: Claim) -> None:
     plan = Plan.of(claim, {P0: OffsetRange(1, 3)})
     assert not plan.is_worth_computing(claim)
     with pytest.raises(OffsetGap):
-        commit_plan(claim, plan, None, Stopwatch())
+        commit_rows(claim, plan, None)
 
 
 def test_a_topic_that_is_recreated_while_the_batch_is_computed_stops_it(

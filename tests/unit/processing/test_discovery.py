@@ -25,8 +25,9 @@ from offsetstore.processing.discovery import (
     sweep,
     units_of,
 )
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.replay import decide
+from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.work import Work
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 
@@ -470,13 +471,13 @@ def test_a_record_is_tried_once_however_little_time_there_is(claim: Claim) -> No
 
 def test_the_wait_for_the_lock_takes_no_time_from_the_search(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    lock = discovery.lock_as_planned
+    lock = Transaction.lock
 
-    def slow(tx: Any, decisions: Any, **others: Any) -> Any:
+    def slow(tx: Transaction, ranges: Any, **others: Any) -> Any:
         now[0] += 60
-        return lock(tx, decisions, **others)
+        return lock(tx, ranges, **others)
 
-    monkeypatch.setattr(discovery, "lock_as_planned", slow)
+    monkeypatch.setattr(Transaction, "lock", slow)
     monkeypatch.setattr("offsetstore.processing.discovery.time.monotonic", lambda: now[0])
     assert discovered(claim, without(3), 64, seconds=5) == {3}
 
@@ -513,6 +514,7 @@ def test_an_error_that_no_record_causes_passes(claim: Claim, error: BaseExceptio
         raise refusal() if len(tries) < 3 else error
 
     decisions = {P0: decide(0, OffsetRange(0, 64))}
+    claim.retries = Retries(attempts=1)
     with pytest.raises(type(error)):
         discover(claim, decisions, range(64), {}, write, seconds=60, limit=LIMIT)
     assert len(tries) == 3

@@ -14,20 +14,17 @@ from hypothesis import strategies as st
 
 from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
 from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.isolate import (
+from offsetstore.processing.blame import (
     AcceptedThen,
     Proof,
-    Ranges,
-    Record,
     Verdict,
     conclude,
     is_of_values,
     isolate,
     speaks_for_itself,
 )
-from offsetstore.processing.plan import PlanOutdated
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
-from offsetstore.writers.staging import StagedRowsLost
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
@@ -393,7 +390,7 @@ def test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself(
     assert is_of_values(refused(sqlstate=sqlstate), writer) is own
 
 
-@pytest.mark.parametrize("error", [StaleClaim, PlanOutdated, StagedRowsLost])
+@pytest.mark.parametrize("error", [StaleClaim, PlanOutdated])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
     def attempt(_: Ranges, __: Collection[Record]) -> int:
         raise error("another job has it")

@@ -13,7 +13,7 @@ from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim, StoreUnavailable
 from offsetstore.processing.pause import GroupPaused, when_not_paused
 from offsetstore.processing.plan import Plan
-from offsetstore.protocol.events import Resumed
+from offsetstore.protocol.events import PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 
 GROUP = "billing"
@@ -108,7 +108,7 @@ def test_a_group_that_is_paused_again_in_between_is_waited_for_again(
         store.resume(GROUP, reason="done")
 
     def resumed_and_paused_again(event: object) -> None:
-        if isinstance(event, Resumed) and len(store.history(GROUP)) == 3:
+        if isinstance(event, PauseChanged) and event.pause is None and len(store.history(GROUP)) == 3:
             store.pause(GROUP, reason="again")
 
     monkeypatch.setattr(claim.observers, "on", resumed_and_paused_again)

@@ -25,9 +25,9 @@ from offsetstore.errors import (
     UnsafeTarget,
 )
 from offsetstore.processing.computing import NoneComputed
-from offsetstore.processing.plan import PlanOutdated
 from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.recovery import Halve
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
 from offsetstore.protocol.policy import StartPolicy

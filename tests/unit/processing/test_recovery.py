@@ -43,18 +43,18 @@ from offsetstore.errors import (
 from offsetstore.processing import recovery as module
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
-from offsetstore.processing.cycle import UNNAMED, Stored, Written, with_replanning
 from offsetstore.processing.dead_letters import Choice
 from offsetstore.processing.pause import GroupPaused
-from offsetstore.processing.plan import PlanOutdated, Ranges
 from offsetstore.processing.recovery import CAREFUL, Halve, Recovery
+from offsetstore.processing.runner import with_replanning
+from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.protocol.letters import Failed, Letter, LetterError
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
-from tests.support.careful_part import FakePart, Records, Row
+from tests.support.careful_part import FakePart, Records, Row, written
 from tests.support.recorder import Recorder
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
@@ -122,7 +122,7 @@ class Job:
             self.write(up_to(size * (number + 1), size * number), number)
 
     def write_once(self, ranges: Ranges, number: int = 0) -> Written | None:
-        return self.recovery.write(number, ranges, self.compute, self.sleep, self.stored_parts)
+        return written(self.recovery, number, ranges, self.compute, sleep=self.sleep, stored=self.stored_parts)
 
     @contextmanager
     def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:

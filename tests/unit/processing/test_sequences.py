@@ -12,12 +12,12 @@ import pytest
 from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Stored
-from offsetstore.processing.plan import Ranges
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.letters import LetterError, Payload, digest, rejected
 from offsetstore.testing.memory.session import MemorySession
 from offsetstore.testing.memory.store import InMemoryOffsetStore
+from tests.support.careful_part import written
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)
@@ -99,7 +99,7 @@ class Job:
             left = [number for number in range(range_.size) if range_.from_ + number not in self.compacted]
             yield Part(range_.from_, left, self.bad)
 
-        self.recovery.write(0, {P0: OffsetRange(begin, end)}, compute, lambda _: None, Stored())
+        written(self.recovery, 0, {P0: OffsetRange(begin, end)}, compute)
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from offsetstore import (
 )
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring import Limits
-from offsetstore.monitoring.addresses import listening
+from offsetstore.monitoring.web import listening
 from offsetstore.protocol.marking import check_mark
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.testing import InMemoryOffsetStore
 
 TP: Final = TopicPartition("payments", 0)
@@ -54,7 +53,6 @@ WHOLE: Final[dict[str, Callable[[Any], object]]] = {
     "Flush.rows": lambda n: Flush(rows=n),
     "Flush.bytes": lambda n: Flush(bytes=n),
     "Retries.attempts": lambda n: Retries(attempts=n),
-    "StagingPolicy.threshold": lambda n: StagingPolicy("auto", n),
     "port": lambda n: listening("metrics", "127.0.0.1", n).__enter__(),
 }
 

@@ -37,7 +37,7 @@ def run_of(seen: float, replaced: float | None, ending: Ending | None = None) ->
 @pytest.mark.parametrize(
     ("run", "state"),
     [
-        pytest.param(run_of(4, None), "running", id="it sends heartbeats"),
+        pytest.param(run_of(4, None), "live", id="it sends heartbeats"),
         pytest.param(run_of(16, None), "silent", id="it has stopped sending them"),
         pytest.param(run_of(16, 1), "silent", id="it was silent for long when it was replaced"),
         pytest.param(run_of(9, 1), "silent", id="it was killed, and replaced within 15 s"),

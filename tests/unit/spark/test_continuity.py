@@ -7,7 +7,7 @@ import pytest
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.replay import Outcome
-from offsetstore.spark.ways.continuity import judge
+from offsetstore.spark.continuity import judge
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 

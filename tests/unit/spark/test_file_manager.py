@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from offsetstore.errors import UnsupportedQuery
+from offsetstore.spark.stateful import _check_file_manager  # pyright: ignore[reportPrivateUsage] - pure
 from offsetstore.spark.tuning import MANAGER
-from offsetstore.spark.ways.stateful import _check_file_manager  # pyright: ignore[reportPrivateUsage] - pure
 
 TUNED = "org.example.FileSystemBasedCheckpointFileManager"
 

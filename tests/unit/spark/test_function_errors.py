@@ -14,14 +14,14 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
-from pyspark.sql import DataFrame
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.isolate import Proof, Verdict
-from offsetstore.processing.plan import Plan
+from offsetstore.processing.blame import Proof
+from offsetstore.processing.policies import Whole
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import Stored
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import function_errors
 from offsetstore.spark.function_errors import (
@@ -33,10 +33,8 @@ from offsetstore.spark.function_errors import (
     told_by_us,
     typed,
 )
-from offsetstore.spark.ways import batch as batch_way
-from offsetstore.spark.ways.batch import BatchWay
-from offsetstore.spark.ways.micro_batch import MicroBatch
-from offsetstore.spark.ways.stateful import StatefulWay
+from offsetstore.spark.micro_batch import MicroBatch
+from offsetstore.spark.stateful import among
 from offsetstore.testing.memory.store import InMemoryOffsetStore
 
 KAFKA = "org.apache.kafka.common.errors"
@@ -223,12 +221,6 @@ def test_whatever_ends_a_job_may_be_a_records(thrown: Thrown, name: str) -> None
         assert failed.sqlstate == thrown.state
 
 
-@pytest.fixture
-def stateful() -> Any:
-    """The way of a query with state; it reads no field to name a batch."""
-    return StatefulWay.__new__(StatefulWay)
-
-
 @pytest.mark.behaviour("SINK-25", "OPS-7")
 @pytest.mark.parametrize(
     ("error", "found"),
@@ -258,7 +250,16 @@ def test_what_a_function_raises_and_what_is_ours_stay_as_they_are(error: BaseExc
 
 UNUSED: Any = None
 P0 = TopicPartition("payments", 0)
-STATEFUL = MicroBatch(UNUSED, 0, UNUSED, {P0: OffsetRange(10, 20)})
+
+
+def batch_of(frame: Any, ranges: Any) -> MicroBatch:
+    """A batch whose query is never stopped."""
+    query: Any = SimpleNamespace(sleep=abs)
+    claim: Any = SimpleNamespace(require_open=lambda: None)
+    return MicroBatch(frame, 0, query, ranges, claim, UNUSED)
+
+
+STATEFUL = batch_of(UNUSED, {P0: OffsetRange(10, 20)})
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -271,12 +272,12 @@ STATEFUL = MicroBatch(UNUSED, 0, UNUSED, {P0: OffsetRange(10, 20)})
         Thrown(SPARK, text="Task 0 failed", cause=Thrown("java.io.IOException", text="No space left on device")),
     ],
 )
-def test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial(stateful: Any, thrown: Thrown) -> None:
+def test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial(thrown: Thrown) -> None:
     error = awaited(thrown)
     failed = function_failed(error)
     assert failed is not None
     with pytest.raises(Py4JJavaError) as raised:
-        stateful.name_record(failed, STATEFUL)
+        raise among(failed, STATEFUL)
     assert raised.value is error
 
 
@@ -292,64 +293,76 @@ def test_what_may_be_no_records_is_spark_s_own_error_where_there_is_no_trial(sta
         awaited(Thrown(SPARK, condition="USER_RAISED_EXCEPTION", state="P0001")),
     ],
 )
-def test_a_function_s_error_and_a_bad_value_name_the_batch_where_there_is_no_trial(stateful: Any, error: Any) -> None:
+def test_a_function_s_error_and_a_bad_value_name_the_batch_where_there_is_no_trial(error: Any) -> None:
     failed = function_failed(error)
     assert failed is not None
-    named = stateful.name_record(failed, STATEFUL)
+    named = among(failed, STATEFUL)
     assert "the batch is payments-0" in str(named)
     assert named.stored == {}
     assert "canary" not in str(named)
 
 
-@dataclass(frozen=True)
-class Row:
-    """The row of one record."""
+class Failing(MicroBatch):
+    """A batch of which the bad records can't be computed; others make a row each."""
 
-    offset: int
-    rows: int = 1
+    def rows(self, part: Any, without: Collection[Any] = ()) -> Any:
+        records = [
+            (tp, at) for tp, one in part.items() for at in range(one.from_, one.until) if (tp, at) not in without
+        ]
+        if not BAD.isdisjoint(records):
+            raise worker(f"{FRAMES}ValueError: canary")
+        return {"": Rows(records)}
+
+    def unreadable(self) -> None: ...
+
+    def proof(self, refused: RowsRefused) -> Proof:  # noqa: ARG002
+        return Proof.ROW
+
+
+P1 = TopicPartition("payments", 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row of each record; what is of partition 1 may be refused when it is written."""
+
+    records: list[Any]
+
+    @property
+    def rows(self) -> int:
+        return len(self.records)
 
     def write(self, work: Work) -> int:
-        work.connection.extend("results", [self.offset])
-        return 1
+        work.connection.extend("results", self.records)
+        if REFUSED and any(tp == P1 for tp, _ in self.records):
+            raise RowsRefused("refused")
+        return len(self.records)
 
 
-class Way(BatchWay):
-    """Computes batches of P0; a row of each record, but not of the bad ones."""
+REFUSED: list[bool] = []
+BAD: set[tuple[TopicPartition, int]] = set()
+LOOKS: list[MicroBatch] = []
 
-    bad: Collection[int] = ()
 
-    def _compute(self, frame: DataFrame, ranges: Any) -> dict[str, Any]:  # noqa: ARG002
-        offsets = range(ranges[P0].from_, ranges[P0].until)
-        if set(self.bad) & set(offsets):
-            raise worker(f"{FRAMES}ValueError: canary")
-        return {str(offset): Row(offset) for offset in offsets}
+class Lost(Failing):
+    """A batch that Spark can read, and can't compute carefully; it tells how often it was asked."""
 
-    def _proof_of_failure(self, batch: MicroBatch) -> Proof:  # noqa: ARG002
-        return Proof.ROW
+    def careful(self, *_: Any, **__: Any) -> Any:
+        frame: Any = self.frame
+        raise frame
+
+    def unreadable(self) -> None:
+        LOOKS.append(self)
 
 
 @pytest.mark.behaviour("DLQ-11", "DLQ-15")
 @pytest.mark.parametrize("bad", [(), (5,)], ids=["alone", "beside a bad record"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["careful at once", "after a failure"])
-def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(
-    monkeypatch: pytest.MonkeyPatch, bad: tuple[int, ...], *, is_first: bool
-) -> None:
+def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(bad: tuple[int, ...], *, is_first: bool) -> None:
+    BAD.clear()
+    BAD.update((P0, offset) for offset in bad)
     lost = awaited(Thrown(SPARK, text="Job aborted due to stage failure: ExecutorLostFailure"))
-    looks: list[object] = []
-
-    def compute(*_: object, **__: object) -> Any:
-        raise lost
-
-    def can_read(frame: object) -> bool:
-        looks.append(frame)
-        return True
-
-    def nothing(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(batch_way, "computed_carefully", compute)
-    monkeypatch.setattr(batch_way, "_can_read", can_read)
-    monkeypatch.setattr(batch_way, "within", nothing)
+    LOOKS.clear()
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
         letter = NewLetter(P0, 0, "rejected", LetterError("Rejected", "bad"), 0, digest(P0, b"k"), None)
@@ -361,18 +374,17 @@ def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(
 
         claim.run(write)
         metadata = BatchMetadata(claim, None)
-        way = Way(claim, UNUSED, metadata, recovery=Recovery(claim, DeadLetters(sequence="key"), metadata))
-        way.bad = bad
-        query: Any = SimpleNamespace(sleep=nothing)
-        batch = MicroBatch(UNUSED, 0, query, {P0: OffsetRange(1, 8)})
+        whole = Whole(claim, metadata, Recovery(claim, DeadLetters(sequence="key"), metadata))
+        query: Any = SimpleNamespace(sleep=abs)
+        batch = Lost(cast("Any", lost), 0, query, {P0: OffsetRange(1, 8)}, claim, UNUSED)
         with pytest.raises(Py4JJavaError) as raised:
-            (way.write if is_first else way.write_carefully)(batch)
+            (whole.write if is_first else whole.write_carefully)(batch, Stored())
         assert raised.value is lost
-        assert store.rows("results") == []
         assert claim.offsets()[P0].next_offset == 1
+        assert store.rows("results") == []
         [stored] = store.letters("billing", contents=True).letters
         assert stored.is_in_sequence
-    assert len(looks) == 1
+    assert len(LOOKS) == 1
 
 
 @pytest.mark.behaviour("DLQ-6")
@@ -430,14 +442,10 @@ class Unreadable:
 
 def name_record(frame: Unreadable, failed: FunctionFailed) -> RowsRefused:
     """Look for the bad record in a batch of one."""
-
-    def sleep(_: float) -> None: ...
-
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
-        query: Any = SimpleNamespace(sleep=sleep)
-        whole = MicroBatch(cast("Any", frame), 0, query, {TopicPartition("payments", 0): OffsetRange(7, 8)})
-        return BatchWay(claim, cast("Any", None), cast("Any", None)).name_record(failed, whole)
+        batch = batch_of(frame, {TopicPartition("payments", 0): OffsetRange(7, 8)})
+        return Whole(claim, BatchMetadata(claim, None)).blame_failed(failed, batch, Stored())
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -491,40 +499,24 @@ def test_where_the_source_fails_for_a_reason_that_is_in_no_record_its_error_pass
 @pytest.mark.parametrize("by_partition", [True, False])
 @pytest.mark.parametrize("refused", [True, False])
 def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it(
-    monkeypatch: pytest.MonkeyPatch, *, by_partition: bool, refused: bool
+    *, by_partition: bool, refused: bool
 ) -> None:
     """By partition: an `Execute` that is not splittable is given no more than one of them at once."""
-    stored: list[Any] = []
-
-    def store_part(_: BatchWay, plan: Plan, *__: Any) -> None:
-        if refused and p1 in plan.remaining():
-            raise RowsRefused("refused")
-        stored.append(plan.remaining())
-
-    def nothing(*_: Any) -> None: ...
-
-    def found(failed: RowsRefused, *_: Any, **__: Any) -> Verdict:
-        return Verdict(failed, accepted, {p1: OffsetRange(5, 6)}, (p1, 5))
-
-    def sleep(_: float) -> None: ...
-
-    p0, p1 = (TopicPartition("payments", partition) for partition in range(2))
-    accepted = {p0: OffsetRange(0, 9), p1: OffsetRange(0, 5)}
-    monkeypatch.setattr(batch_way, "_can_read", bool)
-    monkeypatch.setattr(batch_way, "within", nothing)
-    monkeypatch.setattr(batch_way, "isolate", found)
-    monkeypatch.setattr(BatchWay, "_compute_and_commit", store_part)
+    REFUSED[:] = [True] * refused
+    BAD.clear()
+    BAD.add((P1, 5))
+    accepted = {P0: OffsetRange(0, 9), P1: OffsetRange(0, 5)}
     with InMemoryOffsetStore() as memory:
         claim = memory.claim("billing", topics=["payments"])
-        query: Any = SimpleNamespace(sleep=sleep)
-        whole = MicroBatch(cast("Any", "a frame"), 0, query, {p0: OffsetRange(0, 9), p1: OffsetRange(0, 9)})
-        way = BatchWay(claim, cast("Any", None), cast("Any", None), by_partition=by_partition)
-        error = way.name_record(FunctionFailed("a function raised ValueError"), whole)
-
-    parts = [{p0: OffsetRange(0, 9)}, {p1: OffsetRange(0, 5)}] if by_partition else [accepted]
-    assert stored == (parts[:-1] if refused else parts)
-    assert error.stored == {tp: range_ for part in stored for tp, range_ in part.items()}
-    assert ("--from-offset 5" in str(error)) is not refused
+        query: Any = SimpleNamespace(sleep=abs)
+        batch = Failing(UNUSED, 0, query, {P0: OffsetRange(0, 9), P1: OffsetRange(0, 9)}, claim, UNUSED)
+        stored = Stored()
+        with pytest.raises(RowsRefused) as raised:
+            Whole(claim, BatchMetadata(claim, None), by_partition=by_partition).write(batch, stored)
+        expected = ({P0: accepted[P0]} if by_partition else {}) if refused else accepted
+        assert raised.value.stored == stored.ranges == expected
+        assert ("--from-offset 5" in str(raised.value)) is not refused
+        assert claim.offsets()[P0].next_offset == (9 if P0 in expected else 0)
 
 
 @pytest.mark.parametrize("error", [AnalysisException("no such column"), OSError(), ValueError("a transform's own")])

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,8 +19,8 @@ from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMiss
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 import offsetstore.spark
-from offsetstore import OffsetRange, TopicPartition, errors
-from offsetstore.protocol.events import BatchWritten, LettersWritten, Paused, QueryStarted
+from offsetstore import OffsetRange, Pause, TopicPartition, errors
+from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.spark import run_job as module
 from offsetstore.spark.connector import check_connector
 from offsetstore.text import ERROR_LINES
@@ -124,13 +125,12 @@ def test_the_line_at_the_terminal_says_what_is_stored_and_what_is_left(capsys: p
     progress.show(query)
     progress.on(QueryStarted(group="billing", query_id="q", run_id="r", application_id="a", ui_url=None))
     ranges = {P0: OffsetRange(1_000, 2_000), P1: OffsetRange(0, 234)}
-    progress.on(BatchWritten(group="billing", batch=0, ranges=ranges, rows={}, seconds={}))
+    progress.on(BatchEnded(outcome="written", group="billing", batch=0, ranges=ranges, rows={}, seconds={}))
     progress.on(LettersWritten(group="billing", batch=0, ranges=ranges, letters={"refused": 2, "rejected": 1}))
     end_, latest = {"payments": {"0": 2000, "1": 234}}, {"payments": {"0": 5000, "1": 234, "2": 9}}
     query = Query([{"latestOffset": latest, "endOffset": end_}, {"latestOffset": None, "endOffset": None}])
     progress.show(query)
-    pause: Any = None
-    progress.on(Paused(group="billing", pause=pause))
+    progress.on(PauseChanged(group="billing", pause=Pause(datetime.now(UTC), None, "ticket 17")))
     progress.show(query)
     progress.end()
 

@@ -67,7 +67,7 @@ class CutOff:
 
 @pytest.mark.behaviour("SINK-8", "TX-2")
 def test_results_that_did_not_arrive_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Staged rows of a task whose report is lost would be left out."""
+    """What a task has written would not be counted."""
     rdd = CutOff()
     context: Any = object()
 

@@ -10,12 +10,11 @@ from offsetstore import Append, DeadLetters, Execute, Flush
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing
 from offsetstore.spark.letters import KAFKA_COLUMNS
 from offsetstore.spark.settings import SinkSettings
-from offsetstore.spark.staging_area import StagingPolicy
 
 
 def settings(**others: Any) -> SinkSettings:
     given: dict[str, Any] = {"marking": "automatic", "flush": None, "dead_letters": DeadLetters(), **others}
-    return SinkSettings("batch", StagingPolicy("auto"), **given, has_metadata=False)
+    return SinkSettings(**given)
 
 
 def book(*_: object) -> None: ...

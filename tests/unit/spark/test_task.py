@@ -15,7 +15,7 @@ from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import OffsetStoreError, SinkError
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors.record_batches import InputCutOff
-from offsetstore.spark.executors.task import Ending, Result, Tasks
+from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
@@ -100,7 +100,7 @@ def assert_untouched(store: InMemoryOffsetStore) -> None:
 def test_rows_and_offset_are_stored_together(store: InMemoryOffsetStore, claim: Claim) -> None:
     result = perform(store, claim, [records((P0, 0)), records((P0, 1), (P0, 3))])
 
-    assert (result.ending, result.rows) == (Ending.WRITTEN, 3)
+    assert (result.ending, result.rows) == (TaskEnding.WRITTEN, 3)
     assert store.rows("results") == [0, 1, 3]
     assert store.offsets("billing")[P0].next_offset == 4
 
@@ -119,18 +119,18 @@ def test_rows_of_other_records_write_nothing(store: InMemoryOffsetStore, claim: 
     """The proof from Spark's plan should keep them away; were it wrong, its last witness are the rows."""
     result = perform(store, claim, [records((P0, 0)), stray])
 
-    assert result.ending is Ending.FAILED
+    assert result.ending is TaskEnding.FAILED
     assert isinstance(result.why(), SinkError)
     assert_untouched(store)
 
 
 @pytest.mark.behaviour("SINK-7")
 def test_the_topic_may_be_left_out_and_is_no_excuse_for_the_rest(store: InMemoryOffsetStore, claim: Claim) -> None:
-    assert perform(store, claim, [without_topic((0, 4))]).ending is Ending.FAILED
-    assert perform(store, claim, [without_topic((1, 0))]).ending is Ending.FAILED
-    assert perform(store, claim, [without_topic((None, 0), (0, 1))]).ending is Ending.FAILED
+    assert perform(store, claim, [without_topic((0, 4))]).ending is TaskEnding.FAILED
+    assert perform(store, claim, [without_topic((1, 0))]).ending is TaskEnding.FAILED
+    assert perform(store, claim, [without_topic((None, 0), (0, 1))]).ending is TaskEnding.FAILED
     assert_untouched(store)
-    assert perform(store, claim, [without_topic((0, 0), (0, 3))]).ending is Ending.WRITTEN
+    assert perform(store, claim, [without_topic((0, 0), (0, 3))]).ending is TaskEnding.WRITTEN
 
 
 def cut_off(*batches: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -166,7 +166,7 @@ def test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan(
 ) -> None:
     advance(store, claim, 2)
 
-    assert perform(store, claim, [records((P0, 0), (P0, 1), (P0, 2), (P0, 3))]).ending is Ending.OUTDATED
+    assert perform(store, claim, [records((P0, 0), (P0, 1), (P0, 2), (P0, 3))]).ending is TaskEnding.OUTDATED
     assert store.rows("results") == []
     assert store.offsets("billing")[P0].next_offset == 2
 
@@ -175,7 +175,7 @@ def test_a_partition_that_has_moved_since_it_was_planned_is_left_to_a_new_plan(
 def test_a_partition_that_another_attempt_has_written_is_skipped(store: InMemoryOffsetStore, claim: Claim) -> None:
     advance(store, claim, 4)
 
-    assert perform(store, claim, [records((P0, 0))]).ending is Ending.SKIPPED
+    assert perform(store, claim, [records((P0, 0))]).ending is TaskEnding.SKIPPED
     assert store.rows("results") == []
 
 
@@ -183,7 +183,7 @@ def test_a_partition_that_another_attempt_has_written_is_skipped(store: InMemory
 def test_rows_that_the_writer_leaves_are_looked_at_all_the_same(store: InMemoryOffsetStore, claim: Claim) -> None:
     result = perform(store, claim, [records((P0, 0)), records((P1, 1))], writer=Keep(takes=1))
 
-    assert result.ending is Ending.FAILED
+    assert result.ending is TaskEnding.FAILED
     assert_untouched(store)
 
 

@@ -33,5 +33,12 @@ def test_an_option_of_the_users_own_stays_and_is_there_once(name: str) -> None:
     assert len({key.lower() for key in options}) == len(options) == len(KAFKA | READER)
 
 
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
+def test_a_batch_is_limited_unless_the_user_says_how_large_it_is(name: str) -> None:
+    assert tuned(SESSION, KAFKA)["maxOffsetsPerTrigger"] == "2000000"
+    limits = {key: value for key, value in tuned(SESSION, KAFKA | {name: "3000000"}).items() if "PerTrigger" in key}
+    assert limits == {name: "3000000"}
+
+
 def test_a_broker_takes_the_same_options() -> None:
     assert Broker.from_spark(KAFKA | READER).topics == ("payments",)

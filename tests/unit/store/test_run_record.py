@@ -17,19 +17,14 @@ from offsetstore.errors import MissingPrivilege, StaleClaim
 from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import (
-    BatchFailed,
-    BatchKept,
-    BatchSkipped,
+    BatchEnded,
     BatchStarted,
-    BatchWritten,
-    BufferFlushed,
-    ClaimLost,
-    MirrorCopied,
-    MirrorFailed,
+    ClaimEnded,
+    MirrorTried,
     Retried,
     SinkMade,
+    WatchedQuery,
 )
-from offsetstore.protocol.query_status import WatchedQuery
 from offsetstore.protocol.runs import KEPT, Ending, JobError, RunStatus
 from offsetstore.store import run_record
 from offsetstore.store.run_record import RunRecord
@@ -159,22 +154,22 @@ def test_an_end_is_saved_once_until_there_is_something_new(record: RunRecord, ta
         record.save(tables.begin, is_over=True)
     assert [ending for _, ending in tables.runs] == ["closed"]
 
-    record.on(BatchFailed(group="billing", batch=1, ranges=RANGES, error=ValueError()))
+    record.on(BatchEnded(outcome="failed", group="billing", batch=1, ranges=RANGES, error=ValueError()))
     record.save(tables.begin, is_over=True)
     assert [ending for _, ending in tables.runs] == ["closed", "failed"]
 
     record.on(BatchStarted(group="billing", batch=1, ranges=RANGES))
     record.save(tables.begin)
-    record.on(BatchWritten(group="billing", batch=1, ranges=RANGES, rows={"": 1}, seconds={}))
+    record.on(BatchEnded(outcome="written", group="billing", batch=1, ranges=RANGES, rows={"": 1}, seconds={}))
     record.save(tables.begin, is_over=True)
     assert [ending for _, ending in tables.runs] == ["closed", "failed", None, "closed"]
 
 
 @pytest.mark.behaviour("OPS-11")
 def test_one_that_is_lost_is_fenced_whatever_else_it_did(record: RunRecord, tables: Tables) -> None:
-    record.on(ClaimLost(group="billing", token=TOKEN))
+    record.on(ClaimEnded(outcome="fenced", group="billing", token=TOKEN))
     record.save(tables.begin)
-    record.on(BatchFailed(group="billing", batch=1, ranges=RANGES, error=StaleClaim("taken over")))
+    record.on(BatchEnded(outcome="failed", group="billing", batch=1, ranges=RANGES, error=StaleClaim("taken over")))
     record.save(tables.begin, is_over=True)
 
     assert [ending for _, ending in tables.runs] == ["fenced", "fenced"]
@@ -183,11 +178,11 @@ def test_one_that_is_lost_is_fenced_whatever_else_it_did(record: RunRecord, tabl
 
 def test_the_mirrors_failure_is_one_error_until_it_copies_again(record: RunRecord, tables: Tables) -> None:
     for reason in ("no answer", "still none"):
-        record.on(MirrorFailed(group="billing", reason=reason, is_over=False))
+        record.on(MirrorTried(group="billing", reason=reason, is_over=False))
         record.save(tables.begin)
-    record.on(MirrorCopied(group="billing", offsets={}))
+    record.on(MirrorTried(group="billing", offsets={}))
     record.save(tables.begin)
-    record.on(MirrorFailed(group="billing", reason="again", is_over=False))
+    record.on(MirrorTried(group="billing", reason="again", is_over=False))
     record.save(tables.begin)
 
     assert [one.text for one in tables.errors] == ["no answer", "again"]
@@ -199,7 +194,7 @@ def test_the_mirrors_failure_is_one_error_until_it_copies_again(record: RunRecor
 def test_the_text_of_an_error_that_is_not_ours_is_left_out(record: RunRecord, tables: Tables) -> None:
     error = ValueError("card 4711")
     error.__cause__ = cast("Exception", type("Driver", (Exception,), {"sqlstate": "22P02"})("4711"))
-    record.on(BatchFailed(group="billing", batch=1, ranges=RANGES, error=error))
+    record.on(BatchEnded(outcome="failed", group="billing", batch=1, ranges=RANGES, error=error))
     record.save(tables.begin)
 
     [found] = tables.errors
@@ -228,19 +223,3 @@ def test_one_save_follows_the_other_and_does_not_wait_for_ever(
         hanging.result(20)
     record.save(tables.begin, is_over=True)
     assert [ending for _, ending in tables.runs] == [None, "closed"]
-
-
-def test_the_time_of_a_batch_is_counted_once_whenever_it_is_flushed(record: RunRecord, tables: Tables) -> None:
-    record.on(BatchKept(group="billing", batch=1, ranges=RANGES, rows={"": 1}, seconds={"compute": 0.5}))
-    record.on(BatchSkipped(group="billing", batch=2, ranges=RANGES))
-    record.on(
-        BufferFlushed(
-            group="billing", batches=(1, 1), ranges=RANGES, rows={"": 1}, seconds={"write": 1, "commit": 0.25}
-        )
-    )
-    record.on(BatchWritten(group="billing", batch=3, ranges=RANGES, rows={"": 1}, seconds={"write": 0.0104}))
-    record.save(tables.begin)
-
-    [(status, _)] = tables.runs
-    assert status.counters["batch_milliseconds"] == 1_760
-    assert (status.counters["written"], status.counters["kept"], status.counters["rows"]) == (1, 1, 2)

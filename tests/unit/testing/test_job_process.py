@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.events import BatchSkipped, BatchStarted, BatchWritten
+from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.testing.job_process import BatchPrinter, JobProcess, parse_event, print_event
 
 RANGES = {TopicPartition("flights", 0): OffsetRange(10, 20), TopicPartition("flights", 1): OffsetRange(0, 7)}
@@ -41,9 +41,9 @@ def test_other_lines_are_not_events() -> None:
 def test_the_observer_prints_when_a_batch_begins_and_when_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     printer = BatchPrinter()
     printer.on(BatchStarted(group="g", batch=3, ranges=RANGES))
-    printer.on(BatchWritten(group="g", batch=3, ranges=RANGES, rows={"flights": 17}, seconds={}))
+    printer.on(BatchEnded(outcome="written", group="g", batch=3, ranges=RANGES, rows={"flights": 17}, seconds={}))
     printer.on(BatchStarted(group="g", batch=4, ranges=RANGES))
-    printer.on(BatchSkipped(group="g", batch=4, ranges=RANGES))
+    printer.on(BatchEnded(outcome="skipped", group="g", batch=4, ranges=RANGES))
     found = [event for line in capsys.readouterr().out.splitlines() if (event := parse_event(line))]
     assert [(event.kind, event.what["batch"]) for event in found] == [
         ("begun", 3),

@@ -1,4 +1,4 @@
-"""One group: what is wrong with it, how it went, and its topics and partitions."""
+"""One group: what is wrong with it, how it went, and its topics and partitions; and one of these, with its metadata."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,15 +26,20 @@ from offsetstore.monitoring.dashboard.context import (
     span_of,
 )
 from offsetstore.monitoring.dashboard.rendering import link
-from offsetstore.monitoring.dashboard.snapshots import Summary
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.group_status import GroupStatus
 from offsetstore.operations.lag import GroupLag, PartitionLag
+from offsetstore.protocol.metadata import Metadata
 from offsetstore.protocol.samples import Selection, rates
 
 ON_A_PAGE: Final = 100
 SORTS: Final = ("lag", "number")
+DECISIONS: Final = 50
+LETTERS: Final = 20
+_METADATA: Final = 20_000  # characters
+_AS_TEXT: Final = Metadata(serializer=str, deserializer=str)
 POINTS: Final = 240
 """Of a curve."""
 
@@ -136,7 +142,7 @@ class Chart:
         return json.dumps([self.times, short], separators=(",", ":"))
 
 
-def _charts(store: OffsetStore, summary: Summary, span: timedelta, until: datetime) -> list[Chart]:
+def _charts(store: OffsetStore, summary: GroupStatus, span: timedelta, until: datetime) -> list[Chart]:
     """Make the curves, with one query."""
     samples = store.samples([summary.name], span, points=POINTS)[summary.name]
     selection = Selection.of(span, POINTS)
@@ -217,4 +223,41 @@ def _worst_first(group: GroupLag) -> Iterable[str]:
     return sorted(group.topics, key=key)
 
 
-ROUTES: Final = [Route("/group", group)]
+def partition(request: Request) -> Response:
+    """Show one, with three queries."""
+    group, lag = group_of(request)
+    tp = _asked(request, lag)
+    topic = lag.topics[tp.topic]
+    one = topic.partitions[tp.partition]
+    store = dashboard_of(request).store
+    metadata = store.find_metadata(group, tp.topic, tp.partition, formats=_AS_TEXT)
+    decisions = store.history(group, topic_partition=tp, limit=DECISIONS)
+    letters = store.letters(group, topic=tp.topic, partition=tp.partition, limit=LETTERS)
+    kafka_topic = lag_of(request).topics.get(tp.topic)
+    return show(
+        request,
+        "partition.html",
+        group=group,
+        tp=tp,
+        topic=topic,
+        one=one,
+        owner=lag.owner,
+        committed=(lag.kafka.committed or {}).get(tp),
+        topic_id=kafka_topic.topic_id if kafka_topic is not None else None,
+        metadata=None if metadata is None else str(metadata)[:_METADATA],
+        metadata_left=0 if metadata is None else max(0, len(str(metadata)) - _METADATA),
+        decisions=decisions[::-1],
+        most_decisions=DECISIONS,
+        letters=letters.letters,
+        has_more_letters=letters.next is not None,
+    )
+
+
+def _asked(request: Request, lag: GroupLag) -> TopicPartition:
+    topic, number = request.query_params.get("topic", ""), number_of(request)
+    if number is not None and topic in lag.topics and number in lag.topics[topic].partitions:
+        return TopicPartition(topic, number)
+    raise HTTPException(404, "Neither the store nor Kafka has such a partition of the group's topics.")
+
+
+ROUTES: Final = [Route("/group", group), Route("/partition", partition)]

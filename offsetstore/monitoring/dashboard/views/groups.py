@@ -1,10 +1,10 @@
-"""All groups: which of them need someone, and how far they are behind."""
+"""All groups: which of them need attention, and how far they are behind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_of, show, snapshot_of, span_of
-from offsetstore.monitoring.dashboard.snapshots import Snapshot, Summary
+from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offset_store import OffsetStore
-from offsetstore.operations.group_health import Condition
+from offsetstore.operations.group_status import STATES, GroupStatus
 from offsetstore.protocol.samples import Selection
 
 ON_A_PAGE: Final = 50
@@ -22,7 +22,7 @@ ON_A_PAGE: Final = 50
 POINTS: Final = 60
 """Of a trend."""
 
-_ORDER: Final = {name: place for place, name in enumerate(get_args(Condition))}
+_ORDER: Final = {name: place for place, name in enumerate(STATES)}
 
 
 def _unknown_first(lag: float | None) -> tuple[bool, float]:
@@ -30,8 +30,8 @@ def _unknown_first(lag: float | None) -> tuple[bool, float]:
 
 
 # Each puts first what is looked for first; the name decides between equals.
-_SORTS: Final[dict[str, Callable[[Summary], Any]]] = {
-    "state": lambda row: (_ORDER[row.condition], -(row.records or 0)),
+_SORTS: Final[dict[str, Callable[[GroupStatus], Any]]] = {
+    "state": lambda row: (_ORDER[row.state], -(row.records or 0)),
     "group": lambda _row: 0,
     "lag": lambda row: _unknown_first(row.records),
     "behind": lambda row: _unknown_first(row.seconds),
@@ -53,7 +53,7 @@ def groups(request: Request) -> Response:
     pages = max(1, -(-len(rows) // ON_A_PAGE))
     page = min(page_of(request), pages)
     count = len(rows)
-    counts = {name: sum(row.condition == name for row in rows) for name in _ORDER}
+    counts = {name: sum(row.state == name for row in rows) for name in _ORDER}
     rows = rows[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
     return show(
         request,
@@ -62,6 +62,7 @@ def groups(request: Request) -> Response:
         trends=_trends(dashboard.store, [row.name for row in rows], SPANS[span], snapshot),
         count=count,
         counts=counts,
+        states=STATES,
         is_known=snapshot.lag is not None,
         has_groups=bool(snapshot.groups),
         sort=sort if sort in _SORTS else "state",

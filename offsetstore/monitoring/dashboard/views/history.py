@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, show
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import MAX_OFFSET
 from offsetstore.protocol.database import EVENTS
@@ -24,7 +23,7 @@ def history(request: Request) -> Response:
     query = request.query_params
     events = [one for one in EVENTS if one == query.get("event")]
     given = query.get("since", "").strip()
-    since, before = _since(given), _before(query.get("before"))
+    since, before = _since(given), number_in(query.get("before"), MAX_OFFSET, "a line of the history")
     is_wrong = bool(given) and since is None
     lines = dashboard_of(request).store.history(name, since=since, events=events, before=before, limit=ON_A_PAGE + 1)[
         ::-1
@@ -59,16 +58,6 @@ def _since(text: str) -> datetime | None:
 
 def _in_form(at: datetime) -> str:
     return at.replace(tzinfo=None).isoformat(timespec="minutes")
-
-
-def _before(text: str | None) -> int | None:
-    try:
-        number = None if text is None else int(text)
-    except ValueError:
-        number = -1
-    if number is not None and not 0 <= number <= MAX_OFFSET:
-        raise HTTPException(400, "That is not a line of the history.")
-    return number
 
 
 ROUTES: Final = [Route("/history", history)]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.errors import ConfigurationError, UnknownGroup, UnknownLetter
-from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, show
+from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, number_in, show
 from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.protocol.letters import OPEN
@@ -22,6 +22,7 @@ ERRORS: Final = 50
 WITHIN: Final = 5_000
 """So many letters are counted, grouped, and searched for a filter at a time: a million take too long for a page."""
 
+_NUMBER: Final = "the number of a partition, or an offset"
 _OF_ERRORS: Final = ("error_class", "sqlstate", "table", "constraint", "column")
 
 STATE_WORDS: Final = {
@@ -79,7 +80,10 @@ def letter(request: Request) -> Response:
     name, _lag = group_of(request)
     query = request.query_params
     topic = _plain(query.get("topic", ""))
-    partition, offset = _number(query.get("partition"), MAX_PARTITION), _number(query.get("offset"), MAX_OFFSET)
+    partition, offset = (
+        number_in(query.get("partition"), MAX_PARTITION, _NUMBER),
+        number_in(query.get("offset"), MAX_OFFSET, _NUMBER),
+    )
     if not topic or partition is None or offset is None:
         raise HTTPException(400, "A letter is named by its topic, partition and offset.")
     topic_id = query.get("topic_id")
@@ -116,7 +120,7 @@ def _filters(request: Request) -> dict[str, Any]:
     if topic := query.get("topic", "").strip():
         found["topic"] = _plain(topic)
     if partition := query.get("partition", "").strip():
-        found["partition"] = _number(partition, MAX_PARTITION)
+        found["partition"] = number_in(partition, MAX_PARTITION, _NUMBER)
     return found
 
 
@@ -137,16 +141,6 @@ def _plain(text: str) -> str:
     if "\0" in text:
         raise HTTPException(400, "A name has no NUL in it.")
     return text
-
-
-def _number(text: str | None, most: int) -> int | None:
-    try:
-        number = None if text is None else int(text)
-    except ValueError:
-        number = -1
-    if number is not None and not 0 <= number <= most:
-        raise HTTPException(400, "That is not the number of a partition, or an offset.")
-    return number
 
 
 ROUTES: Final = [Route("/letters", letters), Route("/letter", letter)]

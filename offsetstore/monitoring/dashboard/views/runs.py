@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, get_args
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -14,21 +13,13 @@ from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import dashboard_of, group_of, page_of, show
 from offsetstore.monitoring.dashboard.rendering import link
+from offsetstore.operations.group_status import STATES
 from offsetstore.protocol.runs import KEPT, SOURCES, Phase, Run, RunState, Source
 
 RUNS_ON_A_PAGE: Final = 10
 ERRORS_ON_A_PAGE: Final = 50
 
-WORDS: Final[Mapping[RunState, str]] = {
-    "running": "it sends heartbeats",
-    "closed": "it ended in good order",
-    "failed": "an error ended it",
-    "fenced": "another claim, a reset or a rename took the group from it",
-    "silent": (
-        "its heartbeats stopped without notice: it was killed (for memory, for example), it hangs, or it can't reach "
-        "the database; its figures are as of its last heartbeat"
-    ),
-}
+WORDS: Final = {state: STATES[state] for state in get_args(RunState)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def foreign_checkpoint(scene: Scene) -> None:
 @fault(
     row=ROW,
     must="CheckpointAhead or CheckpointBehind, nothing written; goes on when it is moved away",
-    ways=("batch", "staged"),
+    ways=("batch",),
     variants=("old", "another-querys-ahead", "another-querys-behind"),
     seeds=6,
 )
@@ -128,7 +128,7 @@ def kept_checkpoint(scene: Scene) -> None:
 @fault(
     row=ROW,
     must="it goes on at the stored offsets",
-    ways=("batch", "staged"),
+    ways=("batch",),
     seeds=6,
 )
 def kept_checkpoint_deleted(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from tests.faults.chaos.means.held import held
 from tests.support.waiting import wait_until
 
 STOPPED: Final = "database stopped fast, immediately (crash)"
-STOPPED_MUST: Final = "retried; staging lost is noticed"
+STOPPED_MUST: Final = "retried"
 TERMINATED: Final = "backend terminated"
 TERMINATED_MUST: Final = "whole transaction gone, retried"
 MODES: Final = ("fast", "immediate")
@@ -71,37 +71,6 @@ def database_stopped_at_random(scene: Scene) -> None:
                 assert scene.postgres.pid != before
                 scene.fired(f"PostgreSQL {before} was stopped ({scene.variant}), {under_way} batches under way")
         scene.caught_up()
-
-
-@fault(row=STOPPED, must=STOPPED_MUST, ways=("staged",), variants=MODES, seeds=3)
-def database_stopped_between_staging_and_move(scene: Scene) -> None:
-    """The server is stopped and started when executors have staged the rows, and the driver has moved none. After a
-    crash the unlogged staging tables are empty: the batch is computed again."""
-    scene.produce(400)
-    with scene.supervise(failpoint=f"staged:{scene.random.randint(1, 3)}:stop") as supervisor:
-        victim = supervisor.job
-        with held(victim) as where:
-            staged = _staged(scene)
-            assert any(staged.values())
-            scene.postgres.stop(cast("StopMode", scene.variant))
-            scene.postgres.start()
-            left = _staged(scene)
-            assert left == (dict.fromkeys(staged, 0) if scene.variant == "immediate" else staged)
-        scene.fired(
-            f"{where}, {sum(staged.values())} rows staged; after stop -m {scene.variant} {sum(left.values())} of them"
-        )
-        scene.produce(100)
-        scene.caught_up()
-        assert supervisor.jobs == [victim], "the job was to live on"
-
-
-def _staged(scene: Scene) -> dict[str, int]:
-    """How many rows there are in each staging table."""
-    tables = scene.database.column(
-        "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = 'offsetstore_staging' AND c.relkind = 'r' ORDER BY 1"
-    )
-    return {table: scene.database.one(f"SELECT count(*) FROM {table}") for table in tables}
 
 
 @fault(row=STOPPED, must=STOPPED_MUST, seeds=6)

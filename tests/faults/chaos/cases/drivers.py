@@ -14,7 +14,7 @@ MUST: Final = "replay cropped or skipped"
 TARGETS: Final[tuple[Target, ...]] = ("python", "jvm", "both")
 
 # Failpoints that one way has and another has not: a task's COPY is in a worker of Spark's, where SIGKILL ends the
-# worker and not the driver; staging is there where batches are staged.
+# worker and not the driver.
 EVERYWHERE: Final = {
     "P1": "after_lock",
     "P2": "in_copy",
@@ -34,12 +34,6 @@ EVERYWHERE: Final = {
 def killed_at(scene: Scene) -> None:
     """Python, Java or both get SIGKILL while the job stands still at a named point (OFFSETSTORE_FAILPOINT=...:hang)."""
     _killed_at(scene, EVERYWHERE[scene.variant])
-
-
-@fault(row=ROW, must=MUST, ways=("staged",), name="killed-at/P9")
-def killed_between_staging_and_move(scene: Scene) -> None:
-    """Python, Java or both get SIGKILL when executors have staged the rows, and the driver has moved none."""
-    _killed_at(scene, "staged")
 
 
 def _killed_at(scene: Scene, point: str) -> None:

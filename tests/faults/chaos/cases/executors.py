@@ -19,8 +19,8 @@ MUST: Final = "task repeated or batch repeated, no twin"
 
 @fault(row=ROW, must=MUST, variants=("worker", "executor"), seeds=12)
 def killed_in_a_task(scene: Scene) -> None:
-    """SIGKILL of a Python worker, or of its executor, while a task reads its records, has its transaction open, has
-    written all rows, or (staged) has committed them and not reported."""
+    """SIGKILL of a Python worker, or of its executor, while a task reads its records, has its transaction open, or
+    has written all rows."""
     gate = Gate(scene.directory / "gate")
     places = PLACES[scene.way]
     place = places[(scene.seed // len(scene.fault.ways)) % len(places)]

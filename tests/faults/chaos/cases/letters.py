@@ -40,10 +40,8 @@ _HIGH: Final = 1_000
 REPLAYED: Final = "each letter in the results once, and replayed"
 INNOCENT: Final = "neither a letter nor a failed attempt of a record that is good"
 
-ONE_WAY: Final = ("staged",)
-STAGED: Final = ("check", "deferred")
 REPLAY_ALONE: Final = ("letters_replayed",)
-EVERYWHERE: Final = tuple(point for point in POINTS if point not in ONE_WAY + REPLAY_ALONE)
+EVERYWHERE: Final = tuple(point for point in POINTS if point not in REPLAY_ALONE)
 """Also points that are added later: one that a job with bad records does not reach fails its run."""
 
 SEARCHES: Final = tuple(point for point in POINTS if point in {"in_discovery", "letters_written", "failures_written"})
@@ -66,13 +64,6 @@ def letters_killed_at(scene: Scene) -> None:
     """Bad records of six kinds among good ones, with dead_letters=: Python, Java or both get SIGKILL while the job
     stands still at a named point."""
     _killed_at(scene, scene.variant, 1 if scene.variant == "in_claim" else scene.random.randint(1, 3))
-
-
-@fault(row=ROW, must=MUST, name="letters-killed-at/staged", ways=("staged",))
-def letters_killed_between_staging_and_move(scene: Scene) -> None:
-    """The same when executors have staged the rows, and the driver has moved none. The bad records are of the two kinds
-    that a staging table takes, and it is the first batch: after a refusal the driver writes."""
-    _killed_at(scene, "staged", 1, kinds=STAGED)
 
 
 def _killed_at(scene: Scene, point: str, nth: int, kinds: Sequence[str] = tuple(BAD)) -> None:

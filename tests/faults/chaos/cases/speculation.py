@@ -10,7 +10,7 @@ from typing import Final
 import psutil
 
 from offsetstore.store.identity import name_prefix
-from tests.faults.chaos.harness.gate import PLACES, Gate, Waiting
+from tests.faults.chaos.harness.gate import Gate, Waiting
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.logs import repeated_for
@@ -25,18 +25,16 @@ WHERE application_name LIKE '{prefix}%' AND wait_event_type = 'Lock' AND wait_ev
 LATER: Final = ("at-once", "after-the-next-batch")
 
 
-@fault(row=ROW, must=MUST, ways=("partition", "staged"), variants=LATER, seeds=8)
+@fault(row=ROW, must=MUST, ways=("partition",), variants=LATER, seeds=8)
 def overtaken(scene: Scene) -> None:
     """An executor gets SIGSTOP in the middle of a task; its twin runs on another host and reports; the executor gets
     SIGCONT at once, or after the next batch."""
-    places = ("reading",) if scene.way == "partition" else PLACES["staged"]
-    place = places[(scene.seed // 2) % len(places)]
     gate = Gate(scene.directory / "gate")
     scene.produce(200)
     with scene.supervise(kind="speculation", gate=str(gate.directory)) as supervisor:
         job = supervisor.job
         job.wait_for("done", scene.random.randint(1, 2), timeout=180)
-        gate.shut(place)
+        gate.shut("reading")
         scene.produce(60)
         original = wait_until(gate.waiting, timeout=120)[0]
         frozen = _freeze(original.executor)

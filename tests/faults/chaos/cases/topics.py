@@ -46,7 +46,7 @@ def recreated_under_an_idle_job(scene: Scene) -> None:
 
 
 # Where each partition has a transaction of its own, tasks write while they read (docs/decisions/0017).
-@fault(row=ROW, must=MUST, variants=tuple(LENGTHS), ways=("batch", "staged"))
+@fault(row=ROW, must=MUST, variants=tuple(LENGTHS), ways=("batch",))
 def recreated_in_mid_batch(scene: Scene) -> None:
     """The job is stopped (SIGSTOP) at a random moment of a backlog; the topic is recreated under it; it goes on."""
     scene.produce(OLD)
@@ -61,7 +61,7 @@ def recreated_in_mid_batch(scene: Scene) -> None:
     _refused_then_restarted(scene)
 
 
-@fault(row=ROW, must=MUST, ways=("batch", "staged"), seeds=6)
+@fault(row=ROW, must=MUST, ways=("batch",), seeds=6)
 def recreated_while_all_goes_on(scene: Scene) -> None:
     """Under a supervised job with a backlog the topic is deleted, and later created, with more or fewer partitions."""
     scene.produce(OLD)

@@ -26,7 +26,7 @@ _ROOT = Path(__file__).parents[4]
     metavar="TEXT",
     help="The fault of this name, else those whose name or row contains it; may be repeated.",
 )
-@click.option("--way", type=click.Choice(["batch", "partition", "staged"]), help="One way of writing alone.")
+@click.option("--way", type=click.Choice(["batch", "partition"]), help="One way of writing alone.")
 @click.option("--hours", type=float, help="Begin no run after so many hours.")
 @click.option("--shard", default="1/1", show_default=True, help="K/N: the K-th of N parts of the runs.")
 @click.option("--again", is_flag=True, help="Run also what has been run on this commit, and held.")

@@ -1,7 +1,7 @@
 """Named places in the work of Spark's tasks at which they can be made to wait, on whichever executor of this machine.
 
 ``reading``: a task reads its records. ``begun``: its transaction is open, and nothing is written in it yet.
-``written``: all rows are, and the transaction is still open. ``committed``: staged rows are committed, not reported.
+``written``: all rows are, and the transaction is still open.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from pyspark import TaskContext
 if TYPE_CHECKING:
     from tests.faults.chaos.harness.job import Way
 
-Place = Literal["reading", "begun", "written", "committed"]
+Place = Literal["reading", "begun", "written"]
 
 PLACES: Final[Mapping[Way, tuple[Place, ...]]] = {
     "batch": ("reading",),
-    "staged": ("reading", "begun", "written", "committed"),
     "partition": ("reading", "begun", "written"),
 }
 

@@ -31,7 +31,7 @@ from offsetstore.spark import BatchInfo
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness import landing
 
-Way = Literal["batch", "staged", "partition"]
+Way = Literal["batch", "partition"]
 _TEXT = 4000
 
 SPARK_VARIABLE = "OFFSETSTORE_FAULTS_SPARK"
@@ -213,12 +213,9 @@ def make_sink(claim: Claim, work: Work) -> TransactionalSink:
         )
     default = landing.outputs if letters is None else landing.outputs_or_rejects
     transform = landing.gated(_named(work.transform) if work.transform else default, work.gate)
-    staging = "always" if work.way == "staged" else "never"
     flush = None if work.flush is None else Flush(**work.flush)
-    into = landing.writers(work.gate)
-    return TransactionalSink(
-        claim, transform, into=into, staging=staging, metadata=note, flush=flush, dead_letters=letters
-    )
+    into = landing.writers()
+    return TransactionalSink(claim, transform, into=into, metadata=note, flush=flush, dead_letters=letters)
 
 
 def note(info: BatchInfo) -> object:

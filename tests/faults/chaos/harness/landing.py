@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from sqlalchemy import Connection
 
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.writers import Append, Execute, Upsert
-from offsetstore.writers.arrow.copying import driver_connection
-from offsetstore.writers.staging import Staging
-from tests.faults.chaos.harness.gate import is_shut, pass_gate
+from tests.faults.chaos.harness.gate import pass_gate
 
 _VALUE = "seq bigint, key string, amount bigint"
 
@@ -71,34 +67,14 @@ def gated(transform: Callable[[DataFrame], Any], gate: str | None) -> Callable[[
     return lambda batch: transform(batch.withColumn("value", through("value")))
 
 
-def writers(gate: str | None = None) -> Mapping[str, Writer]:
+def writers() -> Mapping[str, Writer]:
     """For `outputs`."""
-    return {"landed": Append("landed") if gate is None else Gated("landed", gate), "sums": _sums()}
+    return {"landed": Append("landed"), "sums": _sums()}
 
 
 def one_writer(gate: str | None = None) -> Writer:
     """For `rows`, in each partition's own transaction."""
     return Execute(partial(land, gate=gate))
-
-
-class Gated(Append):
-    """With a gate where tasks stage."""
-
-    def __init__(self, table: str, gate: str) -> None:
-        super().__init__(table)
-        self.gate = gate
-
-    def stage(self, connection: Connection, staging: Staging, attempt: UUID, batches: Iterable[pa.RecordBatch]) -> int:
-        """Stage, and wait where it is shut."""
-        driver = driver_connection(connection)
-        driver.execute("SELECT 1")  # from here on there is a transaction
-        pass_gate(self.gate, "begun")
-        rows = super().stage(connection, staging, attempt, batches)
-        pass_gate(self.gate, "written")
-        if is_shut(self.gate, "committed"):
-            driver.commit()
-            pass_gate(self.gate, "committed")
-        return rows
 
 
 class Landing(Append):

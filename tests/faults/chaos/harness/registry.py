@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Break: TypeAlias = "Callable[[Scene], None]"
 
-WAYS: tuple[Way, ...] = ("batch", "partition", "staged")
+WAYS: tuple[Way, ...] = ("batch", "partition")
 
 
 @dataclass(frozen=True)

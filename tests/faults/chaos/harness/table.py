@@ -41,14 +41,14 @@ fails.
 
 ## To read this page, and to run it
 
-A run is a fault, a way of writing and a seed. The ways: `batch` is one transaction that the driver writes, `staged` the
-same with rows that executors have copied before, `partition` a transaction for each Kafka partition
-(`atomicity="partition"`). The seed chooses the way in turn, and draws records, moments and targets; how two processes
-interleave it can't repeat, so a failure may need several tries. P1, P2 and so on are places in the job's own code:
+A run is a fault, a way of writing and a seed. The ways: `batch` is one transaction that the driver writes, `partition`
+a transaction for each Kafka partition (`atomicity="partition"`). The seed chooses the way in turn, and draws records,
+moments and targets; how two processes interleave it can't repeat, so a failure may need several tries. P1, P2 and so on
+are places in the job's own code:
 
 {points}
 
-`make chaos ONLY=killed-at/P4` runs what you name, `make chaos ONLY=killed-at/P4 WAY=staged SEED=2` one run again; the
+`make chaos ONLY=killed-at/P4` runs what you name, `make chaos ONLY=killed-at/P4 WAY=batch SEED=2` one run again; the
 whole takes hours, on servers of its own on the loopback. A failed run is reported with one line for each invariant
 (`I1: missing payments-0@17` is topic-partition@offset), with what was done, and with the logs of its jobs; all of it is
 kept in `build/chaos/runs.jsonl`. A run also fails where this machine can't make its fault: `disk-full` mounts a small
@@ -56,8 +56,17 @@ file system, for which it must be root.
 """
 
 
-def text(runs: list[dict[str, Any]], soaks: list[dict[str, Any]], faults: dict[str, Fault], commit: str) -> str:
-    """Return the page."""
+def text(
+    runs: list[dict[str, Any]],
+    soaks: list[dict[str, Any]],
+    faults: dict[str, Fault],
+    commit: str,
+    later: Sequence[dict[str, Any]] = (),
+) -> str:
+    """Return the page.
+
+    :param later: runs of later commits; those of faults that failed are told.
+    """
     failed = [one for one in runs if one["violations"]]
     ways = Counter(one["way"] for one in runs)
     head = _HEAD.format(
@@ -78,15 +87,20 @@ def text(runs: list[dict[str, Any]], soaks: list[dict[str, Any]], faults: dict[s
     for fault in faults.values():
         rows[fault.row].append(fault)
     tables = (line for row in rows.items() for line in _row(*row, by_fault))
-    return "\n".join([head, *_failed(failed), *tables, *_soaks(soaks)])
+    return "\n".join([head, *_failed(failed, later), *tables, *_soaks(soaks)])
 
 
-def _failed(runs: list[dict[str, Any]]) -> Iterator[str]:
+def _failed(runs: list[dict[str, Any]], later: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not runs:
         return
     yield "## Failed\n"
     for one in runs:
         words = "; ".join(each.splitlines()[0] for each in one["violations"])
+        again = Counter((run["commit"], not run["violations"]) for run in later if run["fault"] == one["fault"])
+        since = "; ".join(
+            f"on `{commit}` {count} {'held' if held else 'failed'}" for (commit, held), count in sorted(again.items())
+        )
+        words += f". Later runs: {since}." if since else ""
         yield f"- `{one['fault']}`, {one['way']}, seed {one['seed']}: {words}"
     yield ""
 
@@ -141,10 +155,12 @@ def _soaks(soaks: list[dict[str, Any]]) -> Iterator[str]:
 
 def read(file: Path, commit: str) -> list[dict[str, Any]]:
     """The lines of a commit; of a run that was made again, the last."""
-    if not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = _lines(file)
     return list({(one["fault"], one.get("way"), one["seed"]): one for one in lines if one["commit"] == commit}.values())
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @click.command()
@@ -157,7 +173,10 @@ def table(*, commit: str | None, runs: Path, output: Path) -> None:
     found = read(runs / "runs.jsonl", wanted)
     if not found:
         raise click.ClickException(f"{runs / 'runs.jsonl'} has no run of commit {wanted}: run `make chaos` first.")
-    output.write_text(text(found, read(runs / "soaks.jsonl", wanted), load(), wanted), encoding="utf-8")
+    lines = _lines(runs / "runs.jsonl")
+    last = max(number for number, one in enumerate(lines) if one["commit"] == wanted)
+    page = text(found, read(runs / "soaks.jsonl", wanted), load(), wanted, lines[last + 1 :])
+    output.write_text(page, encoding="utf-8")
     click.echo(f"{len(found)} runs of {wanted}: {output}")
 
 

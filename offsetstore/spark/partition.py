@@ -21,38 +21,36 @@ from pyspark.sql import DataFrame, SparkSession
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.cycle import UNNAMED, Stopwatch, Written, commit_plan, lock_as_planned
-from offsetstore.processing.isolate import (
-    SECONDS,
-    Proof,
-    Record,
-    conclude,
-    is_of_values,
-    isolate,
-    schema_of,
-    try_out,
-)
-from offsetstore.processing.plan import Decisions, Plan, PlanOutdated, Ranges, check_topics, create_rows
+from offsetstore.processing.blame import SECONDS
+from offsetstore.processing.plan import Plan, check_topics, create_rows
+from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import (
+    UNNAMED,
+    Decisions,
+    PlanOutdated,
+    Stopwatch,
+    Stored,
+    Unit,
+    Written,
+    commit,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
-from offsetstore.spark.collecting import OnDriver, on_driver
-from offsetstore.spark.cropping import crop, with_checked_coordinates, with_coordinates, within
+from offsetstore.spark.collecting import LARGE
+from offsetstore.spark.cropping import with_checked_coordinates, with_coordinates
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
-from offsetstore.spark.executors.task import Ending, Result, Tasks
-from offsetstore.spark.function_errors import function_failed, is_over_limit, may_be_of_records
+from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
+from offsetstore.spark.function_errors import is_over_limit
+from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
-from offsetstore.spark.plans.lineage import check_row_by_row, is_deterministic
+from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import Placed, place
-from offsetstore.spark.staging_area import THRESHOLD, StagingPolicy
-from offsetstore.spark.ways.batch import BatchWay
-from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
-from offsetstore.store.transaction import Transaction
-from offsetstore.writers.staging_schema import can_stage
+from offsetstore.writers.arrow.misfits import finds_misfits
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch that has at most as many."""
@@ -61,7 +59,7 @@ _log = logging.getLogger(__name__)
 _pickler: Any = cloudpickle
 
 
-class PartitionWay:
+class PerPartition:
     """Lets Spark's tasks write, and advances the partitions that had no rows.
 
     :param threshold: the driver writes a batch with at most this many offsets, tasks write a larger one. Only tasks
@@ -92,72 +90,72 @@ class PartitionWay:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
-        self._driver = BatchWay(claim, outputs, metadata, StagingPolicy("never"), recovery=recovery, by_partition=True)
+        self._whole = Whole(claim, metadata, recovery, by_partition=True)
         self._recovery = recovery
-        self._threshold = threshold if can_stage(self._writer) else 0
+        self._threshold = threshold if finds_misfits(self._writer) else 0  # then its write is ours
         self._was_checked = False
         self._has_warned = False
         self._retryable: Exception | None = None
 
-    def write(self, batch: MicroBatch) -> Written | None:
+    def write(self, batch: MicroBatch, stored: Stored) -> Written | None:
         """Write one micro-batch; return ``None`` if all of it was in the results already.
 
         :raises PlanOutdated: some of the stored offsets have changed; nothing was written for the old ones.
         """
         if self._recovery is not None and self._recovery.is_careful(batch.ranges):
-            return self._driver.write_carefully(batch)
+            return self._whole.write_carefully(batch, stored)
         if count_offsets(batch.ranges) <= self._threshold:
             if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
                 self._rows(batch.frame)
                 self._check_executors(batch.frame.sparkSession)
             try:
-                return self._driver.write(batch)
+                return self._whole.write(batch, stored)
             except Exception as error:
                 if not is_over_limit(error):
                     raise
             _log.info("the rows of a small batch exceed spark.driver.maxResultSize: tasks write them")
         return self._claim.repeat(
-            lambda attempt: self._attempt(batch, attempt),
+            lambda attempt: self._attempt(batch, stored, attempt),
             retry_if=lambda error: error is self._retryable,  # others were retried where they occurred
         )
 
-    def _attempt(self, batch: MicroBatch, number: int) -> Written | None:
+    def _attempt(self, batch: MicroBatch, stored: Stored, number: int) -> Written | None:
         """Write what is not stored yet."""
         watch = Stopwatch()
         plan = Plan.of(self._claim, batch.ranges)
         if not plan.is_worth_computing(self._claim):
             self._advance(plan.decisions, batch.ranges, {})
-            return batch.stored.written(watch.seconds)
+            return stored.written(watch.seconds)
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
         texts = self._metadata.texts(BatchInfo(batch.number, remaining, None))
         try:
-            results = self._run(batch, plan, number, texts)
+            results = self._run(batch, stored, plan, number, texts)
         except Exception as error:
-            if self._recovery is not None and may_be_of_records(error):
-                return self._driver.write_carefully(batch)
-            if (failed := function_failed(error)) is None:
+            if self._recovery is not None and may_be_of_records(batch, error):
+                return self._whole.write_carefully(batch, stored)
+            if (failed := batch.failed(error)) is None:
                 raise
-            raise self._driver.name_record(failed, batch) from error
+            raise self._whole.blame_failed(failed, batch, stored) from error
         watch.lap("tasks")
         done = {result.topic_partition for result in results if result.is_stored}
         try:
             self._retryable = _raise_failed(results)
         except RowsRefused as refused:
             if self._recovery is not None:
-                return _with_seconds(self._driver.write_carefully(batch), watch.seconds)
-            raise self._isolate(refused, batch, plan) from None
+                return _with_seconds(self._whole.write_carefully(batch, stored), watch.seconds)
+            raise self._blame(refused, batch, plan, stored) from None
         if self._retryable is not None:
             raise self._retryable
-        if any(result.ending is Ending.OUTDATED for result in results):
+        if any(result.ending is TaskEnding.OUTDATED for result in results):
             raise PlanOutdated
         left = [tp for tp in remaining if tp not in done]
         if left:
             self._advance(plan.decisions, left, texts, empty=True)
-            batch.stored.add({tp: remaining[tp] for tp in left}, {})
+            stored.add({tp: remaining[tp] for tp in left}, {})
         watch.lap("tasks")
-        return batch.stored.written(watch.seconds)
+        return stored.written(watch.seconds)
 
     def _advance(
         self,
@@ -172,53 +170,26 @@ class PartitionWay:
         :param texts: the new metadata of some.
         :param empty: whether their rows were computed, and there were none.
         """
+        commit(self._claim, Unit({tp: decisions[tp] for tp in partitions}, {} if empty else None, metadata=texts))
 
-        def work(tx: Transaction) -> None:
-            remaining = lock_as_planned(tx, {tp: decisions[tp] for tp in partitions})
-            if remaining and not empty:
-                raise PlanOutdated
-            tx.finish(remaining, texts)
-
-        self._claim.run(work)
-
-    def _isolate(self, refused: RowsRefused, batch: MicroBatch, plan: Plan) -> RowsRefused:
+    def _blame(self, refused: RowsRefused, batch: MicroBatch, plan: Plan, stored: Stored) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
         tp = refused.topic_partition
         if tp is None or tp not in plan.decisions:
             return refused
-        decision = plan.decisions[tp]
-        ranges = {tp: decision.remaining}
-        # The rows of a part are collected on the driver, as a whole batch is up to this many offsets.
-        is_small = decision.remaining.size <= THRESHOLD
-
-        def rows(part: Ranges, without: Collection[Record] = ()) -> OnDriver:
-            given = with_coordinates(within(batch.frame, part, without))
-            [frame] = self._outputs.transform(given, keep_kafka=True).values()
-            return on_driver(self._writer, frame, count_offsets(part))
-
-        def attempt(part: Ranges, without: Collection[Record]) -> int:
-            return try_out(self._claim, {tp: decision}, rows(part, without).write)
-
-        def store(part: Ranges) -> None:
-            computed = rows(part)
-            texts = self._metadata.texts(BatchInfo(batch.number, part, {UNNAMED: computed.rows}))
-            written = commit_plan(self._claim, plan.up_to(part), {UNNAMED: computed}, Stopwatch(), texts)
-            if written is not None:
-                batch.stored.add(part, written.rows)
-
-        def proof(found: RowsRefused) -> Proof:
-            [frame] = self._outputs.transform(with_coordinates(batch.frame), keep_kafka=True).values()
-            if not is_deterministic(frame):
-                return Proof.NONE
-            return Proof.ROW if is_of_values(found, self._writer) else Proof.BATCH
-
-        verdict = isolate(refused, ranges, attempt, proof=proof, seconds=SECONDS if is_small else 0)
-        return conclude(verdict, ranges, store, group=self._claim.group, schema=schema_of(self._claim))
+        ranges = {tp: plan.decisions[tp].remaining}
+        is_small = count_offsets(ranges) <= LARGE  # the rows of a part are collected on the driver
+        return self._whole.blame(refused, batch, plan.up_to(ranges), stored, seconds=SECONDS if is_small else 0)
 
     def _run(
-        self, batch: MicroBatch, plan: Plan, attempt: int, texts: Mapping[TopicPartition, Text]
+        self,
+        batch: MicroBatch,
+        stored: Stored,
+        plan: Plan,
+        attempt: int,
+        texts: Mapping[TopicPartition, Text],
     ) -> Sequence[Result]:
-        frame = self._rows(crop(batch.frame, plan.decisions))
+        frame = self._rows(batch.part(plan.remaining()))
         keeps_kafka = self._outputs.uses_kafka(UNNAMED)
         if not keeps_kafka:
             frame = with_checked_coordinates(frame, {tp.topic for tp in batch.ranges})
@@ -245,14 +216,14 @@ class PartitionWay:
             with sending_password(session, self._claim):
                 results = _collect(placed, tasks)
         except Exception as error:
-            if self._recovery is not None or function_failed(error) is not None:
-                self._forget_stored(claim, plan, batch)
+            if self._recovery is not None or batch.failed(error) is not None:
+                self._forget_stored(claim, plan, stored)
             raise
         done = {result.topic_partition: result.rows for result in results if result.is_stored}
-        self._note_stored(claim, plan, batch, done)
+        self._note_stored(claim, plan, stored, done)
         return results
 
-    def _note_stored(self, claim: TaskClaim, plan: Plan, batch: MicroBatch, done: Mapping[TopicPartition, int]) -> None:
+    def _note_stored(self, claim: TaskClaim, plan: Plan, stored: Stored, done: Mapping[TopicPartition, int]) -> None:
         """Do for the claim what tasks that have stored these partitions did for their copies of it.
 
         :param done: their rows.
@@ -261,13 +232,13 @@ class PartitionWay:
         remaining = plan.remaining()
         ranges = {tp: remaining[tp] for tp in done if tp in remaining}
         self._claim.ahead.passed(ranges)
-        batch.stored.add(ranges, {UNNAMED: sum(done.values())})
+        stored.add(ranges, {UNNAMED: sum(done.values())})
 
-    def _forget_stored(self, claim: TaskClaim, plan: Plan, batch: MicroBatch) -> None:
+    def _forget_stored(self, claim: TaskClaim, plan: Plan, stored: Stored) -> None:
         """Record what tasks have stored before the others were ended: the batch goes on. Their rows are not known."""
         rows, remaining = self._claim.offsets(), plan.remaining()
         done = [tp for tp, range_ in remaining.items() if tp in rows and rows[tp].next_offset >= range_.until]
-        self._note_stored(claim, plan, batch, dict.fromkeys(done, 0))
+        self._note_stored(claim, plan, stored, dict.fromkeys(done, 0))
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""
@@ -318,7 +289,7 @@ def _raise_failed(results: Sequence[Result]) -> Exception | None:
 
     All tasks have ended by then, so nothing is still being written.
     """
-    errors = [result.why() for result in results if result.ending is Ending.FAILED]
+    errors = [result.why() for result in results if result.ending is TaskEnding.FAILED]
     if errors:
         # If the claim is stale, no other error matters.
         first = next((error for error in errors if isinstance(error, StaleClaim)), errors[0])
@@ -327,7 +298,7 @@ def _raise_failed(results: Sequence[Result]) -> Exception | None:
                 text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
                 _log.error("another partition's task failed too: %s%s", type(error).__name__, text)
         raise first
-    return next((result.why() for result in results if result.ending is Ending.AGAIN), None)
+    return next((result.why() for result in results if result.ending is TaskEnding.AGAIN), None)
 
 
 def _check_pickles(used: object, expected: str) -> None:

@@ -1,16 +1,17 @@
-"""When a sink looks for letters to be replayed, and what an error there does to the job; without Spark."""
+"""When a job looks for letters to be replayed, and what an error there does to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from offsetstore import Append, Claim, DeadLetters, OffsetStore, TransactionalSink
 from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
-from offsetstore.processing.plan import PlanOutdated
-from offsetstore.spark import requests as module
+from offsetstore.processing import put_back as module
+from offsetstore.processing.put_back import Requests
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.testing import InMemoryOffsetStore
 
 
@@ -44,11 +45,10 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
 
 
 @pytest.fixture
-def sink(claim: Claim, replays: Replays) -> Any:
-    """As it is after its first batch."""
-    made: Any = TransactionalSink(claim, lambda batch: batch, into=Append("events"), dead_letters=DeadLetters())
-    made._between._background.stop()
-    made._requests.query_began(object(), ())
+def requests(claim: Claim, replays: Replays) -> Requests:
+    """As they are after a job's first batch."""
+    made, compute = Requests(claim, DeadLetters()), object()
+    made.compute = cast("Any", compute)
     return made
 
 
@@ -64,9 +64,9 @@ def test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests(
         assert store.runs("billing")[-1].status.replays_letters is (settings is not None)
 
 
-def look(sink: Any, check: Callable[[], None] = lambda: None) -> None:
-    sink._requests._next_look = 0
-    sink._requests.look(check)
+def look(requests: Requests, check: Callable[[], None] = lambda: None) -> None:
+    requests._next_look = 0
+    requests.look(check)
 
 
 def raising(error: BaseException) -> Callable[[object], None]:
@@ -79,37 +79,36 @@ def raising(error: BaseException) -> Callable[[object], None]:
 @pytest.mark.behaviour("DLQ-7")
 @pytest.mark.parametrize("error", [LockTimeout("no lock"), CommitUnknown("the answer was lost"), ValueError("secret")])
 def test_a_replay_that_cant_be_done_now_does_not_end_the_job(
-    sink: Any, replays: Replays, error: Exception, caplog: pytest.LogCaptureFixture
+    requests: Requests, replays: Replays, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     replays.act = raising(error)
-    look(sink)
+    look(requests)
     assert replays.runs == 1
     assert len(caplog.records) == 1
     assert "secret" not in caplog.text
 
-    sink._requests.look(lambda: None)
+    requests.look(lambda: None)
     assert replays.runs == 1, "it is not time to look again"
 
 
-def test_a_claim_that_was_taken_over_and_a_stop_end_it(sink: Any, replays: Replays) -> None:
+def test_a_claim_that_was_taken_over_and_a_stop_end_it(requests: Requests, replays: Replays) -> None:
     replays.act = raising(StaleClaim("taken over"))
     with pytest.raises(StaleClaim):
-        look(sink)
+        look(requests)
 
     def stop() -> None:
         raise InterruptedError
 
     replays.act = raising(ValueError("Spark was interrupted"))
     with pytest.raises(InterruptedError):
-        look(sink, stop)
+        look(requests, stop)
 
 
 @pytest.mark.behaviour("DLQ-7")
 def test_an_idle_job_replays_while_its_query_runs_and_its_claim_is_open(
-    sink: Any, replays: Replays, claim: Claim
+    requests: Requests, replays: Replays, claim: Claim
 ) -> None:
     running = [True]
-    sink._is_running = lambda: running[0]
     outdated: list[str] = []
 
     def act(check: Callable[[], None]) -> None:
@@ -124,28 +123,28 @@ def test_an_idle_job_replays_while_its_query_runs_and_its_claim_is_open(
         outdated.append("twice")
 
     replays.act = act
-    sink._between._replay()
+    requests.look_while_idle(lambda: running[0])
     assert outdated == ["twice"]
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_an_idle_job_whose_java_is_gone_looks_for_nothing(sink: Any, replays: Replays) -> None:
+def test_an_idle_job_whose_java_is_gone_looks_for_nothing(requests: Requests, replays: Replays) -> None:
     def gone() -> bool:
         raise ConnectionRefusedError
 
-    sink._is_running = gone
-    sink._between._replay()
+    requests.look_while_idle(gone)
     assert replays.runs == 0
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_drain_leaves_nothing_behind_that_replays_later(sink: Any, replays: Replays, claim: Claim) -> None:
+def test_a_drain_leaves_nothing_behind_that_replays_later(requests: Requests, replays: Replays, claim: Claim) -> None:
     """Its Spark may be stopped while the claim is still open."""
-    sink._requests._source = None
-    sink.drain(object())
+    compute: Any = object()
+    requests.compute = None
+    requests.drain(compute)
     assert replays.runs == 1
-    look(sink)
-    sink._between._replay()
+    look(requests)
+    requests.look_while_idle(lambda: True)
     assert replays.runs == 1
 
     def closed(check: Callable[[], None]) -> None:
@@ -154,4 +153,4 @@ def test_a_drain_leaves_nothing_behind_that_replays_later(sink: Any, replays: Re
 
     replays.act = closed
     with pytest.raises(ProtocolMisuse, match="closed"):
-        sink.drain(object())
+        requests.drain(compute)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
@@ -27,18 +26,12 @@ from typing import Final, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
-from offsetstore.processing.cycle import lock_as_planned
-from offsetstore.processing.plan import Decisions, PlanOutdated, Ranges
+from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
 from offsetstore.text import command
-from offsetstore.writers.append import Append
-from offsetstore.writers.staging import StagedRowsLost
-from offsetstore.writers.upsert import Upsert
+from offsetstore.writers.arrow.misfits import finds_misfits
 
-Record: TypeAlias = tuple[TopicPartition, int]
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]
 """Writes the records of the ranges except the given ones, rolls back, and returns their rows; raises as the batch."""
 
@@ -110,7 +103,7 @@ def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:
 
     :param writer: the writer of the refused rows, ``None`` if it is not known.
     """
-    return refused.sqlstate is None and type(writer) in {Append, Upsert}
+    return refused.sqlstate is None and writer is not None and finds_misfits(writer)
 
 
 def isolate(
@@ -128,7 +121,7 @@ def isolate(
     :param proof: tells, from the refusal of the smallest part, what it takes to show its cause.
     :param seconds: how long to search; with 0 no part is tried.
     :raises AcceptedThen: the refusal did not recur.
-    :raises StaleClaim, PlanOutdated, StagedRowsLost: the claim no longer owns the batch, or the plan is outdated.
+    :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
     search = _Search(refused, ranges, attempt, time.monotonic() + seconds)
@@ -185,32 +178,6 @@ def conclude(
     if record is not None:
         next_step += f" To skip only this record: {_reset_command(group, schema, record)}"
     return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
-
-
-def try_out(claim: Claim, decisions: Decisions, write: Callable[[Work], int]) -> int:
-    """Write under the locks of the planned offsets, as for a batch, in a transaction that always rolls back.
-
-    :return: what ``write`` returned: how many rows there were.
-    :raises StaleClaim: another claim has taken over.
-    :raises PlanOutdated: the stored offsets have changed.
-    :raises RowsRefused: by ``write``, or by a deferred constraint.
-    """
-    rows = 0
-
-    def work(tx: Transaction) -> None:
-        nonlocal rows
-        lock_as_planned(tx, decisions)
-        rows = write(tx)
-        tx.check_deferred()
-        raise _RollBack
-
-    with suppress(_RollBack):
-        claim.run(work)
-    return rows
-
-
-class _RollBack(Exception):
-    """Rolls the transaction back: all rows were accepted."""
 
 
 class _SearchEnded(Exception):
@@ -304,7 +271,7 @@ class _Search:
         try:
             self.rows = self._attempt(cut(self._ranges, begin, count), without)
             self.has_rows = self.has_rows or self.rows > 0
-        except (StaleClaim, PlanOutdated, StagedRowsLost):
+        except (StaleClaim, PlanOutdated):
             raise
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             if not isinstance(error, RowsRefused):

@@ -16,31 +16,38 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pyspark.sql import DataFrame
-
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
-from offsetstore.offsets import StoredOffset, TopicPartition, describe
+from offsetstore.offsets import StoredOffset, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.cycle import Computed, Stopwatch, Written, write_and_advance
-from offsetstore.processing.isolate import speaks_for_itself
+from offsetstore.processing.blame import speaks_for_itself
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import PlanOutdated, check_topics
+from offsetstore.processing.plan import check_topics
+from offsetstore.processing.policies import texts_of
+from offsetstore.processing.unit import (
+    BatchMark,
+    Decisions,
+    PlanOutdated,
+    Rows,
+    Stopwatch,
+    Stored,
+    Unit,
+    Written,
+    commit,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.replay import Outcome
+from offsetstore.protocol.ports import declares
+from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.spark.collecting import OnDriver
+from offsetstore.spark.continuity import judge
 from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
+from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.staging_area import StagingPolicy
 from offsetstore.spark.tuning import MANAGER
-from offsetstore.spark.ways.batch import BatchWay, InStaging, OnDriver
-from offsetstore.spark.ways.continuity import judge
-from offsetstore.spark.ways.micro_batch import MicroBatch
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
-from offsetstore.writers.append import Append
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +57,11 @@ class _StatefulPlan:
     """The rows read without a lock, and the decision; ``None`` for a stale claim, which the transaction will refuse."""
 
     stored: dict[TopicPartition, StoredOffset]
+    decisions: Decisions
     outcome: Outcome | None
 
 
-class StatefulWay(BatchWay):
+class Stateful:
     """Writes the batches of one run of a query with a kept checkpoint, each in one transaction.
 
     :param columns: the names in the batch's DataFrame.
@@ -66,30 +74,38 @@ class StatefulWay(BatchWay):
         claim: Claim,
         outputs: Outputs,
         metadata: BatchMetadata,
-        staging: StagingPolicy,
         *,
         query: RunningQuery,
         columns: list[str],
     ) -> None:
-        super().__init__(claim, outputs, metadata, staging)
+        self._claim = claim
+        self._metadata = metadata
         self._has_coordinates = admit_stateful(query.execution, columns)
         _check_output_mode(query.execution, outputs)
         _check_file_manager(query.execution)
 
-    def _write(self, batch: MicroBatch) -> Written | None:
+    def write(self, batch: MicroBatch, stored: Stored) -> Written | None:  # noqa: ARG002 - the Policy's
         """Write one micro-batch, with or without ranges.
 
         :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are from different times.
         """
+        try:
+            return self._write(batch)
+        except Exception as error:
+            if (failed := batch.failed(error)) is None:
+                raise
+            raise among(failed, batch) from error
+
+    def _write(self, batch: MicroBatch) -> Written | None:
         watch = Stopwatch()
         query_id = UUID(batch.query.query_id)
         plan = self._plan(batch, query_id)
         watch.lap("plan")
-        computed: Mapping[str, Computed] = {}
+        computed: Mapping[str, Rows] = {}
         texts: dict[TopicPartition, Text] = {}
         if plan.outcome is Outcome.APPLY:
             computed = rows = self._compute_whole(batch)
-            texts = self._texts(batch.number, batch.ranges, rows)
+            texts = texts_of(self._metadata, batch.number, batch.ranges, rows)
         elif plan.outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()
@@ -98,44 +114,23 @@ class StatefulWay(BatchWay):
         watch.lap("compute")
         failpoints.reach("before_lock")
 
-        def work(tx: Transaction) -> dict[str, int] | None:
-            try:
-                locked = tx.lock(batch.ranges)
-            except OffsetGap as gap:
-                raise PlanOutdated from gap
-            if any(decision.outcome is not plan.outcome for decision in locked.values()):
-                raise PlanOutdated
-            is_new = tx.mark_batch(query_id, batch.number)
-            if is_new is not (plan.outcome is Outcome.APPLY):
-                raise PlanOutdated
-            if not is_new:
-                return None
-            remaining = {tp: decision.remaining for tp, decision in locked.items()}
-            rows = write_and_advance(computed, tx, remaining, texts)
-            watch.lap("write")
-            return rows
-
-        rows = self._claim.run(work)
-        watch.lap("commit")
-        return None if rows is None else Written(rows, watch.seconds)
-
-    def name_record(self, failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
-        """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
-
-        So there is no trial, and only what shows a function's error or a bad value counts.
-
-        :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
-        """
-        if not (is_of_function(failed) or speaks_for_itself(failed)):
-            raise failed.__cause__ or failed from None
-        place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
-        return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
+        is_new = plan.outcome is Outcome.APPLY
+        mark = BatchMark(query_id, batch.number, is_new)
+        try:
+            written = commit(self._claim, Unit(plan.decisions, computed, [mark], metadata=texts), watch)
+        except OffsetGap as gap:  # none was planned
+            raise PlanOutdated from gap
+        return written if is_new else None
 
     def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
         claim = self._claim
         rows = read_offsets(claim)
+        decisions = {
+            tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_)
+            for tp, range_ in batch.ranges.items()
+        }
         if any(row.token != claim.token for row in rows.values()):
-            return _StatefulPlan(rows, None)
+            return _StatefulPlan(rows, decisions, None)
         mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))
         at = batch.query.positions()
         stored = {tp: row.next_offset for tp, row in rows.items()}
@@ -149,25 +144,36 @@ class StatefulWay(BatchWay):
                 "an earlier checkpoint (open windows, seen keys) is lost",
                 claim.group,
             )
-        return _StatefulPlan(rows, outcome)
+        return _StatefulPlan(rows, decisions, outcome)
 
-    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver | InStaging]:
+    def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver]:
         frame = batch.frame
         frame.persist()
         try:
             frame.count()  # all rows: a transform that needs only some would leave out the state of the rest
-            return self._compute(frame, batch.ranges)
+            given = with_coordinates(frame) if self._has_coordinates else frame
+            return batch.rows_of(given, count_offsets(batch.ranges))
         finally:
             frame.unpersist()
 
-    def _given(self, frame: DataFrame) -> DataFrame:
-        return with_coordinates(frame) if self._has_coordinates else frame
+
+def among(failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
+    """Name the batch: its rows may be of any earlier one, and computing a part would change the state.
+
+    So there is no trial, and only what shows a function's error or a bad value counts.
+
+    :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
+    """
+    if not (is_of_function(failed) or speaks_for_itself(failed)):
+        raise failed.__cause__ or failed from None
+    place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
+    return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 
 
 def _check_output_mode(execution: Any, outputs: Outputs) -> None:
     if execution.outputMode().toString() != "Complete":
         return
-    appended = sorted(str(writer) for writer in outputs.writers.values() if isinstance(writer, Append))
+    appended = sorted(str(writer) for writer in outputs.writers.values() if declares(writer, "appends"))
     if appended:
         raise UnsupportedQuery(
             "the query's output mode is complete: each batch would append the whole result",

@@ -1,0 +1,156 @@
+"""What a source hands over, and what is asked of it: Spark's micro-batch is one, in `offsetstore.spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, Self, TypeAlias
+
+from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.processing.blame import Proof
+from offsetstore.processing.unit import Ranges, Record, Rows
+from offsetstore.protocol.letters import Letter, LetterError, Payload
+
+
+class CountedRows(Rows, Protocol):
+    """One output's rows of some records."""
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        ...
+
+
+class KeptRows(CountedRows, Protocol):
+    """Rows that can wait in memory."""
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        ...
+
+    def joined(self, later: Sequence[Self], /) -> CountedRows:
+        """The same output's rows of several deliveries, in order, as one."""
+        ...
+
+
+class CarefulPart(Protocol):
+    """Records whose rows are computed, each with its record known. They are numbered from 0, in order."""
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The records that exist, ascending."""
+        ...
+
+    @property
+    def with_rows(self) -> Sequence[int]:
+        """Those that make any rows, and are not rejected: a reject may not have reached what fails for others."""
+        ...
+
+    @property
+    def keys(self) -> Mapping[int, Hashable]:
+        """What records of one key have in common."""
+        ...
+
+    @property
+    def rejected(self) -> Mapping[int, LetterError]:
+        """The records that transform rejects, with its reasons."""
+        ...
+
+    @property
+    def failed(self) -> Mapping[int, FunctionFailed]:
+        """The records that can't be computed: all others could, after them. They have no rows here."""
+        ...
+
+    @property
+    def replaces_in_order(self) -> bool:
+        """Whether rows replace stored ones that are taken to be earlier."""
+        ...
+
+    def fail_again(self, numbers: Sequence[int]) -> Mapping[int, FunctionFailed]:
+        """Compute some of those that have failed once more; return those that fail again.
+
+        :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
+        """
+        ...
+
+    def record(self, number: int) -> Record:
+        """The partition and the offset of a record."""
+        ...
+
+    def misfits(self, connection: object) -> Mapping[int, RowsRefused]:
+        """The records with a value that can never fit."""
+        ...
+
+    def rows_of(self, numbers: Sequence[int]) -> Mapping[str, CountedRows]:
+        """The rows of some records, which are in ascending order, by output."""
+        ...
+
+    def hinted(self, refused: RowsRefused, numbers: Sequence[int], /) -> int | None:
+        """The record that the refusal of these records' rows hints at, if it does."""
+        ...
+
+    def payloads(self, numbers: Sequence[int]) -> Mapping[int, Payload]:
+        """The records themselves.
+
+        :raises PlanOutdated: they are lost.
+        """
+        ...
+
+
+class Delivery(Protocol):
+    """Records of a source, whose rows are computed when they are asked for, and can be computed again."""
+
+    @property
+    def number(self) -> int:
+        """The source's number of it, which stays if it is handed over again."""
+        ...
+
+    @property
+    def ranges(self) -> Ranges:
+        """The exact ranges of its records, without empty ones."""
+        ...
+
+    def rows(self, part: Ranges, without: Collection[Record] = ()) -> Mapping[str, KeptRows]:
+        """Compute the rows of a part's records except some, by output.
+
+        :raises PlanOutdated: what was computed is lost; the delivery must be planned again.
+        """
+        ...
+
+    def careful(
+        self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
+    ) -> AbstractContextManager[CarefulPart]:
+        """Compute the rows of a part, so that those of single records can be left out; keep them until the block ends.
+
+        :param suspects: records that have failed before. Those with an error have failed just now, and are not tried
+            again; each of the others is tried alone if not all can be computed together.
+        :param has_sequences: whether keys are the digests that letters have.
+        :param seconds: how long to search for records that can't be computed.
+        :raises Halve: memory can't hold their rows, or the search takes too long.
+        :raises NoneComputed: no record of many can be computed.
+        """
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, and raise if the source is being stopped: with 0, only look."""
+        ...
+
+    def failed(self, error: Exception) -> FunctionFailed | None:
+        """Our error for one of `rows` or `careful` that a record may have caused; ``None`` for any other."""
+        ...
+
+    def unreadable(self) -> str | None:
+        """The next step if the source itself can't read its records, for a reason that is in one of them."""
+        ...
+
+    def proof(self, refused: RowsRefused) -> Proof:
+        """What it takes to show that a record is the cause of a refusal."""
+        ...
+
+
+ComputeLetters: TypeAlias = Callable[[Sequence[Letter]], AbstractContextManager[CarefulPart]]
+"""Computes the rows of letters, which are numbered in their order.
+
+It raises `Halve` if they are too many, and `NoneComputed` if a function fails for all of them.
+"""

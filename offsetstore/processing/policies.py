@@ -1,0 +1,431 @@
+"""How a delivery is written: whole, with the marks of a function, or kept in memory for a later flush.
+
+A policy reads the stored offsets and plans; computes, with no transaction open; and has `commit` do a `Unit` of work.
+If a stored offset has changed meanwhile, nothing was written, and the delivery is planned again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
+from offsetstore.offsets import TopicPartition, count_offsets, describe
+from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing.blame import SECONDS, AcceptedThen, Verdict, conclude, isolate, schema_of
+from offsetstore.processing.buffer import Buffer, Flush, Kept
+from offsetstore.processing.delivery import CountedRows, Delivery, KeptRows
+from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
+from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.unit import (
+    Ending,
+    Once,
+    PlanOutdated,
+    Ranges,
+    Record,
+    Stopwatch,
+    Stored,
+    Unit,
+    Written,
+    commit,
+    only_locks,
+)
+from offsetstore.protocol.events import FlushEnded
+from offsetstore.protocol.marking import Position
+from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.store.claim import Claim
+
+_log = logging.getLogger(__name__)
+
+
+class Policy(Protocol):
+    """A way to write deliveries."""
+
+    def write(self, delivery: Delivery, stored: Stored) -> Written | None:
+        """Plan and write a delivery; return ``None`` if all of it was in the results already.
+
+        :param stored: what is committed of it, where that takes several transactions, is added here.
+        :raises PlanOutdated: it must be planned again.
+        :raises GroupPaused: it must be planned again when the group is resumed.
+        """
+        ...
+
+
+class Whole:
+    """Writes each delivery in one transaction. If a record can't be written, it is searched for.
+
+    :param recovery: makes such records dead letters.
+    :param by_partition: whether what comes before a record that can't be computed is stored in a transaction for each
+        partition.
+    """
+
+    def __init__(
+        self, claim: Claim, metadata: BatchMetadata, recovery: Recovery | None = None, *, by_partition: bool = False
+    ) -> None:
+        self._claim = claim
+        self._metadata = metadata
+        self._recovery = recovery
+        self._by_partition = by_partition
+
+    def write(self, delivery: Delivery, stored: Stored) -> Written | None:
+        """See `Policy`."""
+        with self.naming_record(delivery, stored):
+            if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
+                return self._recovery.write(delivery, stored)
+            watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges)
+            watch.lap("plan")
+            try:
+                return self._compute_and_commit(delivery, plan, watch)
+            except Exception as error:
+                if self._recovery is not None and may_be_of_records(delivery, error):
+                    return self._recovery.write(delivery, stored)
+                if isinstance(error, RowsRefused):
+                    raise self.blame(error, delivery, plan, stored) from None
+                raise
+
+    def write_carefully(self, delivery: Delivery, stored: Stored) -> Written | None:
+        """Write what remains; records that can't be written become dead letters. Only with a `Recovery`."""
+        assert self._recovery is not None
+        with self.naming_record(delivery, stored):
+            return self._recovery.write(delivery, stored)
+
+    @contextmanager
+    def naming_record(self, delivery: Delivery, stored: Stored) -> Generator[None]:
+        """Turn an error of the source that a record can cause into ours, which names it."""
+        try:
+            yield
+        except Exception as error:
+            if (failed := delivery.failed(error)) is None:
+                raise
+            raise self.blame_failed(failed, delivery, stored) from error
+
+    def blame(
+        self, refused: RowsRefused, delivery: Delivery, plan: Plan, stored: Stored, *, seconds: float = SECONDS
+    ) -> RowsRefused:
+        """Find the refused record among those of the plan, and store those before it; return the error to raise."""
+        create_rows(self._claim, plan)
+
+        def attempt(part: Ranges, without: Collection[Record]) -> int:
+            rows = delivery.rows(part, without)
+            tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK))
+            return sum(tried.rows.values()) if tried is not None else 0
+
+        remaining = plan.remaining()
+        verdict = isolate(refused, remaining, attempt, proof=delivery.proof, seconds=seconds)
+        return self._conclude(verdict, remaining, self._storing(delivery, plan, stored))
+
+    def blame_failed(self, failed: FunctionFailed, delivery: Delivery, stored: Stored) -> RowsRefused:
+        """Find the first record with which rows can't be computed, and store those before it.
+
+        :raises Exception: the source's own, if it does not recur. With dead letters also if the records can be read:
+            recovery has found each bad record then, and it alone knows which good ones have to wait.
+        """
+        plan = Plan.of(self._claim, delivery.ranges)
+        create_rows(self._claim, plan)
+        ranges = plan.remaining()
+        verdict = search_failed(failed, delivery, ranges, is_found=self._recovery is not None)
+        return self._conclude(verdict, ranges, self._storing(delivery, plan, stored), by_partition=self._by_partition)
+
+    def _conclude(
+        self, verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], None], *, by_partition: bool = False
+    ) -> RowsRefused:
+        claim = self._claim
+        return conclude(verdict, ranges, store, group=claim.group, schema=schema_of(claim), by_partition=by_partition)
+
+    def _storing(self, delivery: Delivery, plan: Plan, stored: Stored) -> Callable[[Ranges], None]:
+        """Make a function that stores the first of the remaining records."""
+
+        def store(part: Ranges) -> None:
+            written = self._compute_and_commit(delivery, plan.up_to(part), Stopwatch())
+            if written is not None:
+                stored.add(part, written.rows)
+
+        return store
+
+    def _compute_and_commit(self, delivery: Delivery, plan: Plan, watch: Stopwatch) -> Written | None:
+        if not plan.is_worth_computing(self._claim):
+            return commit_plan(self._claim, plan, Unit(plan.decisions, None), watch)
+        remaining = plan.remaining()
+        rows = delivery.rows(remaining)
+        texts = texts_of(self._metadata, delivery.number, remaining, rows)
+        return commit_plan(self._claim, plan, Unit(plan.decisions, rows, metadata=texts), watch)
+
+
+def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
+    """Whether it takes a look at the single records to tell."""
+    if isinstance(error, RowsRefused):
+        return True
+    if (failed := delivery.failed(error)) is None:
+        return False
+    _log.warning("looking for the records that can't be computed: %s", failed.what)
+    return True
+
+
+def texts_of(
+    metadata: BatchMetadata, number: int, ranges: Ranges, rows: Mapping[str, CountedRows]
+) -> dict[TopicPartition, Text]:
+    """The metadata that a delivery takes along."""
+    return metadata.texts(BatchInfo(number, ranges, {name: output.rows for name, output in rows.items()}))
+
+
+def search_failed(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, *, is_found: bool = False) -> Verdict:
+    """Find the first record with which rows can't be computed. Parts are only computed.
+
+    :param is_found: whether each record that can't be computed is known already: only one that can't be read is not.
+    :raises Exception: the source's own, if it does not recur, or can't be looked for.
+    """
+    if (next_step := delivery.unreadable()) is not None:
+        delivery.sleep(0)  # a source that is being stopped
+        error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
+        [record, *others] = [(tp, range_.from_) for tp, range_ in ranges.items()] or [None]
+        is_one = not others and count_offsets(ranges) == 1
+        return Verdict(error, {}, ranges, record if is_one else None)
+    if is_found:
+        raise failed.__cause__ or failed from None
+
+    def attempt(part: Ranges, without: Collection[Record]) -> int:
+        delivery.sleep(0)
+        try:
+            return sum(output.rows for output in delivery.rows(part, without).values())
+        except Exception as error:
+            if (again := delivery.failed(error)) is None:
+                raise
+            raise again from error
+
+    try:
+        verdict = isolate(failed, ranges, attempt, proof=delivery.proof)
+    except AcceptedThen:  # a worker that died, say: the source's own error tells more
+        raise failed.__cause__ or failed from None
+    delivery.sleep(0)
+    return verdict
+
+
+class _InMemory:
+    """What a job has in memory besides what is stored, in the sink or in the user's function.
+
+    After an error with which it may not agree, nothing more is written.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._broken_by: str | None = None
+
+    def broke(self, error: BaseException) -> None:
+        """Record the error."""
+        self._broken_by = type(error).__name__
+
+    def require_whole(self) -> None:
+        """Refuse to go on.
+
+        :raises SinkError: there was one.
+        """
+        if self._broken_by is not None:
+            raise SinkError(
+                "an earlier batch of this sink failed; what is kept in memory may differ from what is stored",
+                found=self._broken_by,
+                next_step="Start the job again with a new claim: it reads from the stored offsets.",
+            )
+
+    @contextmanager
+    def naming_record(self, delivery: Delivery) -> Generator[None]:
+        """Name a record that can't be computed. What waits in memory, or was delivered, is not stored."""
+        try:
+            yield
+        except Exception as error:
+            if (failed := delivery.failed(error)) is None:
+                raise
+            verdict = search_failed(failed, delivery, delivery.ranges)
+            alone = Verdict(verdict.error, {}, verdict.suspects, verdict.record)
+            claim = self._claim
+            raise conclude(
+                alone, delivery.ranges, lambda _: None, group=claim.group, schema=schema_of(claim)
+            ) from error
+
+
+class Marked:
+    """Lets a function write each delivery and mark what is done, once: it can't know of a rollback.
+
+    A refused record is not searched for: the function would be given records again and again.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._memory = _InMemory(claim)
+
+    def write(self, delivery: Delivery, stored: Stored) -> Written | None:  # noqa: ARG002 - the Policy's
+        """See `Policy`."""
+        self._memory.require_whole()
+        claim, watch = self._claim, Stopwatch()
+        with self._memory.naming_record(delivery):
+            plan = Plan.of(claim, delivery.ranges, claim.delivered)
+            watch.lap("plan")
+            rows = None
+            if plan.is_worth_computing(claim):
+                rows = {name: Once(output) for name, output in delivery.rows(plan.remaining()).items()}
+        # Rows of earlier deliveries may wait in the function's memory: their partitions can be marked too.
+        waiting = only_locks({tp: range_.until for tp, range_ in claim.unmarked().items()})
+        unit = Unit({**waiting, **plan.decisions}, rows, ending=Ending.MARK)
+        try:
+            return commit_plan(claim, plan, unit, watch)
+        except BaseException as error:
+            if unit.is_spent:
+                self._memory.broke(error)
+            raise
+
+
+class Buffered:
+    """Keeps the rows of deliveries, and writes them together when a limit is reached. The runner's lock guards it.
+
+    A delivery that is kept opens no transaction, and its source takes it for done. A flush locks from the stored offset
+    to the end of what was delivered, writes, and advances. What a crash takes away with the buffer is read again by the
+    next start, which begins at the stored offset.
+    """
+
+    def __init__(self, claim: Claim, metadata: BatchMetadata, limits: Flush) -> None:
+        self._claim = claim
+        self._metadata = metadata
+        self._memory = _InMemory(claim)
+        self._alone = Whole(claim, metadata)
+        self._buffer = Buffer[KeptRows](limits)
+        self._has_failed = False
+
+    @property
+    def has_any(self) -> bool:
+        """Whether any delivery is kept."""
+        return bool(self._buffer.batches)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the buffer has to be flushed now: a limit is reached, or an earlier flush has failed."""
+        return self._buffer.is_due or (self._has_failed and self.has_any)
+
+    def write(self, delivery: Delivery, stored: Stored) -> Written | None:
+        """Compute and keep a delivery, and flush if that is due."""
+        self._memory.require_whole()
+        watch, claim = Stopwatch(), self._claim
+        with self._memory.naming_record(delivery):
+            delivered = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
+            plan = Plan.of(claim, delivery.ranges, delivered)
+            watch.lap("plan")
+            if not plan.is_worth_computing(claim):
+                self._check(plan)
+                return None
+            remaining = plan.remaining()
+            create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
+            rows = delivery.rows(remaining)
+        check_topics(claim, plan.stored, plan.decisions)
+        watch.lap("compute")
+        count, size = sum(output.rows for output in rows.values()), sum(output.bytes for output in rows.values())
+        claim.require_open()  # the transform, or another thread, may have closed it
+        kept = Kept(delivery.number, remaining, rows, count, size)
+        self._buffer.append(kept)
+        if self.is_due and not self._flush_with(kept):
+            written = self._alone.write(delivery, stored)  # which finds the record
+            claim.positions |= {tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()}
+            return written
+        self._tell_delivered()
+        return Written({name: output.rows for name, output in rows.items()}, watch.seconds, is_kept=True)
+
+    def _tell_delivered(self) -> None:
+        ranges = self._buffer.ranges.items()
+        self._claim.positions |= {tp: Position(range_.from_, range_.until) for tp, range_ in ranges}
+
+    def _check(self, plan: Plan) -> None:
+        """Raise the error of a plan that is not worth computing; return if all of it was delivered already."""
+        commit(self._claim, Unit())  # a stale claim
+        for tp, decision in plan.decisions.items():
+            if decision.outcome is Outcome.GAP:
+                raise OffsetGap(
+                    "the range begins above what was delivered, and what is in between would be missing",
+                    topic_partition=tp,
+                    found=f"range {decision.range}",
+                    expected=f"a range from {decision.stored}",
+                )
+
+    def _flush_with(self, last: Kept[KeptRows]) -> bool:
+        """Flush; if that fails, forget the ``last`` delivery, which its source then hands over again.
+
+        :return: ``False`` if only the last one is refused, and the others are written: it can be searched.
+        """
+        try:
+            self.flush()
+        except BaseException as error:
+            is_only = self._buffer.batches == (last,)
+            self._buffer.remove([last])
+            if is_only and isinstance(error, RowsRefused):
+                return False
+            raise
+        return True
+
+    def flush(self) -> None:
+        """Write all that is kept; nothing happens if that is nothing.
+
+        If rows are refused, the deliveries are written one by one, up to the one that has them.
+
+        :raises OffsetStoreError: what is still kept could not be written.
+        """
+        self._memory.require_whole()
+        kept = self._buffer.batches
+        if not kept:
+            return
+        self._has_failed = True
+        self._flush(kept)
+        self._has_failed = False
+
+    def _flush(self, kept: Sequence[Kept[KeptRows]]) -> None:
+        try:
+            self._commit(kept)
+        except RowsRefused as refused:
+            if len(kept) == 1:
+                raise _among(refused, kept[0]) from None
+            for each in kept:
+                try:
+                    self._commit([each])
+                except RowsRefused as one:
+                    raise _among(one, each) from None
+
+    def forget(self) -> None:
+        """Drop what is kept: another claim reads it again."""
+        self._buffer.remove(self._buffer.batches)
+
+    def _commit(self, kept: Sequence[Kept[KeptRows]]) -> None:
+        """Write the first of the kept deliveries in one transaction."""
+        claim = self._claim
+        ranges = self._buffer.ranges if len(kept) > 1 else kept[0].ranges
+        rows = {
+            name: first.joined([each.outputs[name] for each in kept[1:]]) for name, first in kept[0].outputs.items()
+        }
+        texts = texts_of(self._metadata, kept[-1].number, ranges, rows)
+        plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()})
+        try:
+            written = commit_plan(claim, plan, Unit(plan.decisions, rows, metadata=texts), Stopwatch())
+        except PlanOutdated:
+            raise SinkError(
+                "the stored offsets are not where the kept batches begin: something else has moved them",
+                next_step="Start the job again: it reads from the stored offsets.",
+            ) from None
+        except CommitUnknown as unknown:
+            self._memory.broke(unknown)
+            raise
+        self._buffer.remove(kept)
+        claim.positions |= {tp: Position(range_.until, range_.until) for tp, range_ in ranges.items()}
+        self._tell_delivered()
+        if written is not None:
+            numbers = (kept[0].number, kept[-1].number)
+            claim.observers.on(
+                FlushEnded(
+                    group=claim.group, batches=numbers, ranges=ranges, rows=written.rows, seconds=written.seconds
+                )
+            )
+
+
+def _among(refused: RowsRefused, kept: Kept[KeptRows]) -> RowsRefused:
+    return refused.among(
+        kept.ranges,
+        f"a batch that was kept, {kept.number}: {describe(kept.ranges)}",
+        stored={},
+        next_step="Start the job once without flush=: it finds the record. Correct or filter such rows.",
+    )

@@ -1,0 +1,327 @@
+"""A unit of work, and the one transaction in which it is done.
+
+Nothing is locked while a job plans and computes. So `commit` locks the partitions and compares them with the plan; if a
+stored offset has changed, nothing is written, and the work is planned again. Otherwise the rows are written, and what
+goes along with them; then the transaction ends in one of four ways.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+from offsetstore.errors import RowsRefused
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.letters import Failed, NewLetter
+from offsetstore.protocol.marking import Marking
+from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.replay import Decision, Outcome, decide
+from offsetstore.protocol.retries import may_pass
+from offsetstore.protocol.work import Work
+from offsetstore.store.transaction import Transaction
+
+UNNAMED: Final = ""
+"""The name of the output if there is only one."""
+
+Decisions: TypeAlias = "Mapping[TopicPartition, Decision]"
+Ranges: TypeAlias = "Mapping[TopicPartition, OffsetRange]"
+Record: TypeAlias = tuple[TopicPartition, int]
+"""A record: its partition and its offset."""
+
+_T = TypeVar("_T")
+
+
+class PlanOutdated(Exception):
+    """The plan or the computed rows are outdated: the transaction rolls back, and the work is planned again.
+
+    :param is_stored: all of it is in the results already.
+    """
+
+    def __init__(self, why: str = "the stored offsets changed", *, is_stored: bool = False) -> None:
+        super().__init__(why)
+        self.is_stored = is_stored
+
+
+class Rows(Protocol):
+    """One output's rows, which can be written again after a rollback; for others there is `Once`."""
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number."""
+        ...
+
+
+@dataclass(slots=True)
+class Once:
+    """Rows that are not written again after a rollback: a stream, or rows for a function that may keep them.
+
+    ``has_begun`` tells whether they may be used up.
+    """
+
+    rows: Rows
+    has_begun: bool = False
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number."""
+        self.has_begun = True
+        return self.rows.write(work)
+
+
+class Ending(Enum):
+    """How a unit's transaction ends."""
+
+    ADVANCE = "advance"
+    """It moves the stored offsets to the ends of the ranges."""
+    MARK = "mark"
+    """It moves them to where the rows' writer has marked."""
+    TOUCH = "touch"
+    """It moves nothing; the partitions' rows show that it was committed."""
+    ROLL_BACK = "roll back"
+    """A trial: nothing stays."""
+
+
+class Along(Protocol):
+    """Something else that a transaction writes."""
+
+    def begin(self, tx: Transaction) -> None:
+        """Do what comes before the rows.
+
+        :raises PlanOutdated: the unit must be planned again.
+        """
+        ...
+
+    def end(self, tx: Transaction) -> None:
+        """Do what comes after the rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The work of one transaction.
+
+    :param decisions: of the plan, by partition. A partition with an empty range is only locked.
+    :param rows: of each output; ``None`` if they were not worth computing, since nothing remains.
+    :param metadata: the text of each partition that gets another one.
+    :param gone, in_sequence: see `Transaction.lock`.
+    """
+
+    decisions: Decisions = field(default_factory=dict[TopicPartition, Decision])
+    rows: Mapping[str, Rows] | None = field(default_factory=dict[str, Rows])
+    along: Sequence[Along] = ()
+    ending: Ending = Ending.ADVANCE
+    metadata: Mapping[TopicPartition, Text] = field(default_factory=dict[TopicPartition, "Text"])
+    gone: Collection[Record] = ()
+    in_sequence: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it can't be done again: it has rows that may be used up."""
+        return any(isinstance(one, Once) and one.has_begun for one in (self.rows or {}).values())
+
+
+def only_locks(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Decision]:
+    """Decisions that lock the partitions, each of which must be at this stored offset, and leave nothing to write."""
+    return {tp: decide(offset, OffsetRange(offset, offset)) for tp, offset in offsets.items()}
+
+
+class Holder(Protocol):
+    """Something that begins transactions: a `Claim`, or a task's attachment to one."""
+
+    def run(
+        self, work: Callable[[Transaction], _T], *, marking: Marking = ..., retry_if: Callable[[Exception], bool] = ...
+    ) -> _T:
+        """Run ``work`` in a transaction, and perhaps in another one after an error for which ``retry_if`` is true."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The outcome of a batch: the rows of each output, and the seconds of each phase; see `BatchEnded`.
+
+    :param is_kept: they are not written, or not by a transaction of this batch alone; see `BatchEnded`.
+    """
+
+    rows: Mapping[str, int]
+    seconds: Mapping[str, float]
+    is_kept: bool = False
+
+
+@dataclass(slots=True)
+class Stored:
+    """What is committed of a batch so far, where that takes several transactions: it stays if the batch then fails."""
+
+    ranges: dict[TopicPartition, OffsetRange] = field(default_factory=dict[TopicPartition, OffsetRange])
+    rows: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, ranges: Ranges, rows: Mapping[str, int]) -> None:
+        """Add what a transaction has stored; each of its ranges begins where that partition's last one ends."""
+        for tp, range_ in ranges.items():
+            self.ranges[tp] = OffsetRange(self.ranges.get(tp, range_).from_, range_.until)
+        self.rows.update(rows)
+
+    def written(self, seconds: Mapping[str, float]) -> Written | None:
+        """The outcome if that was all; ``None`` if it is nothing."""
+        return Written(dict(self.rows), seconds) if self.ranges else None
+
+
+class Stopwatch:
+    """Adds up the seconds of each phase.
+
+    :param before: what was measured before.
+    """
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = dict(before or {})
+        self._since = time.monotonic()
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to this phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+
+
+def commit(holder: Holder, unit: Unit, watch: Stopwatch | None = None) -> Written | None:
+    """Do a unit's work in one transaction, and again after an error that may pass, unless its rows may be used up.
+
+    :param watch: measures the phases "write" and "commit".
+    :return: ``None`` if nothing remained to be done.
+    :raises PlanOutdated: the stored offsets are not those of the plan; nothing was written.
+    :raises RowsRefused: rows were refused, now or by a deferred constraint; the error names the output.
+    """
+    watch = watch or Stopwatch()
+
+    def work(tx: Transaction) -> dict[str, int] | None:
+        remaining = _lock_as_planned(tx, unit)
+        if unit.rows is None and remaining:  # the reason not to compute is gone
+            raise PlanOutdated
+        if not (remaining or unit.along or (unit.rows and not unit.decisions)):
+            return None
+        for one in unit.along:
+            one.begin(tx)
+        rows = write_all(unit.rows or {}, tx)
+        for one in unit.along:
+            one.end(tx)
+        _end(tx, unit, remaining, rows)
+        watch.lap("write")
+        return rows
+
+    try:
+        rows = holder.run(
+            work,
+            marking="manual" if unit.ending is Ending.MARK else "automatic",
+            retry_if=lambda error: may_pass(error) and not unit.is_spent,
+        )
+    except _RolledBack as trial:
+        rows = trial.rows
+    watch.lap("commit")
+    return None if rows is None else Written(rows, watch.seconds)
+
+
+class _RolledBack(Exception):
+    """Rolls a trial back: all rows were accepted."""
+
+    def __init__(self, rows: dict[str, int]) -> None:
+        super().__init__("a trial")
+        self.rows = rows
+
+
+def _lock_as_planned(tx: Transaction, unit: Unit) -> Ranges:
+    """Lock the partitions, and return the remaining range of each one that has any."""
+    ranges = {tp: decision.range for tp, decision in unit.decisions.items()}
+    locked = tx.lock(ranges, gone=unit.gone, in_sequence=unit.in_sequence)
+    remaining = {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
+    if locked != unit.decisions:
+        raise PlanOutdated(is_stored=not remaining)
+    return remaining
+
+
+def write_all(outputs: Mapping[str, Rows], work: Work) -> dict[str, int]:
+    """Write all outputs, and return the rows of each; a `RowsRefused` names the output."""
+    rows: dict[str, int] = {}
+    for name, output in outputs.items():
+        with of_output(name):
+            rows[name] = output.write(work)
+    return rows
+
+
+@contextmanager
+def of_output(name: str) -> Generator[None]:
+    """Add the output's name to a `RowsRefused` from the block."""
+    try:
+        yield
+    except RowsRefused as refused:
+        refused.output = name
+        raise
+
+
+def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -> None:
+    """End the transaction. Deferred constraints are checked here, not by COMMIT."""
+    match unit.ending:
+        case Ending.ADVANCE | Ending.MARK:
+            tx.finish(remaining, unit.metadata)
+        case Ending.TOUCH:
+            tx.touch()
+        case Ending.ROLL_BACK:
+            if rows:
+                tx.check_deferred()
+            raise _RolledBack(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class NewLetters:
+    """Records that a transaction passes over: with letters, or, with their reasons, without."""
+
+    letters: Sequence[NewLetter]
+    skipped: Mapping[Record, str]
+
+    def begin(self, tx: Transaction) -> None:
+        """See `Along`."""
+
+    def end(self, tx: Transaction) -> None:
+        """Write them after the rows, which may be refused."""
+        if self.letters:
+            tx.write_letters(self.letters)
+            failpoints.reach("letters_written")
+        if self.skipped:
+            tx.note_skipped(self.skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failed attempts at records."""
+
+    failed: Mapping[Record, Failed]
+
+    def begin(self, tx: Transaction) -> None:
+        """See `Along`."""
+
+    def end(self, tx: Transaction) -> None:
+        """Write them."""
+        tx.write_failures(self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMark:
+    """The number of a stateful query's batch.
+
+    :param is_new: whether the plan is to write it; otherwise it is in the results already.
+    """
+
+    query_id: UUID
+    number: int
+    is_new: bool
+
+    def begin(self, tx: Transaction) -> None:
+        """Mark the batch."""
+        if tx.mark_batch(self.query_id, self.number) is not self.is_new:
+            raise PlanOutdated
+
+    def end(self, tx: Transaction) -> None:
+        """See `Along`."""

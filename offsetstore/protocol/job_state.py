@@ -1,0 +1,285 @@
+"""What a job does, by its events: one fold under the record of its run, its metrics and its health. Pure: no clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable
+from offsetstore.offsets import Token
+from offsetstore.protocol.events import (
+    BatchEnded,
+    BatchStarted,
+    ClaimEnded,
+    ClaimTaken,
+    DatabaseAsked,
+    DrainChanged,
+    Event,
+    FlushEnded,
+    LettersReplayed,
+    LettersWritten,
+    MirrorTried,
+    PauseChanged,
+    QueryStarted,
+    QueryStatus,
+    Retried,
+    SinkMade,
+)
+from offsetstore.protocol.runs import Phase
+
+UNREACHABLE: Final = 15.0
+"""Seconds without an answer from the database that are an outage, unless another limit is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """One claim's job. Times are seconds of the clock that the events are noted by; ``None``: there is no such moment.
+
+    :param token: of the claim, ``None`` if it is not known.
+    :param unreachable: a silence of the database that is longer was an outage.
+    :param claimed: when the group was claimed, or the last drain began or ended.
+    :param is_lost: whether another claim has taken over.
+    :param is_closed: whether the claim was closed.
+    :param replays_letters: whether the sink replays requested letters, ``None`` as long as there is no sink.
+    :param query: the last that has given the sink a batch.
+    :param is_draining: whether dead letters are being replayed without a query.
+    :param is_active: whether the query runs, ``None`` as long as it was never seen.
+    :param has_ended_well: whether it does not run because it was stopped, or had no more to do.
+    :param active_since: since when ``is_active`` is so.
+    :param trigger: the last one seen; see `QueryStatus`.
+    :param triggered: the last sign of a trigger.
+    :param interval: between two triggers.
+    :param pid: of the query's Java.
+    :param java_answered: when Java last answered, ``None`` if it is not asked.
+    :param phase_since: since when ``phase`` is so; a pause within a batch makes it begin anew.
+    :param batch: the number of the batch in flight, or of the last one; ``batch_offsets`` is how many it reads.
+    :param batch_began: when the batch in flight reached the sink.
+    :param ended_well: when a batch last ended well.
+    :param database_answered: when the database last answered.
+    :param is_database_failing: whether it has failed to since.
+    :param kafka_answered: when Kafka last answered.
+    :param is_kafka_failing: whether it has failed to since.
+    :param outage_ended: when one of the two last answered again.
+    :param mirrored: when Kafka's group was last found or made equal, and ``mirror_error`` why it could not be since.
+    :param counters: see `RunStatus.counters`.
+    """
+
+    group: str
+    token: Token | None = None
+    unreachable: float = UNREACHABLE
+    claimed: float = 0.0
+    is_lost: bool = False
+    is_closed: bool = False
+    replays_letters: bool | None = None
+    query: QueryStarted | None = None
+    is_draining: bool = False
+    is_active: bool | None = None
+    has_ended_well: bool = False
+    active_since: float = 0.0
+    trigger: int | None = None
+    triggered: float | None = None
+    interval: float = 0.0
+    pid: int | None = None
+    java_answered: float | None = None
+    phase: Phase = "starting"
+    phase_since: float = 0.0
+    batch: int | None = None
+    batch_offsets: int | None = None
+    batch_began: float | None = None
+    ended_well: float | None = None
+    database_answered: float = 0.0
+    is_database_failing: bool = False
+    kafka_answered: float = 0.0
+    is_kafka_failing: bool = False
+    outage_ended: float = 0.0
+    mirrored: float | None = None
+    mirror_error: str | None = None
+    counters: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def in_batch_since(self) -> float | None:
+        """When the batch in flight reached the sink, or its pause began or ended."""
+        return self.phase_since if self.phase in {"batch", "paused"} else None
+
+    @classmethod
+    def claimed_at(cls, at: float, group: str, token: Token, *, unreachable: float = UNREACHABLE) -> Self:
+        """The state of a job that has just claimed its group: all have answered."""
+        return cls(
+            group=group,
+            token=token,
+            unreachable=unreachable,
+            claimed=at,
+            phase_since=at,
+            database_answered=at,
+            kafka_answered=at,
+        )
+
+    def after(self, event: Event, at: float) -> Self:
+        """The state after an event of this group.
+
+        An end or a sink of another claim changes nothing: it comes late, of a claim that this one has replaced.
+
+        :param at: when it happened.
+        """
+        if isinstance(event, ClaimTaken) and event.token != self.token:
+            return self.claimed_at(at, self.group, event.token, unreachable=self.unreachable)
+        if isinstance(event, SinkMade | ClaimEnded) and self.token not in {None, event.token}:
+            return self
+        counters = {**self.counters}
+        for what, number in _counts(event).items():
+            if number:
+                counters[what] = counters.get(what, 0) + number
+        return replace(self, counters=counters, **self._changes(event, at))
+
+    def _changes(self, event: Event, at: float) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        match event:
+            case ClaimEnded():
+                changes = {"is_lost" if event.outcome == "fenced" else "is_closed": True}
+            case SinkMade():
+                changes = {"replays_letters": event.replays_letters, "java_answered": at}
+            case QueryStarted():
+                changes = {"query": event}
+            case DrainChanged():  # the query has its time after that
+                changes = {"is_draining": event.is_running, "claimed": at, "active_since": at}
+            case DatabaseAsked():
+                changes = self._of_database(event, at)
+            case MirrorTried():
+                changes = self._of_mirror(event, at)
+            case BatchStarted() | PauseChanged() | BatchEnded():
+                changes = self._of_batch(event, at)
+            case _:
+                pass
+        return changes
+
+    def _of_batch(self, event: BatchStarted | PauseChanged | BatchEnded, at: float) -> dict[str, Any]:
+        match event:
+            case PauseChanged() if event.pause is not None:
+                return {"phase": "paused", "phase_since": at}
+            case BatchEnded():
+                phase: Phase = "failed" if event.outcome == "failed" else "idle"
+                ended_well = at if event.is_well else self.ended_well
+                return {
+                    "phase": phase,
+                    "phase_since": at,
+                    "batch_began": None,
+                    "triggered": at,
+                    "ended_well": ended_well,
+                }
+            case _:
+                begun: dict[str, Any] = {"phase": "batch", "phase_since": at}
+        if isinstance(event, BatchStarted):
+            begun |= {"batch": event.batch, "batch_offsets": event.offsets, "batch_began": at}
+        if self.is_active is None:  # where Spark can't be read, a batch shows that the query runs
+            begun |= {"is_active": True, "active_since": at}
+        return begun
+
+    def _of_database(self, event: DatabaseAsked, at: float) -> dict[str, Any]:
+        if event.error is not None and _is_silence(event.error):
+            return {"is_database_failing": True}
+        answered: dict[str, Any] = {"database_answered": at, "is_database_failing": False}
+        if at - self.database_answered > self.unreachable:  # one missed heartbeat is no outage
+            answered["outage_ended"] = at
+        return answered
+
+    def _of_mirror(self, event: MirrorTried, at: float) -> dict[str, Any]:
+        told: dict[str, Any] = {"mirror_error": event.reason}
+        if isinstance(event.error, BrokerUnavailable):
+            return {**told, "is_kafka_failing": True}
+        told |= {"kafka_answered": at, "is_kafka_failing": False}
+        if event.reason is None:
+            told["mirrored"] = at
+        if self.is_kafka_failing:
+            told["outage_ended"] = at
+        return told
+
+    def seen(self, status: QueryStatus, at: float) -> Self:
+        """The state after a look at the query."""
+        changes: dict[str, Any] = {"java_answered": at, "interval": status.interval, "pid": status.pid or self.pid}
+        if status.trigger is not None and status.trigger != self.trigger:
+            changes |= {"trigger": status.trigger, "triggered": at}
+        looked = replace(self, **changes)
+        if self.is_active is None and status.is_active is False:
+            return looked  # it has not begun
+        is_active = self.is_active is not False if status.is_active is None else status.is_active
+        if is_active is not self.is_active:
+            looked = replace(looked, is_active=is_active, active_since=at)
+        looked = replace(looked, has_ended_well=status.has_failed is False)
+        if not is_active and self.in_batch_since is not None:  # stopped in the middle of a batch
+            return replace(looked, batch_began=None).entering("idle", at)
+        return looked
+
+    def entering(self, phase: Phase, at: float) -> Self:
+        """The state in a phase that begins now."""
+        return replace(self, phase=phase, phase_since=at)
+
+
+class JobStates:
+    """The jobs of a process, by group. Any thread may call it.
+
+    :param clock: by which the events are noted.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, unreachable: float = UNREACHABLE) -> None:
+        self._clock = clock
+        self._unreachable = unreachable
+        self._guard = threading.Lock()
+        self._states: dict[str, JobState] = {}
+
+    def on(self, event: Event) -> tuple[JobState, JobState]:
+        """Note an event, and return the group's state before and after it; a closed claim is forgotten."""
+        with self._guard:
+            group = event.group
+            before = self._states.get(group, JobState(group=group, unreachable=self._unreachable))
+            after = before.after(event, self._clock())
+            if after.is_closed:
+                self._states.pop(group, None)
+            elif after.token is not None:
+                self._states[group] = after
+            return before, after
+
+    def see(self, group: str, token: Token, status: QueryStatus) -> None:
+        """Note a look at the query of a claim."""
+        with self._guard:
+            before = self._states.get(group)
+            if before is not None and before.token == token:
+                self._states[group] = before.seen(status, self._clock())
+
+    def now(self) -> tuple[JobState, ...]:
+        """The states of the groups that are claimed."""
+        with self._guard:
+            return tuple(self._states.values())
+
+
+def _is_silence(error: Exception) -> bool:
+    """Whether the database did not answer; one that has no lock or refuses the heartbeat did."""
+    return not isinstance(error, OffsetStoreError) or isinstance(error, (StoreUnavailable, ConnectionLost))
+
+
+def _counts(event: Event) -> dict[str, int]:
+    """What an event adds to the counters."""
+    counts: dict[str, int] = {}
+    match event:
+        case BatchEnded():
+            counts = {"offsets": event.offsets, "rows": sum(event.written.values()), **_time(event.seconds)}
+            if event.outcome != "interrupted":
+                counts[event.outcome] = 1
+        case FlushEnded(error=None):
+            counts = {"flushed": 1, "rows": sum(event.rows.values()), **_time(event.seconds)}
+        case LettersWritten():
+            counts = {"letters": sum(event.letters.values())}
+        case LettersReplayed():
+            counts = {"replayed": event.replayed}
+        case Retried():
+            counts = {"retries": 1}
+        case DatabaseAsked(error=Exception()):
+            counts = {"heartbeats_missed": 1}
+        case _:
+            pass
+    return counts
+
+
+def _time(seconds: Mapping[str, float]) -> dict[str, int]:
+    return {"batch_milliseconds": round(sum(seconds.values()) * 1000)}

@@ -1,0 +1,124 @@
+"""A micro-batch as a delivery: its rows are computed by Spark, and collected on the driver as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
+from offsetstore.processing.blame import Proof, is_of_values
+from offsetstore.processing.unit import Ranges, Record
+from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
+from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
+from offsetstore.spark.cropping import with_coordinates, within
+from offsetstore.spark.function_errors import function_failed, is_out_of_range
+from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
+from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.plans.sharing import computed_once
+from offsetstore.store.claim import Claim
+
+_UNREADABLE: Final = (
+    "Spark's source can't read a record: its timestamp is out of range. Start with maxOffsetsPerTrigger=1: then what "
+    "comes before the record is stored, and the error names it, with the command that skips it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A micro-batch, with the exact ranges that it reads; see `Delivery`.
+
+    :param or_by_partition: whether rows that exceed Spark's limit are collected partition by partition.
+    """
+
+    frame: DataFrame = field(repr=False)
+    number: int
+    query: RunningQuery
+    ranges: dict[TopicPartition, OffsetRange]
+    claim: Claim = field(repr=False)
+    outputs: Outputs = field(repr=False)
+    or_by_partition: bool = True
+
+    def part(self, part: Ranges, without: Collection[Record] = ()) -> DataFrame:
+        """The records of some ranges, except some."""
+        return self.frame if part == self.ranges and not without else within(self.frame, part, without)
+
+    def rows(self, part: Ranges, without: Collection[Record] = ()) -> dict[str, OnDriver]:
+        """See `Delivery`."""
+        return self.rows_of(with_coordinates(self.part(part, without)), count_offsets(part))
+
+    def rows_of(self, given: DataFrame, offsets: int) -> dict[str, OnDriver]:
+        """Compute all outputs of what the transform gets.
+
+        :param offsets: how many it has.
+        """
+        writers = self.outputs.writers
+        level = StorageLevel.DISK_ONLY if offsets > LARGE else StorageLevel.MEMORY_AND_DISK_DESER
+        with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
+            frames = share(self.outputs.transform(given))
+            return {
+                name: on_driver(writer, frames[name], offsets, or_by_partition=self.or_by_partition)
+                for name, writer in writers.items()
+            }
+
+    @contextmanager
+    def careful(
+        self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
+    ) -> Generator[Careful]:
+        """See `Delivery`."""
+        computed = computed_carefully(
+            self.outputs,
+            within(self.frame, part),
+            OfRanges(part),
+            has_sequences=has_sequences,
+            suspects=suspects,
+            seconds=seconds,
+            check=lambda: self.sleep(0),
+        )
+        with computed as careful:
+            yield careful
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep as `RunningQuery.sleep` does.
+
+        :raises Py4JJavaError: the query is being stopped.
+        :raises ProtocolMisuse: the claim was closed meanwhile.
+        """
+        self.query.sleep(seconds)
+        self.claim.require_open()
+
+    def failed(self, error: Exception) -> FunctionFailed | None:
+        """See `Delivery`."""
+        return function_failed(error)
+
+    def unreadable(self) -> str | None:
+        """See `Delivery`.
+
+        :raises Exception: Spark's own: it can't read the records, for a reason that is in none of them.
+        """
+        java: Any = self.frame
+        try:
+            java._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
+        except Exception as error:
+            if not is_out_of_range(error):
+                raise
+            return _UNREADABLE
+        return None
+
+    def proof(self, refused: RowsRefused) -> Proof:
+        """See `Delivery`; where a function failed, whether it makes the same rows each time does not matter."""
+        given = with_coordinates(self.frame)
+        frames = self.outputs.transform(given)
+        if isinstance(refused, FunctionFailed) and refused.output is None:
+            return Proof.ROW if all(is_row_by_row(given, frame) for frame in frames.values()) else Proof.BATCH
+        if not all(map(is_deterministic, frames.values())):
+            return Proof.NONE
+        if refused.output is None or not is_of_values(refused, self.outputs.writers[refused.output]):
+            return Proof.BATCH
+        return Proof.ROW if is_row_by_row(given, frames[refused.output]) else Proof.BATCH

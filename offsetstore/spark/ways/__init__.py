@@ -1,1 +1,0 @@
-"""The ways to write a micro-batch: in one transaction, in one for each Kafka partition, or with a kept checkpoint."""

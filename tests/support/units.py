@@ -1,0 +1,33 @@
+"""Units of work for tests: a trial, and a batch whose rows are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from offsetstore import Claim
+from offsetstore.processing.plan import Plan, commit_plan
+from offsetstore.processing.unit import UNNAMED, Decisions, Ending, Rows, Stopwatch, Unit, Written, commit
+from offsetstore.protocol.work import Work
+
+
+@dataclass(frozen=True)
+class By:
+    """Rows that a function writes."""
+
+    function: Callable[[Work], int]
+
+    def write(self, work: Work) -> int:
+        return self.function(work)
+
+
+def tried(claim: Claim, decisions: Decisions, write: Callable[[Work], int]) -> int:
+    """Write under the locks of the planned offsets, and take it back; return what ``write`` did."""
+    written = commit(claim, Unit(decisions, {UNNAMED: By(write)}, ending=Ending.ROLL_BACK))
+    assert written is not None
+    return written.rows[UNNAMED]
+
+
+def commit_rows(claim: Claim, plan: Plan, rows: Mapping[str, Rows] | None) -> Written | None:
+    """Write what remains of a plan, as a batch does."""
+    return commit_plan(claim, plan, Unit(plan.decisions, rows), Stopwatch())

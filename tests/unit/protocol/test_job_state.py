@@ -1,0 +1,348 @@
+"""What a job's events and its query make known of it: one fold, under health, metrics and the record of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offsetstore import OffsetRange, Pause, Token, TopicPartition
+from offsetstore.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConnectionLost,
+    LockTimeout,
+    MissingPrivilege,
+    RowsRefused,
+    StoreUnavailable,
+)
+from offsetstore.protocol.events import (
+    BatchEnded,
+    BatchStarted,
+    ClaimEnded,
+    ClaimTaken,
+    CommitResolved,
+    DatabaseAsked,
+    DrainChanged,
+    Event,
+    FlushEnded,
+    IdleWorkFailed,
+    LettersReplayed,
+    LettersWritten,
+    MirrorTried,
+    PauseChanged,
+    QueryStarted,
+    QueryStatus,
+    Retried,
+    SinkMade,
+    WatchedQuery,
+)
+from offsetstore.protocol.job_state import JobState, JobStates
+
+GROUP = "billing"
+TOKEN, OLD, NEXT = (Token(epoch, UUID(int=epoch)) for epoch in (7, 6, 8))
+QUERY = cast("WatchedQuery", object())
+RANGES = {TopicPartition("payments", 0): OffsetRange(0, 40), TopicPartition("payments", 1): OffsetRange(2, 4)}
+PAUSE = Pause(datetime(2026, 1, 1, tzinfo=UTC), None, "a reason")
+STARTED = BatchStarted(group=GROUP, batch=3, ranges=RANGES)
+BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": RANGES}
+SINK = SinkMade(group=GROUP, token=TOKEN, query=QUERY)
+RUNS = QueryStatus(is_active=True, trigger=5, interval=2.0, pid=os.getppid())
+ENDED = QueryStatus(is_active=False)
+
+
+def after(*events: Event | QueryStatus, unreachable: float = 60.0, every: float = 10.0) -> JobState:
+    """The state of a job that claimed its group at 10, with an event or a look at its query every ten seconds."""
+    state, at = JobState.claimed_at(10.0, GROUP, TOKEN, unreachable=unreachable), 10.0
+    for event in events:
+        at += every
+        state = state.seen(event, at) if isinstance(event, QueryStatus) else state.after(event, at)
+    return state
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_claim_begins_with_answers_from_all() -> None:
+    state = after()
+    assert (state.claimed, state.database_answered, state.kafka_answered) == (10, 10, 10)
+    assert (state.replays_letters, state.is_active, state.java_answered) == (None, None, None)
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("outcome", ["written", "skipped", "kept", "failed", "interrupted"])
+def test_a_batch_is_in_flight_until_its_end_which_is_a_sign_of_a_trigger(outcome: Any) -> None:
+    assert (after(STARTED).in_batch_since, after(STARTED).batch_began) == (20, 20)
+    state = after(STARTED, BatchEnded(**BATCH, outcome=outcome))
+    assert (state.in_batch_since, state.batch_began, state.triggered) == (None, None, 30)
+    assert state.ended_well == (None if outcome in {"failed", "interrupted"} else 30)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_pause_does_not_count_for_its_batch() -> None:
+    paused = after(STARTED, PauseChanged(group=GROUP, pause=PAUSE))
+    assert (paused.phase, paused.batch_began) == ("paused", 20)
+    resumed = after(STARTED, PauseChanged(group=GROUP, pause=PAUSE), PauseChanged(group=GROUP, pause=None))
+    assert (resumed.phase, resumed.in_batch_since, resumed.batch_began) == ("batch", 40, 20)
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("error", [StoreUnavailable("no"), ConnectionLost("no"), OSError("no")], ids=repr)
+def test_a_database_that_can_t_be_reached_is_away_until_it_answers(error: Exception) -> None:
+    missed, answered = DatabaseAsked(group=GROUP, error=error), DatabaseAsked(group=GROUP)
+    away = after(missed)
+    assert (away.is_database_failing, away.database_answered, away.outage_ended) == (True, 10, 0)
+    back = after(missed, answered)
+    assert (back.is_database_failing, back.database_answered) == (False, 30)
+    assert back.outage_ended == 0, "one missed heartbeat must not begin the limits of a batch that hangs anew"
+    assert after(*[missed] * 7, answered).outage_ended == 90
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("error", [LockTimeout("no"), MissingPrivilege("no")], ids=repr)
+def test_a_database_that_refuses_a_heartbeat_has_answered(error: Exception) -> None:
+    state = after(DatabaseAsked(group=GROUP, error=error))
+    assert (state.is_database_failing, state.database_answered) == (False, 20)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_silence_longer_than_its_limit_was_an_outage_too() -> None:
+    answered = DatabaseAsked(group=GROUP)
+    assert after(answered, unreachable=15).outage_ended == 0
+    assert after(answered, answered, unreachable=15, every=16).outage_ended == 42
+
+
+def _failed(error: Exception | None, *, is_over: bool = False) -> MirrorTried:
+    return MirrorTried(group=GROUP, reason="no", is_over=is_over, error=error)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_kafka_is_away_while_it_does_not_answer() -> None:
+    away = after(_failed(BrokerUnavailable("no")))
+    assert (away.is_kafka_failing, away.kafka_answered, away.mirror_error) == (True, 10, "no")
+    back = after(_failed(BrokerUnavailable("no")), MirrorTried(group=GROUP))
+    assert (back.is_kafka_failing, back.kafka_answered, back.outage_ended) == (False, 30, 30)
+    assert (back.mirrored, back.mirror_error) == (30, None)
+
+
+@pytest.mark.behaviour("OPS-4")
+@pytest.mark.parametrize("answer", [_failed(BrokerRefused("no")), _failed(None, is_over=True)], ids=["refused", "over"])
+def test_kafka_that_refuses_or_a_mirror_that_is_over_is_no_outage(answer: MirrorTried) -> None:
+    state = after(_failed(BrokerUnavailable("no")), answer)
+    assert (state.is_kafka_failing, state.mirrored, state.mirror_error) == (False, None, "no")
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_query_that_has_not_begun_has_not_ended() -> None:
+    state = after(SINK, ENDED, ENDED)
+    assert (state.replays_letters, state.is_active, state.java_answered) == (False, None, 40)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_query_runs_and_ends() -> None:
+    state = after(SINK, ENDED, RUNS)
+    assert (state.is_active, state.active_since, state.triggered, state.interval) == (True, 40, 40, 2.0)
+    state = after(SINK, RUNS, ENDED)
+    assert (state.is_active, state.active_since, state.pid) == (False, 40, os.getppid())
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_only_another_trigger_is_a_trigger() -> None:
+    assert after(SINK, RUNS, RUNS).triggered == 30
+    assert after(SINK, RUNS, RUNS, QueryStatus(is_active=True, trigger=6)).triggered == 50
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_query_of_which_nothing_can_be_told_stays_as_it_was() -> None:
+    state = after(SINK, RUNS, QueryStatus(is_active=None))
+    assert (state.is_active, state.java_answered) == (True, 40)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_query_stopped_in_the_middle_of_a_batch_has_none_in_flight() -> None:
+    assert after(SINK, RUNS, STARTED).in_batch_since == 40
+    state = after(SINK, RUNS, STARTED, ENDED)
+    assert (state.is_active, state.in_batch_since, state.batch_began) == (False, None, None)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_a_batch_shows_that_a_query_runs_where_spark_can_t_be_read() -> None:
+    state = after(STARTED)
+    assert (state.is_active, state.active_since) == (True, 20)
+
+
+@pytest.mark.behaviour("OPS-4")
+def test_after_a_drain_the_query_has_its_time_to_start() -> None:
+    begun = DrainChanged(group=GROUP, is_running=True)
+    assert after(begun).is_draining
+    state = after(begun, DrainChanged(group=GROUP, is_running=False))
+    assert (state.is_draining, state.claimed, state.active_since) == (False, 30, 30)
+
+
+def test_the_time_of_a_batch_is_counted_once_whenever_it_is_flushed() -> None:
+    counters = after(
+        BatchEnded(**BATCH, outcome="kept", rows={"": 1}, seconds={"compute": 0.5}),
+        BatchEnded(**BATCH, outcome="skipped"),
+        FlushEnded(group=GROUP, batches=(1, 1), ranges=RANGES, rows={"": 1}, seconds={"write": 1, "commit": 0.25}),
+        BatchEnded(**BATCH, outcome="written", rows={"": 1}, seconds={"write": 0.0104}),
+    ).counters
+    assert counters["batch_milliseconds"] == 1_760
+    assert (counters["written"], counters["kept"], counters["flushed"], counters["rows"]) == (1, 1, 1, 2)
+
+
+def test_what_was_stored_before_a_failure_is_counted() -> None:
+    stored = {TopicPartition("payments", 1): OffsetRange(2, 3)}
+    failed = BatchEnded(**BATCH, outcome="failed", error=RowsRefused("no"), stored=stored, rows={"": 7})
+    assert after(failed).counters == {"failed": 1, "offsets": 1, "rows": 7}
+    assert after(BatchEnded(**BATCH, outcome="interrupted")).counters == {}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.behaviour("OPS-4", "OPS-5")
+def test_a_closed_claim_is_forgotten_and_what_comes_late_of_one_that_was_replaced_is_not_about_the_new_one() -> None:
+    clock = Clock()
+    jobs = JobStates(clock)
+    taken = ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None)
+    jobs.on(taken)
+    clock.now = 10
+    for late in (
+        ClaimEnded(group=GROUP, token=OLD, outcome="fenced"),
+        SinkMade(group=GROUP, token=OLD, query=QUERY),
+        ClaimEnded(group=GROUP, token=OLD, outcome="closed"),
+    ):
+        before, now = jobs.on(late)
+        assert before == now
+    jobs.see(GROUP, OLD, RUNS)
+    assert jobs.now() == (JobState.claimed_at(0, GROUP, TOKEN),)
+    jobs.on(ClaimEnded(group=GROUP, token=TOKEN, outcome="fenced"))
+    assert [one.is_lost for one in jobs.now()] == [True]
+    jobs.on(ClaimEnded(group=GROUP, token=TOKEN, outcome="closed"))
+    jobs.on(STARTED)
+    assert jobs.now() == ()
+
+
+COUNTS = st.integers(0, 5)
+TOKENS = st.sampled_from([OLD, TOKEN, NEXT])
+SILENCES = [OSError("no"), StoreUnavailable("no")]
+ERRORS: list[Any] = [None, *SILENCES, LockTimeout("no"), BrokerUnavailable("no")]
+EVENTS = st.one_of(
+    st.builds(ClaimTaken, group=st.just(GROUP), token=TOKENS, owner=st.just(""), starting=st.none()),
+    st.builds(ClaimEnded, group=st.just(GROUP), token=TOKENS, outcome=st.sampled_from(["closed", "fenced"])),
+    st.builds(SinkMade, group=st.just(GROUP), token=TOKENS, query=st.just(QUERY), replays_letters=st.booleans()),
+    st.builds(
+        QueryStarted, group=st.just(GROUP), query_id=st.text(), run_id=st.just(""), application_id=st.just(""),
+        ui_url=st.none(),
+    ),
+    st.builds(BatchStarted, group=st.just(GROUP), batch=COUNTS, ranges=st.sampled_from([{}, RANGES])),
+    st.builds(
+        BatchEnded, group=st.just(GROUP), batch=COUNTS, ranges=st.just(RANGES), rows=st.just({"": 3}),
+        outcome=st.sampled_from(["written", "skipped", "kept", "failed", "interrupted"]),
+    ),
+    st.builds(FlushEnded, group=st.just(GROUP), rows=st.just({"": 2}), error=st.sampled_from([None, OSError("no")])),
+    st.builds(IdleWorkFailed, group=st.just(GROUP), error=st.just(OSError("no"))),
+    st.builds(LettersWritten, group=st.just(GROUP), batch=COUNTS, ranges=st.just({}), letters=st.just({"raised": 2})),
+    st.builds(LettersReplayed, group=st.just(GROUP), replayed=COUNTS, failed=COUNTS),
+    st.builds(DrainChanged, group=st.just(GROUP), is_running=st.booleans()),
+    st.builds(PauseChanged, group=st.just(GROUP), pause=st.sampled_from([None, PAUSE])),
+    st.builds(Retried, group=st.just(GROUP), attempt=COUNTS, error=st.just(OSError("no")), wait=st.just(0.1)),
+    st.builds(CommitResolved, group=st.just(GROUP), topic_partition=st.none(), happened=st.none()),
+    st.builds(DatabaseAsked, group=st.just(GROUP), error=st.sampled_from(ERRORS)),
+    st.builds(
+        MirrorTried, group=st.just(GROUP), reason=st.sampled_from([None, "no"]), error=st.sampled_from(ERRORS)
+    ),
+)  # fmt: skip
+
+
+class History:
+    """What a whole list of events says, asked question by question."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        held, since = TOKEN, 0
+        for number, event in enumerate(events):
+            if isinstance(event, ClaimTaken) and event.token != held:
+                held, since = event.token, number + 1
+        self.token = held
+        self.began = float(since)
+        self.events = [(float(number + 1), event) for number, event in enumerate(events) if number >= since]
+
+    def of(self, *kinds: type[Any]) -> list[tuple[float, Any]]:
+        return [(at, event) for at, event in self.events if isinstance(event, kinds)]
+
+    def last(self, *kinds: type[Any]) -> tuple[float, Any] | None:
+        return next(iter(reversed(self.of(*kinds))), None)
+
+    def ours(self, kind: type[Any]) -> list[tuple[float, Any]]:
+        return [(at, event) for at, event in self.of(kind) if event.token == self.token]
+
+    def phase(self) -> tuple[str, float]:
+        at, last = self.last(BatchStarted, PauseChanged, BatchEnded) or (self.began, None)
+        match last:
+            case None:
+                return "starting", at
+            case BatchEnded(outcome="failed"):
+                return "failed", at
+            case BatchEnded():
+                return "idle", at
+            case PauseChanged() if last.pause is not None:
+                return "paused", at
+            case _:
+                return "batch", at
+
+    def counters(self) -> dict[str, int]:
+        ended = [event for _, event in self.of(BatchEnded)]
+        flushed = [event for _, event in self.of(FlushEnded) if event.error is None]
+        counts = {
+            outcome: sum(one.outcome == outcome for one in ended)
+            for outcome in ("written", "skipped", "kept", "failed")
+        } | {
+            "offsets": sum(42 for one in ended if one.outcome in {"written", "skipped", "kept"}),
+            "rows": sum(3 for one in ended if one.outcome != "kept") + sum(2 for _ in flushed),
+            "flushed": len(flushed),
+            "letters": 2 * len(self.of(LettersWritten)),
+            "replayed": sum(event.replayed for _, event in self.of(LettersReplayed)),
+            "retries": len(self.of(Retried)),
+            "heartbeats_missed": sum(event.error is not None for _, event in self.of(DatabaseAsked)),
+        }
+        return {what: number for what, number in counts.items() if number}
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_a_state_is_what_the_whole_history_says(events: list[Event]) -> None:
+    state = JobState.claimed_at(0.0, GROUP, TOKEN)
+    for number, event in enumerate(events):
+        state = state.after(event, float(number + 1))
+    told = History(events)
+
+    assert (state.token, state.counters) == (told.token, told.counters())
+    assert (state.phase, state.phase_since) == told.phase()
+    endings = {event.outcome for _, event in told.ours(ClaimEnded)}
+    assert (state.is_lost, state.is_closed) == ("fenced" in endings, "closed" in endings)
+    sinks = told.ours(SinkMade)
+    assert state.replays_letters == (sinks[-1][1].replays_letters if sinks else None)
+    query = told.last(QueryStarted)
+    assert state.query == (query[1] if query else None)
+    begun = told.last(BatchStarted)
+    assert state.batch == (begun[1].batch if begun else None)
+    last = told.last(BatchStarted, BatchEnded)
+    assert state.batch_began == (last[0] if last and isinstance(last[1], BatchStarted) else None)
+    well = [at for at, event in told.of(BatchEnded) if event.outcome in {"written", "skipped", "kept"}]
+    assert state.ended_well == (well[-1] if well else None)
+    drain = told.last(DrainChanged)
+    assert state.is_draining == (drain is not None and drain[1].is_running)
+    mirror = told.last(MirrorTried)
+    assert state.mirror_error == (mirror[1].reason if mirror else None)
+    copied = [at for at, event in told.of(MirrorTried) if event.reason is None]
+    assert state.mirrored == (copied[-1] if copied else None)
+    asked = told.last(DatabaseAsked)
+    assert state.is_database_failing == (asked is not None and asked[1].error in SILENCES)
+    assert state.is_kafka_failing == (mirror is not None and isinstance(mirror[1].error, BrokerUnavailable))
