@@ -37,6 +37,7 @@ from offsetstore.operations.letters import (
 from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
 from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
+from offsetstore.operations.people import ask, people
 from offsetstore.operations.reads import GroupState
 from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
 from offsetstore.postgres.database import PostgresDatabase
@@ -765,7 +766,7 @@ class OffsetStore:
         :raises ConfigurationError: an argument is invalid.
         """
         reads.check_limit(limit, "runs")
-        return self._read(lambda session: session.runs(group, limit=limit))
+        return ask(self.database, lambda session: session.runs(group, limit=limit))
 
     def errors(
         self,
@@ -785,7 +786,7 @@ class OffsetStore:
         :raises ConfigurationError: an argument is invalid.
         """
         chosen = reads.ErrorFilter(since, sources, limit)
-        return self._read(lambda session: chosen.read(session, group))
+        return ask(self.database, lambda session: chosen.read(session, group))
 
     def follow_errors(
         self, group: str, *, since: datetime | None = None, sources: Collection[Source] = (), limit: int | None = None
@@ -836,7 +837,7 @@ class OffsetStore:
         :raises LockTimeout: a table is locked, by a migration for example, for longer than `Timeouts.lock`.
         """
         before = time.time()
-        stored = read(self.database, lambda session: session.overview(groups), lock_timeout=self.timeouts.lock)
+        stored = ask(self.database, lambda session: session.overview(groups), lock_timeout=self.timeouts.lock)
         skew = stored.at.timestamp() - (before + time.time()) / 2
         return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
 
@@ -852,7 +853,7 @@ class OffsetStore:
         """
         if samples := lag.samples():
             with transaction(self.database, name="offsetstore:samples", lock_timeout=self.timeouts.lock) as session:
-                session.record_samples(samples)
+                people(session).record_samples(samples)
 
     def samples(
         self, groups: Collection[str], span: timedelta, *, points: int | None = None
@@ -866,14 +867,14 @@ class OffsetStore:
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         """
         selection = Selection.of(span, points)
-        return self._read(lambda session: session.samples(groups, selection))
+        return ask(self.database, lambda session: session.samples(groups, selection))
 
     def facts(self) -> StoreFacts:
         """Read what the store itself is like: its server and tables, and its oldest open transaction.
 
         It takes one round trip. A role needs SELECT on ``offsetstore_version`` only.
         """
-        return self._read(lambda session: session.store_facts())
+        return ask(self.database, lambda session: session.store_facts())
 
     def _decide(
         self,

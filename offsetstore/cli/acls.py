@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import ExitCode
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls
 from offsetstore.text import counted
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
-_NEEDED = (Column("operation"), Column("resource"), Column("name"), Column("pattern"))
+_NEEDED = columns("operation, resource, name, pattern")
+_KEYS = "principal resource name pattern operation host permission purpose command"
 
 
 @click.group()
@@ -116,10 +116,7 @@ def print_acls(*, bootstrap_servers: str | None, format_: str, **job: Any) -> No
 @options.format_option
 def check(
     *,
-    bootstrap_servers: str,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    timeout: float,
+    kafka: options.Kafka,
     format_: str,
     **job: Any,
 ) -> None:
@@ -147,18 +144,18 @@ def check(
           -b localhost:9092 --broker-config job.properties
     """  # noqa: D301 - as above
     needed = _needed(**job)
-    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    broker = kafka.connect()
     missing = broker.missing_acls(needed)
     if format_ == "json":
-        rows = [{**_document(acl, bootstrap_servers), "allowed": acl not in missing} for acl in needed]
+        rows = [{**_document(acl, kafka.bootstrap_servers), "allowed": acl not in missing} for acl in needed]
         print_json({"allowed": not missing, "acls": rows})
     else:
         rows = [(*_row(acl), "MISSING" if acl in missing else "allowed", acl.purpose) for acl in needed]
-        print_table((*_NEEDED, Column("state"), Column("purpose")), rows)
+        print_table((*_NEEDED, *columns("state, purpose")), rows)
         if missing:
             print_lines(f"{counted(len(missing), 'permission')} missing, which an administrator adds with:")
         for acl in missing:
-            click.echo(acl.command(bootstrap_servers))
+            click.echo(acl.command(kafka.bootstrap_servers))
     if missing:
         raise click.exceptions.Exit(ExitCode.NO)
 
@@ -170,10 +167,7 @@ def check(
 @options.format_option
 def apply(
     *,
-    bootstrap_servers: str,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    timeout: float,
+    kafka: options.Kafka,
     execute: bool,
     format_: str,
     **job: Any,
@@ -202,14 +196,14 @@ def apply(
           -b localhost:9092 --broker-config admin.properties --execute
     """  # noqa: D301 - as above
     needed = _needed(**job)
-    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    broker = kafka.connect()
     created = broker.create_acls(needed, dry_run=not execute)
     if format_ == "json":
-        rows = [{**_document(acl, bootstrap_servers), "present": acl not in created} for acl in needed]
+        rows = [{**_document(acl, kafka.bootstrap_servers), "present": acl not in created} for acl in needed]
         print_json({"executed": execute, "acls": rows})
         return
     new = "created" if execute else "to be created"
-    print_table((*_NEEDED, Column("state")), [(*_row(acl), new if acl in created else "present") for acl in needed])
+    print_table((*_NEEDED, *columns("state")), [(*_row(acl), new if acl in created else "present") for acl in needed])
     if created and not execute:
         print_lines("Nothing was written. Add --execute to do it.")
 
@@ -237,14 +231,4 @@ def _row(acl: Acl) -> tuple[str, ...]:
 
 
 def _document(acl: Acl, bootstrap_servers: str | None) -> dict[str, object]:
-    return {
-        "principal": acl.principal,
-        "resource": acl.resource,
-        "name": acl.name,
-        "pattern": acl.pattern,
-        "operation": acl.operation,
-        "host": "*",
-        "permission": "allow",
-        "purpose": acl.purpose,
-        "command": acl.command(bootstrap_servers),
-    }
+    return document(acl, _KEYS, host="*", permission="allow", command=acl.command(bootstrap_servers))

@@ -8,7 +8,7 @@ from typing import get_args
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
@@ -16,13 +16,8 @@ from offsetstore.store.adoption import read_or_fail
 from offsetstore.store.checkpoint_files import LocalFiles
 from offsetstore.text import counted
 
-_COLUMNS = (
-    Column("partition"),
-    Column("start", number=True),
-    Column("committed batch ends", number=True),
-    Column("uncertain", number=True),
-)
-_STORED = Column("stored", number=True)
+_COLUMNS = columns("partition, #start, #committed batch ends, #uncertain")
+_STORED = columns("#stored")
 
 
 def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | tuple[str, ...] | None:
@@ -65,8 +60,7 @@ def adopt(
     dry_run: bool,
     on_uncertain: OnUncertain,
     group: str | None,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Show what a job would take over from a checkpoint.
@@ -97,7 +91,7 @@ def adopt(
             'store.claim(..., adopt_checkpoint="DIR").'
         )
     found = read_or_fail(LocalFiles(checkpoint), next_step="Correct --checkpoint.")
-    adoption = read_adoption(found, _stored(group, url, schema), on_uncertain)
+    adoption = read_adoption(found, _stored(group, database), on_uncertain)
     if format_ == "json":
         print_json(_document(group, adoption))
     else:
@@ -107,10 +101,10 @@ def adopt(
         raise adoption.refusal
 
 
-def _stored(group: str | None, url: str | None, schema: str | None) -> Mapping[TopicPartition, StoredOffset]:
+def _stored(group: str | None, database: options.Database) -> Mapping[TopicPartition, StoredOffset]:
     if group is None:
         return {}
-    with options.open_store(url, schema, otherwise=", or leave out --group") as store:
+    with database.open(otherwise=", or leave out --group") as store:
         return store.offsets(group)
 
 
@@ -119,7 +113,7 @@ def _print(adoption: Adoption, *, asked_store: bool) -> None:
     rows = [(tp, adoption.start(tp), end, found.uncertain.get(tp)) for tp, end in sorted(found.offsets.items())]
     if asked_store:
         held = [stored[row[0]].next_offset if row[0] in stored else None for row in rows]
-        print_table((*_COLUMNS, _STORED), [(*row, offset) for row, offset in zip(rows, held, strict=True)])
+        print_table((*_COLUMNS, *_STORED), [(*row, offset) for row, offset in zip(rows, held, strict=True)])
     else:
         print_table(_COLUMNS, rows)
     print_lines("")
@@ -138,23 +132,17 @@ def _print(adoption: Adoption, *, asked_store: bool) -> None:
 
 
 def _document(group: str | None, adoption: Adoption) -> dict[str, object]:
-    found, stored = adoption.checkpoint, adoption.stored
-    return {
-        "checkpoint": found.location,
-        "group": group,
-        "batch": found.batch_id,
-        "uncertain_batch": found.uncertain_id,
-        "partitions": [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "start": adoption.start(tp),
-                "ends": end,
-                "stored": stored[tp].next_offset if tp in stored else None,
-                "uncertain": {"from": found.uncertain[tp].from_, "until": found.uncertain[tp].until}
-                if tp in found.uncertain
-                else None,
-            }
-            for tp, end in sorted(found.offsets.items())
-        ],
-    }
+    found = adoption.checkpoint
+    partitions = [
+        document(
+            tp,
+            "topic partition start ends stored uncertain",
+            start=adoption.start(tp),
+            ends=end,
+            stored=adoption.stored[tp].next_offset if tp in adoption.stored else None,
+            uncertain=found.uncertain.get(tp),
+        )
+        for tp, end in sorted(found.offsets.items())
+    ]
+    keys = "checkpoint=location group batch=batch_id uncertain_batch=uncertain_id partitions"
+    return document(found, keys, group=group, partitions=partitions)

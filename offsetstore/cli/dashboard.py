@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Final
 
 import click
@@ -54,13 +53,9 @@ ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"
 )
 def dashboard(
     *,
-    bootstrap_servers: str,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    timeout: float,
+    kafka: options.Kafka,
     kafka_groups: dict[str, str],
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     port: int,
     host: str,
     allowed_hosts: tuple[str, ...],
@@ -83,21 +78,19 @@ def dashboard(
     Example, with OFFSETSTORE_URL set:
       offsetstore dashboard -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    address = options.require_url(url)
+    address = options.require_url(database.url)
     deciding = _require(actions_url) if allow_actions else None
     settings = Settings(host=host, port=port, allowed_hosts=allowed_hosts, token=os.environ.get(TOKEN) or None)
     with ExitStack() as opened:
 
         def connect() -> Broker:
-            return opened.enter_context(
-                closing(options.make_broker(bootstrap_servers, broker_option, broker_config, timeout))
-            )
+            return opened.enter_context(closing(kafka.connect()))
 
         broker = connect()
-        store = opened.enter_context(OffsetStore.connect(address, schema=schema))
+        store = opened.enter_context(OffsetStore.connect(address, schema=database.schema))
         actions = None
         if deciding is not None:
-            decider = opened.enter_context(OffsetStore.connect(deciding, schema=schema))
+            decider = opened.enter_context(OffsetStore.connect(deciding, schema=database.schema))
             # A broker of its own: a snapshot uses the other one for seconds.
             actions = Deciding(decider, connect(), kafka_groups)
         server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)

@@ -12,41 +12,35 @@ from typing import Any, Final, TypeVar
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import fail_unknown, show_done
-from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_table
+from offsetstore.cli.exits import decide, fail_unknown, show_done
+from offsetstore.cli.output import columns, document, print_digest, print_json, print_lines, print_rows
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.letters import MOST, LettersDecided, LettersPruned, Which
 from offsetstore.operations.reads import GroupState
 from offsetstore.protocol.letters import FINAL, OPEN, Letter, LetterKey, State
-from offsetstore.protocol.stored_letters import CAUSES, STATES, ErrorGroup, LetterFilter
+from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
 from offsetstore.text import counted
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 
-_LETTERS: Final = (
-    Column("at"),
-    Column("letter"),
-    Column("state"),
-    Column("cause"),
-    Column("error"),
-    Column("sqlstate"),
-    Column("constraint"),
-    Column("attempts", number=True),
-    Column("times", number=True),
+_LETTERS: Final = columns(
+    "at=created_at, letter=key, state, cause, error=error.error_class, sqlstate=error.sqlstate, "
+    "constraint=error.constraint, #attempts, #times"
 )
-_ERRORS: Final = (
-    Column("letters", number=True),
-    Column("cause"),
-    Column("error"),
-    Column("sqlstate"),
-    Column("table"),
-    Column("constraint"),
-    Column("column"),
-    Column("first"),
-    Column("last"),
-    Column("example"),
+_ERRORS: Final = columns(
+    "#letters=count, cause, error=error_class, sqlstate, table, constraint, column, first=first_at, last=last_at, "
+    "example"
 )
+_PLACE: Final = "*topic_partition offset topic_id"
+_LETTER: Final = (
+    "at=created_at *topic_partition offset topic_id state cause error_class=error.error_class sqlstate=error.sqlstate "
+    "table=error.table constraint=error.constraint column=error.column attempts times payload=payload_state forced "
+    "sequence trace_id decided_at actor reason"
+)
+_ERROR: Final = "letters=count cause error_class sqlstate table constraint column first=first_at last=last_at example"
+_DECIDED: Final = "group reason executed plan=digest more without_payload overtaken letters"
+_FILTERS: Final = ("topic", "partition", "cause", "error_class", "sqlstate", "table", "constraint", "column")
 _SHOWN: Final = 20  # letters that a plan lists
 _EXPORTED: Final = 1_000  # letters read at a time
 _AGE: Final = re.compile(r"[0-9]{1,5}[dhm]")
@@ -121,8 +115,8 @@ def _filter_options(function: _F) -> _F:
 
 
 def _decision_options(function: _F) -> _F:
-    """Which letters to decide about, and whether to do it."""
-    function = options.execute_options(function)
+    """Which letters to decide about, as the argument ``which``, and whether to do it."""
+    function = options.gathered(function, "which", _which)
     function = click.option(
         "--limit",
         "-n",
@@ -131,12 +125,20 @@ def _decision_options(function: _F) -> _F:
         show_default=True,
         metavar="N",
         help="At most N letters, in order of partition and offset.",
-    )(function)
-    function = options.reason_option(_filter_options(function))
+    )(options.execute_options(function))
     function = click.option("--all", "all_", is_flag=True, help="All of the group's letters; not with a filter.")(
-        function
+        _filter_options(function)
     )
     return click.argument("letters", nargs=-1, metavar="[TOPIC:PARTITION:OFFSET]...", type=_LetterName())(function)
+
+
+def _which(given: dict[str, Any]) -> Which:
+    letters, all_ = given.pop("letters"), given.pop("all_")
+    chosen = {name: given.pop(name) for name in _FILTERS}
+    has_filter = any(value is not None for value in chosen.values())
+    if (bool(letters) + has_filter + all_) != 1:
+        raise click.UsageError("Name letters, or a filter such as --constraint, or --all: one of the three.")
+    return letters or LetterFilter(**chosen)
 
 
 @click.group("dead-letters")
@@ -165,8 +167,7 @@ def list_letters(
     by: str,
     after: str | None,
     limit: int,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
     **chosen: Any,
 ) -> None:
@@ -195,21 +196,22 @@ def list_letters(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if by == "error" and (after or any(value is not None for name, value in chosen.items() if name != "topic")):
         raise click.UsageError("--by error goes with --state, --topic and --limit alone.")
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         if store.owner(group) is None:
             fail_unknown(group)
         if by == "error":
             errors = store.letter_errors(group, state=states, topic=chosen["topic"], limit=limit)
             if format_ == "json":
-                print_json({"group": group, "errors": [_error_document(one) for one in errors]})
+                shown = [document(one, _ERROR, example=document(one.example, _PLACE)) for one in errors]
+                print_json({"group": group, "errors": shown})
             else:
-                print_table(_ERRORS, [_error_cells(one) for one in errors])
+                print_rows(_ERRORS, errors)
             return
         page = store.letters(group, state=states, after=after, limit=limit, **chosen)
     if format_ == "json":
         print_json({"group": group, "next": page.next, "letters": [_document(one) for one in page.letters]})
         return
-    print_table(_LETTERS, [_cells(one) for one in page.letters])
+    print_rows(_LETTERS, page.letters)
     if page.next is not None:
         print_lines(f"There are more: --after {page.next}")
 
@@ -221,7 +223,7 @@ def list_letters(
 @options.database_options
 @options.format_option
 def show_letter(
-    *, group: str, letter: LetterKey, topic_id: str | None, url: str | None, schema: str | None, format_: str
+    *, group: str, letter: LetterKey, topic_id: str | None, database: options.Database, format_: str
 ) -> None:
     """Show one dead letter with its key, value, headers, error and traceback.
 
@@ -244,7 +246,7 @@ def show_letter(
     Example, with OFFSETSTORE_URL set:
       offsetstore dead-letters show -g billing payments:0:17
     """  # noqa: D301 - as above
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         found = store.letter(group, letter.topic_partition, letter.offset, topic_id)
     if format_ == "json":
         print_json(_full_document(found, _readable))
@@ -272,19 +274,14 @@ def show_letter(
 def replay_letters(
     *,
     group: str,
-    letters: tuple[LetterKey, ...],
-    all_: bool,
-    reason: str,
+    which: Which,
     limit: int,
-    execute: bool,
-    if_plan: str | None,
+    how: options.How,
     force: bool,
     wait: bool,
     timeout: float,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
-    **chosen: Any,
 ) -> None:
     """Request that the group's job replays dead letters: the letters named, or those that match.
 
@@ -317,8 +314,7 @@ def replay_letters(
       offsetstore dead-letters replay -g billing --constraint positive
           --reason "the limit was wrong, ticket 17" --execute
     """  # noqa: D301 - as above
-    which = _which(letters, chosen, all_=all_)
-    if wait and not execute:
+    if wait and how["dry_run"]:
         raise click.UsageError("--wait goes with --execute: without it nothing is requested.")
 
     def show(done: LettersDecided) -> None:
@@ -333,19 +329,14 @@ def replay_letters(
                 outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
         finally:  # what is requested stays so, whatever ends the wait
             if not is_text:
-                print_json({**_decided_document(done, reason), "outcome": outcome})
+                print_json({**_decided(done, how["reason"]), "outcome": outcome})
         if outcome is not None and is_text:
             _print_outcome(outcome, timeout)
         if outcome is not None and not {"replayed", "superseded"}.issuperset(outcome):
             raise click.exceptions.Exit(ExitCode.NO)
 
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.request_replay(
-                group, which, reason=reason, forced=force, limit=limit, dry_run=not execute, if_plan=if_plan
-            ),
-            show,
-        )
+    with database.open() as store:
+        show_done(lambda: store.request_replay(group, which, forced=force, limit=limit, **how), show)
 
 
 @dead_letters.command("discard")
@@ -361,17 +352,12 @@ def replay_letters(
 def discard_letters(
     *,
     group: str,
-    letters: tuple[LetterKey, ...],
-    all_: bool,
-    reason: str,
+    which: Which,
     limit: int,
-    execute: bool,
-    if_plan: str | None,
+    how: options.How,
     erase: bool,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
-    **chosen: Any,
 ) -> None:
     """Give up dead letters: those named, or those that match. Their records stay out of the results.
 
@@ -400,19 +386,16 @@ def discard_letters(
       offsetstore dead-letters discard -g billing payments:0:17 --erase
           --reason "asked for by the customer, ticket 18" --execute
     """  # noqa: D301 - as above
-    which = _which(letters, chosen, all_=all_)
     verb = "erased" if erase else "discarded"
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.discard(
-                group, which, reason=reason, erase=erase, limit=limit, dry_run=not execute, if_plan=if_plan
-            ),
-            lambda done: (
-                print_json(_decided_document(done, reason))
-                if format_ == "json"
-                else _print_decided(done, would=f"would be {verb}", does=verb)
-            ),
-        )
+    decide(
+        database,
+        lambda store: store.discard(group, which, erase=erase, limit=limit, **how),
+        lambda done: (
+            print_json(_decided(done, how["reason"]))
+            if format_ == "json"
+            else _print_decided(done, would=f"would be {verb}", does=verb)
+        ),
+    )
 
 
 @dead_letters.command("export")
@@ -424,8 +407,7 @@ def export_letters(
     *,
     group: str,
     states: list[State] | None,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     **chosen: Any,
 ) -> None:
     """Write dead letters to the standard output with all they hold, one JSON document a line.
@@ -442,7 +424,7 @@ def export_letters(
     Example, with OFFSETSTORE_URL set:
       offsetstore dead-letters export -g billing > letters.jsonl
     """  # noqa: D301 - as above
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         if store.owner(group) is None:
             fail_unknown(group)
         after = None
@@ -475,8 +457,7 @@ def export_letters(
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=MOST, show_default=True, metavar="N", help="At most N letters."
 )
-@options.reason_option
-@click.option("--execute", is_flag=True, help="Do it; without this nothing is deleted.")
+@options.execute_options
 @options.database_options
 @options.format_option
 def prune_letters(
@@ -485,10 +466,8 @@ def prune_letters(
     older_than: timedelta,
     states: tuple[State, ...],
     limit: int,
-    reason: str,
-    execute: bool,
-    url: str | None,
-    schema: str | None,
+    how: options.How,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Delete dead letters that were replayed, discarded or superseded long ago.
@@ -499,53 +478,33 @@ def prune_letters(
     \b
     Exit codes:
       0  done; without --execute: they are counted
-      1  there is no such group
+      1  there is no such group, or the plan is not --if-plan (the new one is
+         printed)
       2  wrong usage
       3  the database can't be reached or refuses
 
     \b
     Keys of --format json:
-      group, reason, executed, letters (how many), more
+      group, reason, executed, plan (for --if-plan), letters (how many), more
 
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore dead-letters prune -g billing --older-than 90d
           --reason "retention" --execute
     """  # noqa: D301 - as above
-    with options.open_store(url, schema) as store:
-        done = store.prune(group, older_than=older_than, reason=reason, states=states, limit=limit, dry_run=not execute)
-    if format_ == "json":
-        print_json(
-            {
-                "group": group,
-                "reason": reason,
-                "executed": done.executed,
-                "letters": done.count,
-                "more": done.more,
-            }
-        )
-    else:
-        _print_pruned(done, execute=execute)
+    decide(
+        database,
+        lambda store: store.prune(group, older_than=older_than, states=states, limit=limit, **how),
+        lambda done: (
+            print_json(document(done, "group reason executed plan=digest letters=count more", reason=how["reason"]))
+            if format_ == "json"
+            else _print_pruned(done, execute=not how["dry_run"])
+        ),
+    )
 
 
-def _which(letters: tuple[LetterKey, ...], chosen: dict[str, Any], *, all_: bool) -> Which:
-    has_filter = any(value is not None for value in chosen.values())
-    if (bool(letters) + has_filter + all_) != 1:
-        raise click.UsageError("Name letters, or a filter such as --constraint, or --all: one of the three.")
-    return letters or LetterFilter(**chosen)
-
-
-def _decided_document(done: LettersDecided, reason: str) -> dict[str, object]:
-    return {
-        "group": done.group,
-        "reason": reason,
-        "executed": done.executed,
-        "plan": done.digest,
-        "more": done.more,
-        "without_payload": done.without_payload,
-        "overtaken": done.overtaken,
-        "letters": [_place(key) for key in done.letters],
-    }
+def _decided(done: LettersDecided, reason: str) -> dict[str, object]:
+    return document(done, _DECIDED, reason=reason, letters=[document(key, _PLACE) for key in done.letters])
 
 
 def _print_who_replays(state: GroupState) -> None:
@@ -587,85 +546,17 @@ def _print_decided(done: LettersDecided, *, would: str, does: str) -> None:
 
 
 def _print_pruned(done: LettersPruned, *, execute: bool) -> None:
-    print_lines(f"{counted(done.count, 'dead letter')} {'deleted' if execute else 'would be deleted'}.")
+    is_done = done.executed or (execute and done.is_empty)
+    print_lines(f"{counted(done.count, 'dead letter')} {'deleted' if is_done else 'would be deleted'}.")
     if done.more:
         print_lines("There are more than --limit allows: repeat the command for them, or raise the limit.")
-    if done.count and not execute:
+    if done.count and not is_done:
         print_lines("Nothing was deleted. Add --execute to do it.")
-
-
-def _cells(letter: Letter) -> tuple[object, ...]:
-    error = letter.error
-    return (
-        letter.created_at.isoformat(timespec="seconds"),
-        letter.key,
-        letter.state,
-        letter.cause,
-        error.error_class,
-        error.sqlstate,
-        error.constraint,
-        letter.attempts,
-        letter.times,
-    )
-
-
-def _error_cells(error: ErrorGroup) -> tuple[object, ...]:
-    return (
-        error.count,
-        error.cause,
-        error.error_class,
-        error.sqlstate,
-        error.table,
-        error.constraint,
-        error.column,
-        error.first_at.isoformat(timespec="seconds"),
-        error.last_at.isoformat(timespec="seconds"),
-        error.example,
-    )
-
-
-def _place(key: LetterKey) -> dict[str, object]:
-    tp = key.topic_partition
-    return {"topic": tp.topic, "partition": tp.partition, "offset": key.offset, "topic_id": key.topic_id}
-
-
-def _error_document(error: ErrorGroup) -> dict[str, object]:
-    return {
-        "letters": error.count,
-        "cause": error.cause,
-        "error_class": error.error_class,
-        "sqlstate": error.sqlstate,
-        "table": error.table,
-        "constraint": error.constraint,
-        "column": error.column,
-        "first": error.first_at.isoformat(),
-        "last": error.last_at.isoformat(),
-        "example": _place(error.example),
-    }
+        print_digest(done.digest)
 
 
 def _document(letter: Letter) -> dict[str, object]:
-    error = letter.error
-    return {
-        "at": letter.created_at.isoformat(),
-        **_place(letter.key),
-        "state": letter.state,
-        "cause": letter.cause,
-        "error_class": error.error_class,
-        "sqlstate": error.sqlstate,
-        "table": error.table,
-        "constraint": error.constraint,
-        "column": error.column,
-        "attempts": letter.attempts,
-        "times": letter.times,
-        "payload": letter.payload_state,
-        "forced": letter.forced,
-        "sequence": None if letter.sequence is None else letter.sequence.hex(),
-        "trace_id": letter.trace_id,
-        "decided_at": None if letter.decided_at is None else letter.decided_at.isoformat(),
-        "actor": letter.actor,
-        "reason": letter.reason,
-    }
+    return document(letter, _LETTER, sequence=None if letter.sequence is None else letter.sequence.hex())
 
 
 def _full_document(letter: Letter, write: Callable[[bytes | None], object]) -> dict[str, object]:
@@ -673,10 +564,8 @@ def _full_document(letter: Letter, write: Callable[[bytes | None], object]) -> d
     headers = None if payload is None else payload.headers
     return {
         **_document(letter),
-        "error_text": letter.error.text,
-        "traceback": letter.error.traceback,
-        "timestamp_ms": None if payload is None else payload.timestamp_ms,
-        "timestamp_type": None if payload is None else payload.timestamp_type,
+        **document(letter.error, "error_text=text traceback"),
+        **document(payload, "timestamp_ms timestamp_type"),
         "key": None if payload is None else write(payload.key),
         "value": None if payload is None else write(payload.value),
         "headers": None if headers is None else [[name, write(value)] for name, value in headers],

@@ -8,17 +8,11 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_followed, print_json, print_table
-from offsetstore.protocol.runs import SOURCES, JobError, Source
+from offsetstore.cli.output import columns, document, print_followed, print_json, print_rows
+from offsetstore.protocol.runs import SOURCES, Source
 
-_COLUMNS = (
-    Column("at"),
-    Column("source"),
-    Column("times", number=True),
-    Column("batch", number=True),
-    Column("error"),
-    Column("text"),
-)
+_COLUMNS = columns("at, source, #times, #batch, error=error_class, text")
+_KEYS = "at epoch source error_class text sqlstate *topic_partition batch ranges times"
 
 
 @click.command()
@@ -41,8 +35,7 @@ def errors(
     sources: tuple[Source, ...],
     limit: int | None,
     follow: bool,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Show the errors that a consumer group's jobs met.
@@ -64,37 +57,15 @@ def errors(
     Example, with OFFSETSTORE_URL set:
       offsetstore errors -g billing --source batch -n 5
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         if store.owner(group) is None:
             fail_unknown(group)
         if follow:
             following = store.follow_errors(group, since=since, sources=sources, limit=limit)
-            print_followed(following, _cells, _document, as_json=format_ == "json")
+            print_followed(following, _COLUMNS, _KEYS, as_json=format_ == "json")
             return
         found = store.errors(group, since=since, sources=sources, limit=limit)
     if format_ == "json":
-        print_json({"group": group, "errors": [_document(error) for error in found]})
+        print_json({"group": group, "errors": [document(one, _KEYS) for one in found]})
     else:
-        print_table(_COLUMNS, [_cells(error) for error in found])
-
-
-def _cells(error: JobError) -> tuple[object, ...]:
-    at = None if error.at is None else error.at.isoformat(timespec="seconds")
-    return (at, error.source, error.times, error.batch, error.error_class, error.text)
-
-
-def _document(error: JobError) -> dict[str, object]:
-    tp = error.topic_partition
-    return {
-        "at": None if error.at is None else error.at.isoformat(),
-        "epoch": error.epoch,
-        "source": error.source,
-        "error_class": error.error_class,
-        "text": error.text,
-        "sqlstate": error.sqlstate,
-        "topic": None if tp is None else tp.topic,
-        "partition": None if tp is None else tp.partition,
-        "batch": error.batch,
-        "ranges": error.ranges,
-        "times": error.times,
-    }
+        print_rows(_COLUMNS, found)

@@ -8,8 +8,10 @@ from typing import NoReturn, TypeVar
 import click
 
 from offsetstore import errors
+from offsetstore.cli.options import Database
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code
+from offsetstore.offset_store import OffsetStore
 from offsetstore.operations import operation, resets
 from offsetstore.text import describe_error
 
@@ -74,6 +76,12 @@ def show_done(decide: Callable[[], _T], show: Callable[[_T], None]) -> _T:
         fail(changed)
     show(done)
     return done
+
+
+def decide(database: Database, carry_out: Callable[[OffsetStore], _T], show: Callable[[_T], None]) -> _T:
+    """Do `show_done` in the store."""
+    with database.open() as store:
+        return show_done(lambda: carry_out(store), show)
 
 
 def fail_unknown(group: str) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from pathlib import Path
 
 import click
 
@@ -45,12 +44,8 @@ from offsetstore.offset_store import OffsetStore
 )
 def exporter(
     *,
-    bootstrap_servers: str,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     kafka_groups: dict[str, str],
     port: int,
     host: str,
@@ -69,12 +64,12 @@ def exporter(
     Example, with OFFSETSTORE_URL set:
       offsetstore exporter -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    address = options.require_url(url)
+    address = options.require_url(database.url)
     # A refresh makes a hundred thousand objects; by default the collector would look at all of them dozens of times.
     gc.set_threshold(100_000, 20, 50)
-    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    broker = kafka.connect()
     made = Exporter(
-        lambda: OffsetStore.connect(address, schema=schema),
+        lambda: OffsetStore.connect(address, schema=database.schema),
         broker,
         kafka_groups=kafka_groups,
         max_partition_series=max_partition_series,

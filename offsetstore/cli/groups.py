@@ -9,24 +9,22 @@ from typing import Any, TypeVar
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import show_done
-from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
-from offsetstore.cli.pause import document as pause_document
+from offsetstore.cli.exits import decide
+from offsetstore.cli.output import columns, document, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.operations.group_status import in_words
 from offsetstore.operations.names import DeletedGroup, NewName
-from offsetstore.protocol.database import GroupRow, ListedGroup
+from offsetstore.operations.operation import Decided
+from offsetstore.protocol.database import GroupRow
 from offsetstore.text import counted, short, visible
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
-_COLUMNS = (
-    Column("group"),
-    Column("state"),
-    Column("epoch", number=True),
-    Column("partitions", number=True),
-    Column("changed", number=True),
-    Column("letters", number=True),
-    Column("topics"),
+_COLUMNS = columns("group, state, #epoch, #partitions, #changed, #letters, topics")
+_OFFSETS = columns("partition, #stored")
+_KEYS = (
+    "group state=owner.state epoch=owner.token.epoch owner=owner.owner claimed_at=owner.claimed_at "
+    "heartbeat_age_seconds=owner.alive_for paused=owner.pause partitions topics changed_seconds_ago=advanced_for "
+    "dead_letters"
 )
 
 
@@ -38,7 +36,7 @@ def groups() -> None:
 @groups.command("list")
 @options.database_options
 @options.format_option
-def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
+def list_groups(*, database: options.Database, format_: str) -> None:
     """List all consumer groups of the store.
 
     A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, "silent" if its
@@ -57,10 +55,10 @@ def list_groups(*, url: str | None, schema: str | None, format_: str) -> None:
     Example, with OFFSETSTORE_URL set:
       offsetstore groups list
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         found = store.groups()
     if format_ == "json":
-        print_json({"groups": [_document(one) for one in found]})
+        print_json({"groups": [document(one, _KEYS) for one in found]})
         return
     print_table(
         _COLUMNS,
@@ -84,7 +82,6 @@ def _naming_options(function: _F) -> _F:
         (
             options.group_option,
             click.option("--to", "new", required=True, callback=options.names, metavar="NAME", help="The new name."),
-            options.reason_option,
             options.execute_options,
             options.database_options,
             options.format_option,
@@ -100,11 +97,8 @@ def copy_group(
     *,
     group: str,
     new: str,
-    reason: str,
-    execute: bool,
-    if_plan: str | None,
-    url: str | None,
-    schema: str | None,
+    how: options.How,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Give another name the stored offsets of a group, with their metadata.
@@ -131,11 +125,7 @@ def copy_group(
       offsetstore groups copy -g billing --to billing-v2
           --reason "the new version runs beside the old one" --execute
     """  # noqa: D301 - as above
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.copy_group(group, new, reason=reason, dry_run=not execute, if_plan=if_plan),
-            lambda done: _print(done, format_, "copied"),
-        )
+    decide(database, lambda store: store.copy_group(group, new, **how), lambda done: _print(done, format_, "copied"))
 
 
 @groups.command("rename")
@@ -145,12 +135,9 @@ def rename_group(
     *,
     group: str,
     new: str,
-    reason: str,
-    execute: bool,
-    if_plan: str | None,
+    how: options.How,
     force: bool,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Give a group another name, with its offsets, metadata and dead letters.
@@ -177,23 +164,15 @@ def rename_group(
       offsetstore groups rename -g billing --to invoicing
           --reason "the team's new name, ticket 17" --execute
     """  # noqa: D301 - as above
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.rename_group(
-                group,
-                new,
-                reason=reason,
-                takeover="fence" if force else "refuse",
-                dry_run=not execute,
-                if_plan=if_plan,
-            ),
-            lambda done: _print(done, format_, "renamed", force=force),
-        )
+    decide(
+        database,
+        lambda store: store.rename_group(group, new, takeover="fence" if force else "refuse", **how),
+        lambda done: _print(done, format_, "renamed", force=force),
+    )
 
 
 @groups.command("delete")
 @options.group_option
-@options.reason_option
 @options.execute_options
 @click.option(
     "--discard-letters", is_flag=True, help="Delete dead letters too that were neither replayed nor discarded."
@@ -204,13 +183,10 @@ def rename_group(
 def delete_group(
     *,
     group: str,
-    reason: str,
-    execute: bool,
-    if_plan: str | None,
+    how: options.How,
     discard_letters: bool,
     force: bool,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Delete a group: its offsets, their metadata, and its dead letters.
@@ -242,43 +218,22 @@ def delete_group(
     Example, with OFFSETSTORE_URL set:
       offsetstore groups delete -g billing --reason "ticket 17" --execute
     """  # noqa: D301 - as above
-
-    def show(done: DeletedGroup) -> None:
-        if format_ != "json":
-            _print_deleted(done, force=force)
-            return
-        print_json(
-            {
-                "group": done.group,
-                "executed": done.executed,
-                "plan": done.digest,
-                "live": done.met_live_owner,
-                "contested": done.contested,
-                "dead_letters": {"open": done.open_letters, "settled": done.settled_letters},
-                "offsets": _offsets(done),
-                "suspects": [
-                    {"topic": tp.topic, "partition": tp.partition, "suspect": suspect.what}
-                    for tp, suspect in done.losses.items()
-                ],
-            }
-        )
-
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.delete_group(
-                group,
-                reason=reason,
-                takeover="fence" if force else "refuse",
-                discard_letters=discard_letters,
-                dry_run=not execute,
-                if_plan=if_plan,
-            ),
-            show,
-        )
+    takeover: Decided = "fence" if force else "refuse"
+    decide(
+        database,
+        lambda store: store.delete_group(group, takeover=takeover, discard_letters=discard_letters, **how),
+        lambda done: _print_deleted(done, format_, force=force),
+    )
 
 
-def _print_deleted(done: DeletedGroup, *, force: bool) -> None:
-    print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
+def _print_deleted(done: DeletedGroup, format_: str, *, force: bool) -> None:
+    if format_ == "json":
+        letters = {"open": done.open_letters, "settled": done.settled_letters}
+        suspects = [document(one, "*tp suspect", tp=tp, suspect=one) for tp, one in done.losses.items()]
+        keys = "group executed plan=digest live=met_live_owner contested dead_letters offsets suspects"
+        print_json(document(done, keys, dead_letters=letters, offsets=_offsets(done), suspects=suspects))
+        return
+    print_table(_OFFSETS, [*done.offsets.items()])
     letters = done.open_letters + done.settled_letters
     and_letters = f" and {counted(letters, 'dead letter')} ({done.open_letters} open)" if letters else ""
     what = f"the offsets of {counted(len(done.offsets), 'partition')}{and_letters}"
@@ -298,18 +253,9 @@ def _print_deleted(done: DeletedGroup, *, force: bool) -> None:
 
 def _print(done: NewName, format_: str, word: str, *, force: bool = False) -> None:
     if format_ == "json":
-        print_json(
-            {
-                "group": done.group,
-                "new": done.new,
-                "executed": done.executed,
-                "plan": done.digest,
-                "open_letters": done.open_letters,
-                "offsets": _offsets(done),
-            }
-        )
+        print_json(document(done, "group new executed plan=digest open_letters offsets", offsets=_offsets(done)))
         return
-    print_table((Column("partition"), Column("stored", number=True)), [*done.offsets.items()])
+    print_table(_OFFSETS, [*done.offsets.items()])
     if done.open_letters and word == "copied":
         print_lines(f"{done.group} keeps its {counted(done.open_letters, 'open dead letter')}: its job replays them.")
     what = f"The offsets of {counted(len(done.offsets), 'partition')}"
@@ -334,21 +280,4 @@ def _print_only_planned(word: str, fenced: GroupRow | None, digest: str, *, forc
 
 
 def _offsets(done: NewName | DeletedGroup) -> list[dict[str, object]]:
-    return [{"topic": tp.topic, "partition": tp.partition, "stored": offset} for tp, offset in done.offsets.items()]
-
-
-def _document(one: ListedGroup) -> dict[str, object]:
-    owner = one.owner
-    return {
-        "group": one.group,
-        "state": one.owner.state,
-        "epoch": owner.token.epoch,
-        "owner": owner.owner,
-        "claimed_at": owner.claimed_at.isoformat(),
-        "heartbeat_age_seconds": None if owner.alive_for is None else owner.alive_for.total_seconds(),
-        "paused": pause_document(owner.pause),
-        "partitions": one.partitions,
-        "topics": [*one.topics],
-        "changed_seconds_ago": None if one.advanced_for is None else one.advanced_for.total_seconds(),
-        "dead_letters": one.dead_letters,
-    }
+    return [document(tp, "topic partition stored", stored=offset) for tp, offset in done.offsets.items()]

@@ -6,15 +6,13 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import print_json, print_lines
-from offsetstore.cli.pause import document as pause_document
+from offsetstore.cli.output import document, print_json, print_lines
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, Problem, judge_group
 from offsetstore.operations.lag import GroupLag, Lag
@@ -62,13 +60,8 @@ def health(
     token: str | None,
     group: str | None,
     max_lag: LagLimit | None,
-    bootstrap_servers: str | None,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    kafka_group: str | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Ask a job's process, or the database, whether a job is well.
@@ -113,13 +106,13 @@ def health(
     if port is not None:
         _ask_process(host, port, token, ready=ready, format_=format_)
     assert group is not None
-    if max_lag is not None and not bootstrap_servers:
+    if max_lag is not None and not kafka.bootstrap_servers:
         raise click.UsageError("--max-lag needs --bootstrap-servers.")
     measured: Lag | None = None
-    with options.open_store(url, schema) as store:
-        if max_lag is not None and bootstrap_servers:
-            broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
-            measured = store.lag([group], broker, kafka_groups={group: kafka_group} if kafka_group else None)
+    with database.open() as store:
+        if max_lag is not None:
+            names = {group: kafka.group} if kafka.group else None
+            measured = store.lag([group], kafka.connect(), kafka_groups=names)
         state = store.group_state(group)
     if not state.is_known:
         fail_unknown(group)
@@ -166,16 +159,10 @@ def _read(answer: bytes) -> dict[str, Any]:
 
 def _print_group(state: GroupState, lag: GroupLag | None, problems: Sequence[Problem], format_: str) -> None:
     if format_ == "json":
-        print_json(
-            {
-                "group": state.group,
-                "well": not problems,
-                "problems": list(problems),
-                "paused": pause_document(state.pause),
-                "lag": None if lag is None else lag.records,
-                "behind_seconds": None if lag is None else lag.seconds,
-            }
-        )
+        keys = "group well problems paused=pause lag behind_seconds"
+        behind = None if lag is None else lag.seconds
+        records = None if lag is None else lag.records
+        print_json(document(state, keys, well=not problems, problems=problems, lag=records, behind_seconds=behind))
         return
     print_lines(f"Group {state.group} is {'not well' if problems else 'well'}.")
     print_lines(*(f"{one}: {_PROBLEMS[one]}" for one in problems))

@@ -8,17 +8,13 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_followed, print_json, print_table
-from offsetstore.protocol.database import EVENTS, HistoryEvent
+from offsetstore.cli.output import columns, document, print_followed, print_json, print_rows
+from offsetstore.protocol.database import EVENTS
 
-_COLUMNS = (
-    Column("at"),
-    Column("event"),
-    Column("partition"),
-    Column("from", number=True),
-    Column("to", number=True),
-    Column("actor"),
-    Column("reason"),
+_COLUMNS = columns("at, event, partition=topic_partition, #from=from_offset, #to=to_offset, actor, reason")
+_KEYS = (
+    "at event *topic_partition from=from_offset to=to_offset epoch=token.epoch "
+    "claim_id=token.claim_id actor reason db_role"
 )
 
 
@@ -42,8 +38,7 @@ def history(
     events: tuple[str, ...],
     limit: int | None,
     follow: bool,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Show what was decided about a consumer group, and by whom.
@@ -63,37 +58,15 @@ def history(
     Example, with OFFSETSTORE_URL set:
       offsetstore history -g billing --event reset --since 2025-03-01T00:00Z
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         if store.owner(group) is None:
             fail_unknown(group)
         if follow:
             following = store.follow_history(group, since=since, events=events, limit=limit)
-            print_followed(following, _cells, _document, as_json=format_ == "json")
+            print_followed(following, _COLUMNS, _KEYS, as_json=format_ == "json")
             return
         found = store.history(group, since=since, events=events, limit=limit)
     if format_ == "json":
-        print_json({"group": group, "events": [_document(line) for line in found]})
+        print_json({"group": group, "events": [document(one, _KEYS) for one in found]})
     else:
-        print_table(_COLUMNS, [_cells(line) for line in found])
-
-
-def _cells(line: HistoryEvent) -> tuple[object, ...]:
-    at = None if line.at is None else line.at.isoformat(timespec="seconds")
-    return (at, line.event, line.topic_partition, line.from_offset, line.to_offset, line.actor, line.reason)
-
-
-def _document(line: HistoryEvent) -> dict[str, object]:
-    tp = line.topic_partition
-    return {
-        "at": None if line.at is None else line.at.isoformat(),
-        "event": line.event,
-        "topic": None if tp is None else tp.topic,
-        "partition": None if tp is None else tp.partition,
-        "from": line.from_offset,
-        "to": line.to_offset,
-        "epoch": line.token.epoch,
-        "claim_id": str(line.token.claim_id),
-        "actor": line.actor,
-        "reason": line.reason,
-        "db_role": line.db_role,
-    }
+        print_rows(_COLUMNS, found)

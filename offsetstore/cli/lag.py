@@ -7,37 +7,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_error, print_json, print_lines, print_table
+from offsetstore.cli.output import columns, document, print_error, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, state_of
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.text import short
 
-_COLUMNS = (
-    Column("group"),
-    Column("state"),
-    Column("topic"),
-    Column("partitions", number=True),
-    Column("lag", number=True),
-    Column("behind", number=True),
-    Column("headroom", number=True),
+_COLUMNS = columns("group, state, topic, #partitions, #lag, #behind, #headroom")
+_TOPIC = (
+    "topic lag=records behind_seconds=seconds behind_is_bound=is_bound headroom beyond_end without_offset error "
+    "partitions"
 )
-_BY_PARTITION = (
-    Column("group"),
-    Column("partition"),
-    Column("stored", number=True),
-    Column("end", number=True),
-    Column("lag", number=True),
-    Column("behind", number=True),
-    Column("headroom", number=True),
+_PARTITION = (
+    "partition stored=stored.next_offset beginning=log.beginning end=log.end lag=records behind_seconds=seconds "
+    "behind_is_bound=is_bound headroom beyond_end suspect=is_suspect"
 )
+_BY_PARTITION = columns("group, partition, #stored, #end, #lag, #behind, #headroom")
 
 
 @click.command()
@@ -75,13 +66,8 @@ def lag(
     partitions: bool,
     watch: float | None,
     limit: LagLimit | None,
-    bootstrap_servers: str,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    kafka_group: str | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Show how far consumer groups are behind Kafka.
@@ -121,16 +107,16 @@ def lag(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     if (group is None) != all_groups:
         raise click.UsageError("Give either --group or --all.")
-    if kafka_group is not None and all_groups:
+    if kafka.group is not None and all_groups:
         raise click.UsageError("--kafka-group is the name of one group: give --group, too.")
     if watch is not None and limit is not None:
         raise click.UsageError("--watch never ends by itself: --fail-above has no effect.")
-    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
-    with options.open_store(url, schema) as store:
+    broker = kafka.connect()
+    with database.open() as store:
 
         def look() -> Lag:
             named = None if group is None else [group]
-            names = {group: kafka_group} if group is not None and kafka_group is not None else None
+            names = {group: kafka.group} if group is not None and kafka.group is not None else None
             return store.lag(named, broker, kafka_groups=names)
 
         found = look()
@@ -210,39 +196,15 @@ def _behind(one: TopicLag | PartitionLag) -> str | None:
 
 
 def _document(group: str, one: GroupLag) -> dict[str, object]:
-    return {
-        "group": group,
-        "live": one.owner.is_live,
-        "paused": one.owner.pause is not None,
-        "lag": one.records,
-        "behind_seconds": one.seconds,
-        "topics": [
-            {
-                "topic": name,
-                "lag": topic.records,
-                "behind_seconds": topic.seconds,
-                "behind_is_bound": topic.is_bound,
-                "headroom": topic.headroom,
-                "beyond_end": topic.beyond_end,
-                "without_offset": topic.without_offset,
-                "error": None if topic.error is None else str(topic.error),
-                "partitions": [_part(number, part) for number, part in topic.partitions.items()],
-            }
-            for name, topic in one.topics.items()
-        ],
-    }
-
-
-def _part(number: int, part: PartitionLag) -> dict[str, object]:
-    return {
-        "partition": number,
-        "stored": part.stored.next_offset if part.stored else None,
-        "beginning": part.log.beginning if part.log else None,
-        "end": part.log.end if part.log else None,
-        "lag": part.records,
-        "behind_seconds": part.seconds,
-        "behind_is_bound": part.is_bound,
-        "headroom": part.headroom,
-        "beyond_end": part.beyond_end,
-        "suspect": part.is_suspect,
-    }
+    topics = [
+        document(
+            topic,
+            _TOPIC,
+            topic=name,
+            partitions=[document(part, _PARTITION, partition=number) for number, part in topic.partitions.items()],
+        )
+        for name, topic in one.topics.items()
+    ]
+    paused = one.owner.pause is not None
+    keys = "group live=owner.is_live paused lag=records behind_seconds=seconds topics"
+    return document(one, keys, group=group, paused=paused, topics=topics)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import columns, print_json, print_lines, print_table
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_PARTITION, TopicPartition
 from offsetstore.protocol.metadata import Metadata, from_json
 
-_COLUMNS = (Column("partition"), Column("stored", number=True), Column("metadata"))
+_COLUMNS = columns("partition, #stored, metadata")
 _AS_IT_IS = Metadata(serializer=str, deserializer=str)
 
 
@@ -32,8 +32,7 @@ def get_metadata(
     group: str,
     topic: str,
     partition: int | None,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Show the metadata of a topic's partitions, or of one, as text.
@@ -49,7 +48,7 @@ def get_metadata(
     Example, with OFFSETSTORE_URL set:
       offsetstore metadata get -g billing payments 0
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         rows = store.offsets(group)
     found = {tp: row for tp, row in rows.items() if tp.topic == topic and partition in {None, tp.partition}}
     if not found:
@@ -85,8 +84,7 @@ def set_metadata(
     text: bool,
     clear: bool,
     reason: str,
-    url: str | None,
-    schema: str | None,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Rewrite the metadata of a partition, at the offset that is stored.
@@ -116,7 +114,7 @@ def set_metadata(
     tp = TopicPartition(topic, partition)
     written = value if text or value is None else _from_json(value)
     formats = _AS_IT_IS if text else None
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         stored = store.write_metadata(group, tp, written, reason=reason, formats=formats)
     if format_ == "json":
         print_json({"group": group, "topic": topic, "partition": partition, "stored": stored})

@@ -35,7 +35,7 @@ _IDLE_SECONDS = 120.0
 @click.option(
     "--since", metavar="REVISION", help="With --sql: the current revision of the tables; by default there are none."
 )
-def migrate(*, url: str | None, schema: str | None, check: bool, force: bool, sql: bool, since: str | None) -> None:
+def migrate(*, database: options.Database, check: bool, force: bool, sql: bool, since: str | None) -> None:
     """Create or upgrade offsetstore's tables.
 
     Brings them to head, the revision of this version, in one transaction; tables of a later version on which this one
@@ -58,13 +58,13 @@ def migrate(*, url: str | None, schema: str | None, check: bool, force: bool, sq
     _refuse_together(check=check, sql=sql, since=since)
     if sql:
         # Never wrapped or escaped, not even at a terminal.
-        click.echo(upgrade_as_sql(schema=schema, since=since or "base"), nl=False)
+        click.echo(upgrade_as_sql(schema=database.schema, since=since or "base"), nl=False)
         return
-    with _opened(options.require_url(url), schema) as database:
+    with _opened(options.require_url(database.url), database.schema) as opened:
         if check:
-            _check(database)
+            _check(opened)
         else:
-            _migrate(database, schema, force=force)
+            _migrate(opened, database.schema, force=force)
 
 
 def _refuse_together(*, check: bool, sql: bool, since: str | None) -> None:

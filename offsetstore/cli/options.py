@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -32,8 +34,60 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _COMPLETION_SECONDS = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The values of `database_options`."""
+
+    url: str | None
+    schema: str | None
+
+    def open(self, *, otherwise: str = "") -> AbstractContextManager[OffsetStore]:
+        """Connect to the store; see `open_store`."""
+        return open_store(self.url, self.schema, otherwise=otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """The values of `broker_options`."""
+
+    bootstrap_servers: str | None
+    broker_option: tuple[str, ...]
+    broker_config: Path | None
+    timeout: float
+    group: str | None = None
+
+    def connect(self) -> Broker:
+        """Create the broker; see `make_broker`."""
+        assert self.bootstrap_servers is not None
+        return make_broker(self.bootstrap_servers, self.broker_option, self.broker_config, self.timeout)
+
+    def find(self) -> Broker | None:
+        """Create the broker if one was named."""
+        return self.connect() if self.bootstrap_servers else None
+
+
+class How(TypedDict):
+    """How a decision is carried out, for the methods of `OffsetStore`."""
+
+    reason: str
+    dry_run: bool
+    if_plan: str | None
+
+
+def gathered(function: _F, name: str, gather: Callable[[dict[str, Any]], object]) -> _F:
+    """Give the command one argument for several options, which ``gather`` takes out of those that are given."""
+
+    @wraps(cast("Callable[..., Any]", function))
+    def command(**given: Any) -> Any:
+        given[name] = gather(given)
+        return cast("Callable[..., Any]", function)(**given)
+
+    return cast("_F", command)
+
+
 def database_options(function: _F) -> _F:
-    """``--url`` and ``--schema``."""
+    """``--url`` and ``--schema``, as the argument ``database``."""
+    function = gathered(function, "database", lambda given: Database(given.pop("url"), given.pop("schema")))
     function = click.option(
         "--schema",
         metavar="NAME",
@@ -95,17 +149,29 @@ def reason_option(function: _F) -> _F:
 
 
 def execute_options(function: _F) -> _F:
-    """``--execute`` and ``--if-plan``."""
+    """``--reason``, ``--execute`` and ``--if-plan``, as the argument ``how``."""
+    function = gathered(
+        function,
+        "how",
+        lambda given: How(reason=given.pop("reason"), dry_run=not given.pop("execute"), if_plan=given.pop("if_plan")),
+    )
     function = _if_plan_option("execute", needs=True)(function)
-    return click.option("--execute", is_flag=True, is_eager=True, help="Do it; without this nothing is written.")(
-        function
+    return reason_option(
+        click.option("--execute", is_flag=True, is_eager=True, help="Do it; without this nothing is written.")(function)
     )
 
 
 def dry_run_options(function: _F) -> _F:
-    """``--dry-run`` and ``--if-plan``, for a command that does what it says at once."""
+    """``--reason``, ``--dry-run`` and ``--if-plan``, for a command that does what it says at once."""
+    function = gathered(
+        function,
+        "how",
+        lambda given: How(reason=given.pop("reason"), dry_run=given.pop("dry_run"), if_plan=given.pop("if_plan")),
+    )
     function = _if_plan_option("dry_run", needs=False)(function)
-    return click.option("--dry-run", is_flag=True, is_eager=True, help="Print the plan; nothing is written.")(function)
+    return reason_option(
+        click.option("--dry-run", is_flag=True, is_eager=True, help="Print the plan; nothing is written.")(function)
+    )
 
 
 def _if_plan_option(flag: str, *, needs: bool) -> Callable[[_F], _F]:
@@ -193,13 +259,18 @@ def kafka_groups_option(function: _F) -> _F:
 
 
 def broker_options(*, required: bool, use: str = "", kafka_group: bool = True) -> Callable[[_F], _F]:
-    """``--bootstrap-servers`` and how to connect to them; `make_broker` takes the values.
+    """``--bootstrap-servers`` and how to connect to them, as the argument ``kafka``.
 
     :param use: what they are for, appended to the help of ``--bootstrap-servers``.
     :param kafka_group: whether there is ``--kafka-group`` too.
     """
 
+    def gather(given: dict[str, Any]) -> Kafka:
+        names = ("bootstrap_servers", "broker_option", "broker_config", "timeout")
+        return Kafka(**{name: given.pop(name) for name in names}, group=given.pop("kafka_group", None))
+
     def add(function: _F) -> _F:
+        function = gathered(function, "kafka", gather)
         function = click.option(
             "--timeout",
             type=click.FloatRange(0, 3600, min_open=True),

@@ -9,27 +9,103 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TextIO, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+from uuid import UUID
 
 import click
 
-from offsetstore.offsets import Suspect, TopicPartition
+from offsetstore.offsets import OffsetRange, Suspect, TopicPartition
 from offsetstore.text import NOTHING, error_text, indented, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_T = TypeVar("_T")
 _LOSSES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; a ``number`` is aligned to the right and never wrapped."""
+    """One column; a ``number`` is aligned to the right and never wrapped. ``path`` is where its values are."""
 
     name: str
     number: bool = False
+    path: str = ""
+
+
+def columns(spec: str) -> tuple[Column, ...]:
+    """Make columns of their names, separated by commas; ``#name`` is a number.
+
+    `print_rows` shows the attribute of that name, or of ``name=path.to.its.attribute``.
+    """
+    pairs = [one.strip().partition("=") for one in spec.split(",")]
+    return tuple(
+        Column(name.removeprefix("#"), name.startswith("#"), path or name.removeprefix("#"))
+        for name, _separator, path in pairs
+    )
+
+
+def print_rows(shown: Sequence[Column], values: Iterable[object]) -> None:
+    """Print a table of the values' attributes."""
+    print_table(shown, [cells(shown, one) for one in values])
+
+
+def cells(shown: Sequence[Column], value: object) -> list[object]:
+    """The values of one row; times in whole seconds."""
+    found = [_at(value, one.path) for one in shown]
+    return [one.isoformat(timespec="seconds") if isinstance(one, datetime) else one for one in found]
+
+
+def document(value: object, keys: str, **more: object) -> dict[str, object]:
+    """Make a JSON document of a value's attributes.
+
+    :param keys: the names, in order: ``key`` or ``key=path.to.its.attribute``; what is missing on the way is null.
+        ``*path`` is a partition, with the keys ``topic`` and ``partition``. A key of ``more`` has that value.
+    """
+    made: dict[str, object] = {}
+    for one in keys.split():
+        key, _separator, path = one.partition("=")
+        if key.startswith("*"):
+            tp = more[key[1:]] if key[1:] in more else _at(value, key[1:])
+            made |= {"topic": _at(tp, "topic"), "partition": _at(tp, "partition")}
+        else:
+            made[key] = plain(more[key] if key in more else _at(value, path or key))
+    return made
+
+
+_AS_JSON: Final[dict[Any, Callable[[Any], object]]] = {
+    datetime: lambda one: one.isoformat(),
+    timedelta: lambda one: one.total_seconds(),
+    UUID: str,
+    Exception: str,
+    Enum: lambda one: one.name.lower(),
+    OffsetRange: lambda one: {"from": one.from_, "until": one.until},
+    Suspect: lambda one: one.what,
+    Mapping: lambda one: {str(key): plain(inner) for key, inner in one.items()},
+    list: lambda one: [plain(inner) for inner in one],
+    tuple: lambda one: [plain(inner) for inner in one],
+}
+
+
+def plain(value: object) -> object:
+    """The value as JSON: times in ISO 8601, durations in seconds, dataclasses with all their fields."""
+    for kind, write in _AS_JSON.items():
+        if isinstance(value, kind):
+            return write(value)
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return value
+
+
+def _at(value: Any, path: str) -> Any:
+    """The attribute, or the key of a mapping; ``None`` if anything on the way is ``None``."""
+    for name in path.split("."):
+        if value is None:
+            return None
+        value = cast("Mapping[str, object]", value).get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return value
 
 
 def print_json(value: object) -> None:
@@ -37,19 +113,13 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def print_followed(
-    lines: Iterable[_T],
-    cells: Callable[[_T], Iterable[object]],
-    document: Callable[[_T], Mapping[str, object]],
-    *,
-    as_json: bool,
-) -> None:
+def print_followed(lines: Iterable[object], shown: Sequence[Column], keys: str, *, as_json: bool) -> None:
     """Print each of the lines when it comes: its cells, or a JSON document in one line."""
     for line in lines:
         if as_json:
-            click.echo(json.dumps(document(line)))
+            click.echo(json.dumps(document(line, keys)))
         else:
-            print_lines("  ".join(map(visible, cells(line))))
+            print_lines("  ".join(map(visible, cells(shown, line))))
 
 
 def print_lines(*lines: str) -> None:

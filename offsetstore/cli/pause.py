@@ -7,9 +7,8 @@ from datetime import datetime
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import show_done
-from offsetstore.cli.output import print_digest, print_json, print_lines
-from offsetstore.offsets import Pause
+from offsetstore.cli.exits import decide
+from offsetstore.cli.output import document, print_digest, print_json, print_lines
 from offsetstore.operations.pauses import PauseDecided
 
 
@@ -21,7 +20,6 @@ from offsetstore.operations.pauses import PauseDecided
     metavar="TIME",
     help="When the pause ends by itself (2025-03-01T00:00Z), by the database's clock; without it, at `resume`.",
 )
-@options.reason_option
 @options.dry_run_options
 @options.database_options
 @options.format_option
@@ -29,11 +27,8 @@ def pause(
     *,
     group: str,
     until: datetime | None,
-    reason: str,
-    dry_run: bool,
-    if_plan: str | None,
-    url: str | None,
-    schema: str | None,
+    how: options.How,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Pause a consumer group.
@@ -62,27 +57,19 @@ def pause(
     Example, with OFFSETSTORE_URL set:
       offsetstore pause -g billing --reason "the database is upgraded, ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.pause(group, until=until, reason=reason, dry_run=dry_run, if_plan=if_plan),
-            lambda done: _print_paused(done, format_),
-        )
+    decide(database, lambda store: store.pause(group, until=until, **how), lambda done: _print_paused(done, format_))
 
 
 @click.command()
 @options.group_option
-@options.reason_option
 @options.dry_run_options
 @options.database_options
 @options.format_option
 def resume(
     *,
     group: str,
-    reason: str,
-    dry_run: bool,
-    if_plan: str | None,
-    url: str | None,
-    schema: str | None,
+    how: options.How,
+    database: options.Database,
     format_: str,
 ) -> None:
     """End a consumer group's pause.
@@ -108,18 +95,14 @@ def resume(
     Example, with OFFSETSTORE_URL set:
       offsetstore resume -g billing --reason "the upgrade is done, ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
-        show_done(
-            lambda: store.resume(group, reason=reason, dry_run=dry_run, if_plan=if_plan),
-            lambda done: _print_resumed(done, format_),
-        )
+    decide(database, lambda store: store.resume(group, **how), lambda done: _print_resumed(done, format_))
 
 
 def _print_paused(done: PauseDecided, format_: str) -> None:
     group, made = done.group, done.after
     assert made is not None
     if format_ == "json":
-        print_json({**_document(done), "replaced": document(done.before), "paused": document(made)})
+        print_json(document(done, "group executed plan=digest replaced=before paused=after"))
         return
     end = "`offsetstore resume` ends it" if made.until is None else f"It ends at {made.until.isoformat()}"
     if done.executed:
@@ -133,7 +116,7 @@ def _print_paused(done: PauseDecided, format_: str) -> None:
 
 def _print_resumed(done: PauseDecided, format_: str) -> None:
     if format_ == "json":
-        print_json({**_document(done), "ended": document(done.before)})
+        print_json(document(done, "group executed plan=digest ended=before"))
     elif done.before is None:
         print_lines(f"{done.group} was not paused; nothing was written.")
     elif done.executed:
@@ -146,15 +129,3 @@ def _print_resumed(done: PauseDecided, format_: str) -> None:
 def _print_plan(done: PauseDecided) -> None:
     print_lines("Nothing was written.")
     print_digest(done.digest, execute=False)
-
-
-def _document(done: PauseDecided) -> dict[str, object]:
-    return {"group": done.group, "executed": done.executed, "plan": done.digest}
-
-
-def document(pause: Pause | None) -> dict[str, object] | None:
-    """Return what JSON documents tell of a pause."""
-    if pause is None:
-        return None
-    until = None if pause.until is None else pause.until.isoformat()
-    return {"at": pause.at.isoformat(), "until": until, "reason": pause.reason}

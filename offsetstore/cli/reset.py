@@ -6,27 +6,21 @@ import csv
 import io
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import IO, Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import show_done
-from offsetstore.cli.output import Column, print_digest, print_json, print_lines, print_losses, print_table
+from offsetstore.cli.exits import decide
+from offsetstore.cli.output import columns, document, print_digest, print_json, print_lines, print_losses, print_table
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
 from offsetstore.text import counted, visible
 
-_COLUMNS = (
-    Column("partition"),
-    Column("stored", number=True),
-    Column("new", number=True),
-    Column("moves", number=True),
-    Column("beginning", number=True),
-    Column("end", number=True),
-)
+_COLUMNS = columns("partition=topic_partition, #stored=from_offset, #new=to_offset, #moves, #beginning, #end")
+_KEYS = "group reason executed plan=digest live=met_live_owner fenced replayed_letters to_datetime partitions"
+_MOVE = "*topic_partition stored=from_offset new=to_offset beginning=log.beginning end=log.end suspect"
 _TARGETS: Final = (
     "--to-earliest",
     "--to-latest",
@@ -96,7 +90,6 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     metavar="N",
     help="Reset only if this is the stored offset; otherwise do nothing.",
 )
-@options.reason_option
 @options.execute_options
 @click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime, --by-duration")
@@ -118,17 +111,10 @@ def reset(
     shift_by: int | None,
     from_file: IO[str] | None,
     from_offset: int | None,
-    reason: str,
-    execute: bool,
-    if_plan: str | None,
+    how: options.How,
     force: bool,
-    bootstrap_servers: str | None,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    kafka_group: str | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Move a group's stored offsets.
@@ -180,7 +166,7 @@ def reset(
       offsetstore reset -g billing -t payments:0,2 --to-earliest
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    if if_plan is not None and format_ == "csv":
+    if how["if_plan"] is not None and format_ == "csv":
         raise click.UsageError("--if-plan does not go with --format csv, which would not show a plan that has changed.")
     target = _target(
         "earliest" if to_earliest else None,
@@ -192,34 +178,29 @@ def reset(
         None if shift_by is None else ShiftBy(shift_by),
         None if from_file is None else _read_offsets(from_file, group),
     )
-    broker = (
-        options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
-    )
 
     def show(done: Reset) -> None:
         if format_ == "json":
-            print_json(_document(done, reason, target))
+            print_json(_document(done, how["reason"], target))
         elif format_ == "csv":
             _print_csv(done)
         else:
             _print(done, forced=force, led_to=led_to)
 
-    with options.open_store(url, schema) as store:
-        done = show_done(
-            lambda: store.reset(
-                group,
-                target,
-                partitions=_partitions(topics, target, all_topics=all_topics),
-                reason=reason,
-                broker=broker,
-                kafka_group=kafka_group,
-                takeover="fence" if force else "refuse",
-                from_offset=from_offset,
-                dry_run=not execute,
-                if_plan=if_plan,
-            ),
-            show,
-        )
+    done = decide(
+        database,
+        lambda store: store.reset(
+            group,
+            target,
+            partitions=_partitions(topics, target, all_topics=all_topics),
+            broker=kafka.find(),
+            kafka_group=kafka.group,
+            takeover="fence" if force else "refuse",
+            from_offset=from_offset,
+            **how,
+        ),
+        show,
+    )
     if done.met_live_owner and not force:
         context.exit(ExitCode.NO)
 
@@ -354,28 +335,8 @@ def _consequences(done: Reset) -> list[str]:
 
 
 def _document(done: Reset, reason: str, target: object) -> dict[str, object]:
-    fenced = done.fenced
-    return {
-        "group": done.group,
-        "reason": reason,
-        "executed": done.executed,
-        "plan": done.digest,
-        "live": done.met_live_owner,
-        "fenced": {"name": fenced.owner, "epoch": fenced.token.epoch, "claim_id": str(fenced.token.claim_id)}
-        if fenced is not None
-        else None,
-        "replayed_letters": done.replayed_letters,
-        "to_datetime": target.isoformat() if isinstance(target, datetime) else None,
-        "partitions": [
-            {
-                "topic": move.topic_partition.topic,
-                "partition": move.topic_partition.partition,
-                "stored": move.from_offset,
-                "new": move.to_offset,
-                "beginning": move.log.beginning if move.log else None,
-                "end": move.log.end if move.log else None,
-                "suspect": move.suspect.what if move.suspect else None,
-            }
-            for move in done.moves
-        ],
-    }
+    job = "name=owner epoch=token.epoch claim_id=token.claim_id"
+    fenced = None if done.fenced is None else document(done.fenced, job)
+    to = target if isinstance(target, datetime) else None
+    moves = [document(one, _MOVE) for one in done.moves]
+    return document(done, _KEYS, reason=reason, fenced=fenced, to_datetime=to, partitions=moves)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
 from offsetstore.errors import (
     KafkaGroupContested,
     NoStartingOffset,
@@ -27,14 +26,10 @@ from offsetstore.protocol.starting import Reason, StartingOffsets
 from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.text import counted
 
-_COLUMNS = (
-    Column("partition"),
-    Column("start", number=True),
-    Column("stored", number=True),
-    Column("committed", number=True),
-    Column("beginning", number=True),
-    Column("end", number=True),
-    Column("reason"),
+_COLUMNS = columns("partition, #start, #stored, #committed, #beginning, #end, reason")
+_PARTITION = (
+    "*tp start=offset reason explanation=reason.value stored=stored.next_offset committed=committed.next_offset "
+    "beginning=log.beginning end=log.end skips=skipped"
 )
 _SHOWN = 5
 _HINTS: dict[type[StartError], str] = {
@@ -110,13 +105,8 @@ def resolve(
     *,
     group: str,
     topics: tuple[str, ...],
-    bootstrap_servers: str,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    kafka_group: str | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     no_store: bool,
     prefer: Prefer,
     auto_offset_reset: Any,
@@ -146,15 +136,15 @@ def resolve(
       offsetstore resolve -g billing -t payments -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     policy = StartPolicy(prefer, auto_offset_reset, on_data_loss, on_recreated, on_rewound)
-    broker = options.make_broker(bootstrap_servers, broker_option, broker_config, timeout)
+    broker = kafka.connect()
     try:
         if no_store:
-            start = resolve_starting_offsets(broker, group=group, topics=topics, policy=policy, kafka_group=kafka_group)
+            start = resolve_starting_offsets(broker, group=group, topics=topics, policy=policy, kafka_group=kafka.group)
         else:
             without = ", or use only Kafka's committed offsets: --no-store"
-            with options.open_store(url, schema, otherwise=without) as store:
+            with database.open(otherwise=without) as store:
                 start = resolve_starting_offsets(
-                    broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka_group
+                    broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka.group
                 )
     except StartError as error:
         # An error with a next step of its own is not settled by the option.
@@ -164,7 +154,7 @@ def resolve(
     if format_ == "spark":
         click.echo(start.json())
     elif format_ == "json":
-        print_json(_document(group, kafka_group or group, start))
+        print_json(_document(group, kafka.group or group, start))
     else:
         _print(group, start)
 
@@ -188,7 +178,7 @@ def _print(group: str, start: StartingOffsets) -> None:
     used = {one.reason for one in start.starts.values()}
     explained = [(reason.name.lower(), reason.value) for reason in Reason if reason in used]
     print_lines("")
-    print_table((Column("reason"), Column("meaning")), explained)
+    print_table(columns("reason, meaning"), explained)
     print_lines("")
     skipped = {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}
     if skipped:
@@ -203,29 +193,16 @@ def _print(group: str, start: StartingOffsets) -> None:
 
 
 def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str, object]:
-    return {
-        "group": group,
-        "kafka_group": kafka_group,
-        "records": _records(start),
-        "partitions": [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "start": one.offset,
-                "reason": one.reason.name.lower(),
-                "explanation": one.reason.value,
-                "stored": one.stored.next_offset if one.stored else None,
-                "committed": one.committed.next_offset if one.committed else None,
-                "beginning": one.log.beginning,
-                "end": one.log.end,
-                "skips": {"from": one.skipped.from_, "until": one.skipped.until} if one.skipped else None,
-            }
-            for tp, one in start.starts.items()
-        ],
-        "vanished": [{"topic": tp.topic, "partition": tp.partition} for tp in start.vanished],
-        "warning": start.warning,
-        "starting_offsets": json.loads(start.json()),
-    }
+    return document(
+        start,
+        "group kafka_group records partitions vanished warning starting_offsets",
+        group=group,
+        kafka_group=kafka_group,
+        records=_records(start),
+        partitions=[document(one, _PARTITION, tp=tp) for tp, one in start.starts.items()],
+        vanished=[document(tp, "topic partition") for tp in start.vanished],
+        starting_offsets=json.loads(start.json()),
+    )
 
 
 def _records(start: StartingOffsets) -> int:

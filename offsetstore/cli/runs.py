@@ -8,19 +8,17 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
+from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
 from offsetstore.protocol.runs import Run
 from offsetstore.text import counted
 
-_COLUMNS = (
-    Column("started"),
-    Column("until"),
-    Column("state"),
-    Column("phase"),
-    Column("batch", number=True),
-    Column("rows", number=True),
-    Column("epoch", number=True),
-    Column("owner"),
+_COLUMNS = columns("started, until, state, phase, #batch, #rows, #epoch, owner")
+_KEYS = (
+    "epoch=token.epoch claim_id=token.claim_id owner topics versions state started_at seen_at ended_at "
+    "phase=status.phase phase_seconds=status.phase_age batch=status.batch batch_offsets=status.batch_offsets "
+    "last_batch_seconds=status.last_batch_age counters=status.counters memory_bytes=status.memory "
+    "mirror_seconds=status.mirror_age mirror_error=status.mirror_error query_id=status.query_id "
+    "application_id=status.application_id ui_url=status.ui_url"
 )
 
 
@@ -29,7 +27,7 @@ _COLUMNS = (
 @click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N runs.")
 @options.database_options
 @options.format_option
-def runs(*, group: str, limit: int | None, url: str | None, schema: str | None, format_: str) -> None:
+def runs(*, group: str, limit: int | None, database: options.Database, format_: str) -> None:
     """Show the runs of a consumer group's job, and how each ended.
 
     A run is a claim of the group. It records itself with each heartbeat, every five seconds; the newest run is the
@@ -66,12 +64,12 @@ def runs(*, group: str, limit: int | None, url: str | None, schema: str | None, 
     Example, with OFFSETSTORE_URL set:
       offsetstore runs -g billing -n 5
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with options.open_store(url, schema) as store:
+    with database.open() as store:
         if store.owner(group) is None:
             fail_unknown(group)
         found = store.runs(group, limit=limit)
     if format_ == "json":
-        print_json({"group": group, "runs": [_document(run) for run in found]})
+        print_json({"group": group, "runs": [document(run, _KEYS) for run in found]})
         return
     print_table(_COLUMNS, [_cells(run) for run in found])
     if any(run.state == "silent" for run in found):
@@ -98,30 +96,3 @@ def _cells(run: Run) -> tuple[object, ...]:
 
 def _time(at: datetime) -> str:
     return at.isoformat(timespec="seconds")
-
-
-def _document(run: Run) -> dict[str, object]:
-    status = run.status
-    return {
-        "epoch": run.token.epoch,
-        "claim_id": str(run.token.claim_id),
-        "owner": run.owner,
-        "topics": list(run.topics),
-        "versions": dict(run.versions),
-        "state": run.state,
-        "started_at": run.started_at.isoformat(),
-        "seen_at": run.seen_at.isoformat(),
-        "ended_at": None if run.ended_at is None else run.ended_at.isoformat(),
-        "phase": status.phase,
-        "phase_seconds": status.phase_age,
-        "batch": status.batch,
-        "batch_offsets": status.batch_offsets,
-        "last_batch_seconds": status.last_batch_age,
-        "counters": dict(status.counters),
-        "memory_bytes": status.memory,
-        "mirror_seconds": status.mirror_age,
-        "mirror_error": status.mirror_error,
-        "query_id": None if status.query_id is None else str(status.query_id),
-        "application_id": status.application_id,
-        "ui_url": status.ui_url,
-    }

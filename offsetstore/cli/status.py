@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Final
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import Column, print_json, print_lines, print_table
-from offsetstore.cli.pause import document as pause_document
-from offsetstore.offsets import TopicPartition
+from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
 from offsetstore.operations.reads import GroupState, PartitionState, end_of
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.text import counted, short
 
-_COLUMNS = (
-    Column("partition"),
-    Column("stored", number=True),
-    Column("committed", number=True),
-    Column("end", number=True),
-    Column("lag", number=True),
-    Column("epoch", number=True),
-    Column("age", number=True),
+_COLUMNS = columns("partition, #stored, #committed, #end, #lag, #epoch, #age")
+_OWNER = (
+    "name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for live=is_live "
+    "state ending"
+)
+_PARTITION = (
+    "*tp stored=stored.next_offset committed=committed.next_offset beginning=log.beginning end lag beyond_end "
+    "epoch=stored.token.epoch claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
+    "updated_at=stored.updated_at age_seconds=age"
 )
 _DECIDED: Final = {
     "reset": "reset",
@@ -44,13 +42,8 @@ _DECIDED: Final = {
 def status(
     *,
     group: str,
-    bootstrap_servers: str | None,
-    broker_option: tuple[str, ...],
-    broker_config: Path | None,
-    kafka_group: str | None,
-    timeout: float,
-    url: str | None,
-    schema: str | None,
+    kafka: options.Kafka,
+    database: options.Database,
     format_: str,
 ) -> None:
     """Show a consumer group's owner, offsets and lag.
@@ -90,11 +83,8 @@ def status(
     Example, with OFFSETSTORE_URL set:
       offsetstore status -g billing -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    broker = (
-        options.make_broker(bootstrap_servers, broker_option, broker_config, timeout) if bootstrap_servers else None
-    )
-    with options.open_store(url, schema) as store:
-        state, identity = store.group_state(group, broker, kafka_group=kafka_group), store.identity()
+    with database.open() as store:
+        state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
     if not state.is_known:
         fail_unknown(group)
     if format_ == "json":
@@ -167,48 +157,17 @@ def _owner_in_words(state: GroupState) -> str:
 
 
 def _document(state: GroupState, identity: StoreIdentity) -> dict[str, object]:
-    owner = state.owner
-    return {
-        "group": state.group,
-        "owner": {
-            "name": owner.owner,
-            "epoch": owner.token.epoch,
-            "claim_id": str(owner.token.claim_id),
-            "claimed_at": owner.claimed_at.isoformat(),
-            "heartbeat_age_seconds": owner.alive_for.total_seconds() if owner.alive_for is not None else None,
-            "live": owner.is_live,
-            "state": owner.state,
-            "ending": owner.ending,
-        }
-        if owner is not None
-        else None,
-        "paused": pause_document(state.pause),
-        "database": "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown",
-        "dead_letters": {
+    return document(
+        state,
+        "group owner paused=pause database dead_letters lag partitions",
+        owner=None if state.owner is None else document(state.owner, _OWNER),
+        database="moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown",
+        dead_letters={
             **{one: state.dead_letters.get(one, 0) for one in OPEN},
             "job_replays": state.replays_letters,
         },
-        "lag": state.lag,
-        "partitions": [_partition(tp, one) for tp, one in state.partitions.items()],
-    }
-
-
-def _partition(tp: TopicPartition, one: PartitionState) -> dict[str, object]:
-    row, log = one.stored, one.log
-    return {
-        "topic": tp.topic,
-        "partition": tp.partition,
-        "stored": row.next_offset if row else None,
-        "committed": one.committed.next_offset if one.committed else None,
-        "beginning": log.beginning if log else None,
-        "end": end_of(log) if log else None,
-        "lag": one.lag,
-        "beyond_end": one.beyond_end,
-        "epoch": row.token.epoch if row else None,
-        "claim_id": str(row.token.claim_id) if row else None,
-        "pinned": row.pinned if row else None,
-        "contested": row.contested if row else None,
-        "suspect": one.suspect.what if one.suspect else None,
-        "updated_at": row.updated_at.isoformat() if row and row.updated_at else None,
-        "age_seconds": one.age.total_seconds() if one.age is not None else None,
-    }
+        partitions=[
+            document(one, _PARTITION, tp=tp, end=None if one.log is None else end_of(one.log))
+            for tp, one in state.partitions.items()
+        ],
+    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import show_done
-from offsetstore.cli.output import print_digest, print_json, print_lines
+from offsetstore.cli.exits import decide
+from offsetstore.cli.output import document, print_digest, print_json, print_lines
 from offsetstore.operations.home import StoreDecided
 from offsetstore.text import counted
 
@@ -17,13 +17,10 @@ def store() -> None:
 
 
 @store.command()
-@options.reason_option
 @options.execute_options
 @options.database_options
 @options.format_option
-def moved(
-    *, reason: str, execute: bool, if_plan: str | None, url: str | None, schema: str | None, format_: str
-) -> None:
+def moved(*, how: options.How, database: options.Database, format_: str) -> None:
     """Say that the store was moved: its jobs go on in this database.
 
     For a start that ended in StoreMoved after pg_upgrade, a switch to a logical replica, or a restore in place of the
@@ -62,18 +59,14 @@ def moved(
             )
             _print_plan(done)
 
-    with options.open_store(url, schema) as opened:
-        show_done(lambda: opened.moved(reason=reason, dry_run=not execute, if_plan=if_plan), show)
+    decide(database, lambda opened: opened.moved(**how), show)
 
 
 @store.command()
-@options.reason_option
 @options.execute_options
 @options.database_options
 @options.format_option
-def new_id(
-    *, reason: str, execute: bool, if_plan: str | None, url: str | None, schema: str | None, format_: str
-) -> None:
+def new_id(*, how: options.How, database: options.Database, format_: str) -> None:
     """Say that this database is a copy: it becomes a store of its own.
 
     For a start that ended in StoreMoved in a copy whose original goes on, and for a copy of the server's files, which
@@ -116,8 +109,7 @@ def new_id(
                 print_lines(f"It fences the running jobs of {', '.join(live)}.")
             _print_plan(done)
 
-    with options.open_store(url, schema) as opened:
-        show_done(lambda: opened.new_id(reason=reason, dry_run=not execute, if_plan=if_plan), show)
+    decide(database, lambda opened: opened.new_id(**how), show)
 
 
 def _print_plan(done: StoreDecided) -> None:
@@ -126,10 +118,6 @@ def _print_plan(done: StoreDecided) -> None:
 
 
 def _document(done: StoreDecided) -> dict[str, object]:
-    return {
-        "store_id": str(done.identity.store_id),
-        "home": done.identity.home,
-        "executed": done.executed,
-        "plan": done.digest,
-        "groups": [{"group": group, "live": owner.is_live} for group, owner in done.groups.items()],
-    }
+    groups = [{"group": group, "live": owner.is_live} for group, owner in done.groups.items()]
+    keys = "store_id=identity.store_id home=identity.home executed plan=digest groups"
+    return document(done, keys, groups=groups)

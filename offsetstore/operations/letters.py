@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, cast
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
+from offsetstore.operations.people import ask, people
 from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
@@ -174,7 +175,7 @@ def read_errors(
     """Read the errors; see `OffsetStore.letter_errors`."""
     _expect_limit(limit)
     _expect_within(within)
-    return read(database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
+    return ask(database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,7 @@ class DiscardLetters(_Letters):
         if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
             session.decide_letters(self.group, still_open, "discarded", actor=by.who, reason=by.reason)
         if self.erase:
-            session.erase_letters(self.group, chosen)
+            people(session).erase_letters(self.group, chosen)
 
 
 @dataclass(frozen=True)
@@ -371,7 +372,7 @@ class PruneLetters(Operation[LettersPruned]):
     def plan(self, session: Session) -> LettersPruned:
         """See `Operation`."""
         token, before = known(session, self.group).token, session.now() - self.older_than
-        found = session.count_prunable(self.group, self.states, before)
+        found = people(session).count_prunable(self.group, self.states, before)
         count, more = min(found, self.limit), found > self.limit
         digest = digest_of("prune", self.group, sorted(self.states), self.limit, count, more)
         return LettersPruned(self.group, count, more, before, token, digest=digest)
@@ -383,7 +384,7 @@ class PruneLetters(Operation[LettersPruned]):
 
     def write(self, session: Session, plan: LettersPruned, by: By) -> History:
         """See `Operation`."""
-        session.prune_letters(self.group, self.states, plan.before, limit=plan.count)
+        people(session).prune_letters(self.group, self.states, plan.before, limit=plan.count)
         how = f"{', '.join(self.states)} before {plan.before.isoformat(timespec='seconds')}"
         return {self.group: [by.event("prune", plan.token, _in_words(plan.count, "deleted", how, by.reason))]}
 

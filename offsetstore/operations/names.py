@@ -24,6 +24,7 @@ from offsetstore.operations.operation import (
     known,
     write_token,
 )
+from offsetstore.operations.people import people
 from offsetstore.operations.resets import pinned
 from offsetstore.protocol.database import HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
@@ -155,7 +156,7 @@ class RenameGroup(Fencing[NewName]):
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
         end_pause(session, group, owner, by.who)
-        session.rename_group(group, new)
+        people(session).rename_group(group, new)
         session.write_pause(new, owner.pause if owner is not None else None)
         session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
@@ -209,7 +210,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         :raises LettersOpen: there are open letters, and they are not to be discarded.
         :raises MissingPrivilege: the role may not delete.
         """
-        session.expect_delete()
+        people(session).expect_delete()
         owner, rows = known(session, self.group), session.read_partitions(self.group)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
@@ -233,7 +234,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
         token = Token(plan.owner.token.epoch + 1, uuid4())
         end_pause(session, self.group, plan.owner, by.who)
-        session.delete_group(self.group)
+        people(session).delete_group(self.group)
         session.write_pause(self.group, None)
         write_token(session, self.group, token, by.who)
         letters = f"with {plan.open_letters} open and {plan.settled_letters} settled dead letters: "

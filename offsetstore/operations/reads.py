@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
+from offsetstore.operations.people import PeopleSession, people
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
@@ -138,7 +139,7 @@ def read_group(session: Session, group: str) -> GroupState:
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
-    runs = session.runs(group, limit=1) if letters.get("requested") else []
+    runs = people(session).runs(group, limit=1) if letters.get("requested") else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     now = session.now()  # last, so that no age is negative
     partitions = {
@@ -211,7 +212,7 @@ class ErrorFilter:
             )
         check_limit(self.limit, "errors")
 
-    def read(self, session: Session, group: str) -> list[JobError]:
+    def read(self, session: PeopleSession, group: str) -> list[JobError]:
         """Read them, oldest first."""
         return session.errors(group, since=self.since, sources=self.sources, limit=self.limit)
 

@@ -17,7 +17,6 @@ from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Sus
 from offsetstore.protocol.letters import LetterSession, State
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
-from offsetstore.protocol.samples import SampleSession
 from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
@@ -254,7 +253,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, StoreFactsSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -317,10 +316,6 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sto
         """All groups that were ever claimed, by name."""
         ...
 
-    def overview(self, groups: Collection[str] | None) -> StoreOverview:
-        """Read what there is of these groups, or of all, in one round trip."""
-        ...
-
     def write_pause(self, group: str, pause: Pause | None) -> None:
         """Pause the group, or resume it. Needs the lock of its row."""
         ...
@@ -374,24 +369,6 @@ class Session(LetterSession, StoredLetterSession, RunSession, SampleSession, Sto
 
     def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
         """Write the texts to rows that have the token; return how many. Needs the rows' locks."""
-        ...
-
-    def rename_group(self, group: str, new: str) -> None:
-        """Move all that belongs to the group to ``new``, which has none. Needs both groups' locks and the rows'."""
-        ...
-
-    def expect_delete(self) -> None:
-        """Check that the role may do `delete_group`.
-
-        :raises MissingPrivilege: it may not.
-        """
-        ...
-
-    def delete_group(self, group: str) -> None:
-        """Delete all that belongs to the group but its own row, its history, its runs and their errors.
-
-        Needs the locks of the group and of the rows.
-        """
         ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:

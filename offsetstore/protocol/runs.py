@@ -5,7 +5,7 @@ A job writes its own run, with each heartbeat, and reads none: nothing that it d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol, TypeAlias, get_args
@@ -194,19 +194,4 @@ class RunSession(Protocol):
 
     def trim_runs(self, group: str, keep: int) -> None:
         """Delete all but the newest runs, and all but the newest errors."""
-        ...
-
-    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
-        """The group's runs, the oldest first: of those, only the last ones."""
-        ...
-
-    def errors(
-        self,
-        group: str,
-        *,
-        since: datetime | None = None,
-        sources: Collection[Source] = (),
-        limit: int | None = None,
-    ) -> list[JobError]:
-        """The group's errors, the oldest first: those since a time, of some sources, or only the last ones."""
         ...

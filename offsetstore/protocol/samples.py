@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.protocol.numbers import check_whole
@@ -171,19 +171,3 @@ def _grown(before: float | None, after: float | None) -> float | None:
 
 def _divided(number: float | None, by: float | None) -> float | None:
     return None if number is None or not by else number / by
-
-
-class SampleSession(Protocol):
-    """The part of a `Session` for samples."""
-
-    def record_samples(self, samples: Mapping[str, Sample]) -> None:
-        """Write the groups' samples into all rings, in one statement.
-
-        In a slot that has a sample of the same time, the newer one keeps the larger lags and the smaller headroom. A
-        group that was claimed or moved since its sample was taken is left out.
-        """
-        ...
-
-    def samples(self, groups: Collection[str], selection: Selection) -> dict[str, list[Sample]]:
-        """The samples of these groups, oldest first, in one statement."""
-        ...

@@ -138,10 +138,6 @@ class StoreFacts:
 class StoreFactsSession(Protocol):
     """The part of a `Session` for the store itself."""
 
-    def store_facts(self) -> StoreFacts:
-        """Read them, in one round trip."""
-        ...
-
     def expect_grants(self) -> None:
         """Expect that the role may do all that a job does; a new revision may have added to it.
 

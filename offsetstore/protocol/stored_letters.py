@@ -233,15 +233,6 @@ class StoredLetterSession(Protocol):
         """How many letters there are, of each of these states that has any; count no further than ``up_to``."""
         ...
 
-    def letter_errors(
-        self, group: str, which: LetterFilter, *, limit: int, within: int | None = None
-    ) -> list[ErrorGroup]:
-        """The letters' errors, those of the most letters first.
-
-        :param within: look only at the newest so many letters in these states.
-        """
-        ...
-
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         """How many letters in the ranges were replayed, of the topics that there are now."""
         ...
@@ -270,21 +261,6 @@ class StoredLetterSession(Protocol):
         self, group: str, keys: Collection[LetterKey], state: State, *, actor: str, reason: str, forced: bool = False
     ) -> None:
         """Write the state to letters that are locked."""
-        ...
-
-    def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
-        """Clear what letters that are locked hold of their records: bytes, texts, and the digest of the key."""
-        ...
-
-    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
-        """How many letters of these states have had them since before that time."""
-        ...
-
-    def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
-        """Delete them, at most ``limit``, in order; return how many.
-
-        :raises MissingPrivilege: the role may not delete letters; a job's role may not.
-        """
         ...
 
     def has_requested(self, group: str) -> bool:

@@ -231,22 +231,6 @@ class LogContract(ContractParts):
         store.reset(GROUP, "latest", partitions="all", broker=broker, reason=REASON, dry_run=True)
         assert row_of(store).suspect is None
 
-    @pytest.mark.behaviour("START-25", "START-26")
-    def test_a_rename_and_a_copy_carry_the_evidence_and_the_pair(
-        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
-    ) -> None:
-        broker.set_log(P1, 0, 25)
-        with pytest.raises(OffsetOutOfRange):
-            store.claim(GROUP, broker)
-        broker.set_log(P1, 0, 100)
-        store.copy_group(GROUP, "copied", reason=REASON)
-        store.rename_group(GROUP, "renamed", reason=REASON)
-
-        for group in ("copied", "renamed"):
-            assert row_of(store, P0, group).pair == EpochPair(40, 0)
-            with pytest.raises(LogTruncated, match="payments-1"):
-                store.claim(group, broker)
-
     # -- a partition that was added while the job ran: its row has no topic id
 
     @pytest.fixture
@@ -659,6 +643,26 @@ class LogContract(ContractParts):
         assert {tp: row.pair for tp, row in store.offsets(GROUP).items()} == {
             P0: EpochPair(40, 0), P1: EpochPair(30, 0), P2: EpochPair(0, 0),
         }  # fmt: skip
+
+
+class PeopleLogContract(LogContract):
+    """With what only people ask, which a store in memory does not have."""
+
+    @pytest.mark.behaviour("START-25", "START-26")
+    def test_a_rename_and_a_copy_carry_the_evidence_and_the_pair(
+        self, store: OffsetStore, broker: StaticBroker, stopped: Claim
+    ) -> None:
+        broker.set_log(P1, 0, 25)
+        with pytest.raises(OffsetOutOfRange):
+            store.claim(GROUP, broker)
+        broker.set_log(P1, 0, 100)
+        store.copy_group(GROUP, "copied", reason=REASON)
+        store.rename_group(GROUP, "renamed", reason=REASON)
+
+        for group in ("copied", "renamed"):
+            assert row_of(store, P0, group).pair == EpochPair(40, 0)
+            with pytest.raises(LogTruncated, match="payments-1"):
+                store.claim(group, broker)
 
 
 def _expect_remembered(store: OffsetStore, broker: StaticBroker, *, end: int, stored: int) -> None:

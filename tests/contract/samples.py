@@ -16,6 +16,7 @@ from offsetstore.errors import BrokerUnavailable, ConfigurationError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.operations.lag import Lag
+from offsetstore.operations.people import people
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.claim import Claim
@@ -231,7 +232,7 @@ class SampleContract(ContractParts):
         assert owner is not None
         late = replace(first, stored=1, epoch=owner.token.epoch)
         with transaction(store.database, name="test") as session:  # by a statement that has waited for the rename
-            session.record_samples({GROUP: late})
+            people(session).record_samples({GROUP: late})
         store.rename_group("invoicing", GROUP, reason="a mistake")
 
         assert store.samples([GROUP], HOUR)[GROUP] == [late, second]

@@ -1,4 +1,4 @@
-"""What every store must do on every database: `TestInMemoryOffsetStore` and `TestPostgresOffsetStore` run it.
+"""What every store must do: `TestPostgresOffsetStore` runs all of it, `TestInMemoryOffsetStore` a job's side.
 
 A subclass has three fixtures: ``store``, an `OffsetStore` on empty tables; ``write(tx, numbers)``, which adds results
 in the transaction; and ``read()``, the numbers that are committed, sorted. Results have no unique key, so that nothing
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from tests.contract.admin import AdminContract
 from tests.contract.fence import FenceContract
-from tests.contract.letters import LetterContract
+from tests.contract.letters import LetterContract, PeopleLetterContract
 from tests.contract.locks import LockContract
-from tests.contract.logs import LogContract
+from tests.contract.logs import LogContract, PeopleLogContract
 from tests.contract.marking import MarkingContract
 from tests.contract.marks import MarkContract
-from tests.contract.metadata import MetadataContract
+from tests.contract.metadata import MetadataContract, PeopleMetadataContract
 from tests.contract.misuse import MisuseContract
-from tests.contract.pauses import PauseContract
+from tests.contract.pauses import PauseContract, PeoplePauseContract
 from tests.contract.plans import PlanContract
 from tests.contract.replays import ReplayContract
 from tests.contract.runs import RunContract
@@ -24,7 +24,7 @@ from tests.contract.samples import SampleContract
 from tests.contract.together import TogetherContract
 
 
-class OffsetStoreContract(
+class JobContract(
     TogetherContract,
     MisuseContract,
     ReplayContract,
@@ -33,12 +33,22 @@ class OffsetStoreContract(
     MetadataContract,
     MarkContract,
     MarkingContract,
-    AdminContract,
     PauseContract,
-    PlanContract,
     LetterContract,
-    RunContract,
-    SampleContract,
     LogContract,
 ):
-    """The whole suite; see the module."""
+    """A job's side; see the module."""
+
+
+class OffsetStoreContract(
+    AdminContract,
+    PlanContract,
+    RunContract,
+    SampleContract,
+    PeopleMetadataContract,
+    PeoplePauseContract,
+    PeopleLetterContract,
+    PeopleLogContract,
+    JobContract,
+):
+    """The whole suite, with what people decide and read."""

@@ -7,10 +7,10 @@ import pytest
 from offsetstore import Transaction
 from offsetstore.testing import InMemoryOffsetStore
 from tests.contract.parts import Read, Write
-from tests.contract.suite import OffsetStoreContract
+from tests.contract.suite import JobContract
 
 
-class TestInMemoryOffsetStore(OffsetStoreContract):
+class TestInMemoryOffsetStore(JobContract):
     @pytest.fixture
     def store(self) -> Iterator[InMemoryOffsetStore]:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
         with InMemoryOffsetStore() as store:

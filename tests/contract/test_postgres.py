@@ -9,7 +9,7 @@ from offsetstore import OffsetStore, Transaction
 from offsetstore.postgres.url import make_engine
 from tests.contract.admin import AdminContract
 from tests.contract.parts import Read, Write
-from tests.contract.pauses import PauseContract
+from tests.contract.pauses import PeoplePauseContract
 from tests.contract.runs import RunContract
 from tests.contract.samples import SampleContract
 from tests.contract.suite import OffsetStoreContract
@@ -54,7 +54,7 @@ class TestPostgresOffsetStore(OnPostgres, OffsetStoreContract):
 
 
 @pytest.mark.behaviour("TX-19")
-class TestHostileOffsetStore(OnPostgres, RunContract, SampleContract, PauseContract, AdminContract):
+class TestHostileOffsetStore(OnPostgres, RunContract, SampleContract, PeoplePauseContract, AdminContract):
     """The parts that read most times and intervals, in a database with hostile defaults."""
 
     @pytest.fixture

@@ -12,10 +12,8 @@ _SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_s
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
 _RESETS: Final = "tests/integration/operations/test_resets.py::"
 _BEATS: Final = "tests/integration/store/test_heartbeat.py::"
-_COMMANDS: Final = "tests/unit/cli/test_plans.py::"
-_ON_A_PAGE: Final = (
-    "tests/unit/monitoring/dashboard/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first"
-)
+_COMMANDS: Final = "tests/integration/commands/test_plans.py::"
+_ON_A_PAGE: Final = "tests/integration/pages/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first"
 _REVISIONS: Final = "tests/integration/postgres/test_schema_check.py::"
 _IDS: Final = (
     "tests/integration/postgres/test_history_ids.py::"
@@ -114,9 +112,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-of-a-page",
         ("_execute", 'given["premise"] or None', "None"),
-        tests=(
-            "tests/unit/monitoring/dashboard/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first",
-        ),
+        tests=("tests/integration/pages/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first",),
         why="What someone agrees to on a page would no longer be what is done.",
     ),
     mutant(
@@ -191,21 +187,21 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     *(
         mutant(
-            f"plan-of-a-{name}-command",
-            (f"cli:{function}", "...(..., **..., if_plan=if_plan, **...)", "...(..., **..., if_plan=None, **...)"),
-            tests=(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]",),
+            f"plan-of-a-command-with-{kind.replace('_', '-')}",
+            (
+                f"{kind}_options",
+                "How(**..., if_plan=given.pop('if_plan'))",
+                "How(**..., if_plan=given.pop('if_plan') and None)",
+            ),
+            tests=tuple(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]" for name in names),
             why="The command would do whatever there is to do by then, and say nothing.",
         )
-        for name, function in (
-            ("reset", "reset"),
-            ("pause", "pause"),
-            ("resume", "resume"),
-            ("replay", "replay_letters"),
-            ("discard", "discard_letters"),
-            ("copy", "copy_group"),
-            ("rename", "rename_group"),
-            ("delete", "delete_group"),
-            ("new-id", "new_id"),
+        for kind, names in (
+            (
+                "execute",
+                ("reset", "replay", "discard", "copy", "rename", "delete", "prune", "new-id"),
+            ),
+            ("dry_run", ("pause", "resume")),
         )
     ),
     mutant(

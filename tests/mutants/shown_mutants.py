@@ -10,26 +10,27 @@ _UNIT: Final = "tests/unit/operations/"
 _BEYOND: Final = (
     f"{_UNIT}test_reads.py::test_an_offset_beyond_the_end_has_no_lag_and_what_is_behind_a_transaction_is_unread"
 )
-_NEVER_0: Final = f"{_UNIT}test_lag.py::test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0"
+_LAGS: Final = "tests/integration/operations/test_lag.py::"
+_NEVER_0: Final = f"{_LAGS}test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0"
 _LOST: Final = (
     f"{_UNIT}test_group_checks.py::test_a_log_that_lost_records_is_bad_while_it_is_too_short_and_when_it_has_grown"
 )
 _LEFT: Final = f"{_UNIT}test_group_checks.py::test_requested_letters_that_the_job_does_not_replay_need_attention"
 _TOLD: Final = (
-    "tests/unit/cli/test_group_commands.py::"
+    "tests/integration/commands/test_group_commands.py::"
     "test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag"
 )
 _SERIES: Final = (
-    "tests/unit/monitoring/test_exporter.py::"
+    "tests/integration/operations/test_exporter.py::"
     "test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_and_no_lag"
 )
 _PAGE: Final = (
-    "tests/unit/monitoring/dashboard/test_groups.py::"
+    "tests/integration/pages/test_groups.py::"
     "test_a_log_that_lost_records_is_told_while_it_is_too_short_and_when_it_has_grown"
 )
 _FOLD: Final = "tests/unit/protocol/test_job_state.py::"
 _REPLAYED_BY_NONE: Final = (
-    "tests/unit/cli/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
+    "tests/integration/commands/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
 )
 
 LOSS: Final[tuple[Mutant, ...]] = (
@@ -70,7 +71,7 @@ LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "health-of-a-log-that-has-grown",
         ("judge_group", "one.suspect or one.beyond_end", "one.beyond_end"),
-        tests=(f"{_UNIT}test_lag.py::test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well",),
+        tests=(f"{_LAGS}test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well",),
         why="The same once the log has grown again.",
     ),
     mutant(
@@ -100,13 +101,17 @@ LOSS: Final[tuple[Mutant, ...]] = (
     mutant(
         "lag-command-of-a-log-that-is-too-short",
         ("_notes", "if part.beyond_end: ...", "if part.beyond_end < 0: ..."),
-        tests=("tests/unit/cli/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",),
+        tests=(
+            "tests/integration/commands/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",
+        ),
         why="The command would only leave the lag out, and not say why.",
     ),
     mutant(
         "lag-command-of-a-log-that-has-grown",
         ("_notes", "if part.is_suspect: ...", "if not part: ..."),
-        tests=("tests/unit/cli/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",),
+        tests=(
+            "tests/integration/commands/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",
+        ),
         why="The command would show a lag as if all were well.",
     ),
     mutant(
@@ -214,7 +219,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "silent-with-records-unread",
         ("state_of", 'owner.state == "silent" and has_unread', "False"),
-        tests=("tests/unit/monitoring/dashboard/test_groups.py::test_a_group_is_in_one_word",),
+        tests=("tests/integration/pages/test_groups.py::test_a_group_is_in_one_word",),
         why="A job that was killed would not be called stalled until fifteen minutes later.",
     ),
     mutant(

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.operations.people import people
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.protocol.runs import JobError
 from offsetstore.store.sessions import transaction
@@ -74,4 +75,4 @@ def _draw_curves(store: OffsetStore, kafka: StaticBroker) -> None:
             for name, one in lag.samples().items()
         }
         with transaction(store.database, name="samples") as session:
-            session.record_samples(samples)
+            people(session).record_samples(samples)

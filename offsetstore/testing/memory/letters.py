@@ -208,20 +208,6 @@ class LetterMemory:
             if row is None or not is_same or row.next_offset != new.next_offset:
                 self._letter_changes().failures[name, tp, offset] = None
 
-    def _rename_letters(self, group: str, new: str) -> None:
-        changes = self._letter_changes()
-        for key, letter in self._letters().items():
-            if key[0] == group:
-                changes.letters |= {key: None, (new, *key[1:]): letter}
-        for key, failed in self._failures().items():
-            if key[0] == group:
-                changes.failures |= {key: None, (new, *key[1:]): failed}
-
-    def _delete_letters(self, group: str) -> None:
-        changes = self._letter_changes()
-        changes.letters |= dict.fromkeys(key for key in self._letters() if key[0] == group)
-        changes.failures |= dict.fromkeys(key for key in self._failures() if key[0] == group)
-
     def _open(self, group: str) -> list[tuple[TopicPartition, int, Letter]]:
         return [
             (tp, offset, letter)

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from offsetstore.offsets import Token
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.letters import writable
-from offsetstore.protocol.runs import Ending, JobError, NewRun, Run, RunStatus, Source
+from offsetstore.protocol.runs import Ending, JobError, NewRun, Run, RunStatus
 
 
 @dataclass(slots=True)
@@ -91,42 +91,5 @@ class RunMemory:
         with self._statement():
             self._changed_runs().trimmed[group] = keep
 
-    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
-        owner = self.group(group)
-        with self._statement():
-            found = [run for (name, _), run in sorted(self._all_runs().items()) if name == group]
-        now = self._run_clock()
-        following = [run.started_at for run in found[1:]]
-        moved = owner is not None and bool(found) and owner.token.epoch > found[-1].token.epoch
-        ends = [*following, owner.claimed_at if owner is not None and moved else None]
-        read = [_aged(run, now, next_at) for run, next_at in zip(found, ends, strict=False)]
-        return read if limit is None else read[-limit:]
-
-    def errors(
-        self,
-        group: str,
-        *,
-        since: datetime | None = None,
-        sources: Collection[Source] = (),
-        limit: int | None = None,
-    ) -> list[JobError]:
-        with self._statement():
-            lines = [one for name, one in [*self._committed_runs.errors, *self._changed_runs().errors] if name == group]
-        if since is not None:
-            lines = [one for one in lines if one.at is not None and one.at >= since]
-        lines = [one for one in lines if not sources or one.source in sources]
-        return lines if limit is None else lines[-limit:]
-
     def _all_runs(self) -> dict[tuple[str, int], Run]:
         return self._committed_runs.runs | self._changed_runs().runs
-
-
-def _aged(run: Run, now: datetime, next_at: datetime | None) -> Run:
-    passed = (now - run.seen_at) / timedelta(seconds=1)
-    status = run.status
-    ages = {
-        "phase_age": status.phase_age + passed,
-        "last_batch_age": None if status.last_batch_age is None else status.last_batch_age + passed,
-        "mirror_age": None if status.mirror_age is None else status.mirror_age + passed,
-    }
-    return replace(run, read_at=now, next_at=next_at, status=replace(status, **ages))

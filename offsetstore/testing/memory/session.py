@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID, uuid4
 
 from offsetstore.errors import ConnectionLost
@@ -17,21 +17,18 @@ from offsetstore.protocol.database import (
     Advance,
     GroupRow,
     HistoryEvent,
-    LastRun,
     ListedGroup,
     LockedRow,
     MetadataRow,
     NewOffset,
-    StoreOverview,
 )
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity, TableFacts
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
 from offsetstore.testing.memory.runs import RunContents, RunMemory
-from offsetstore.testing.memory.samples import SampleContents, SampleMemory, SampleRow
 from offsetstore.testing.memory.stored_letters import StoredLetterMemory
 
 _NOBODY = Token(0, UUID(int=0))
@@ -57,11 +54,8 @@ class Contents:
     history: list[tuple[str, HistoryEvent]] = field(default_factory=list)
     rows: list[tuple[str, object]] = field(default_factory=list)
     marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
-    removed: list[tuple[str, TopicPartition]] = field(default_factory=list)
-    removed_marks: list[tuple[str, UUID]] = field(default_factory=list)
     of_letters: LetterContents = field(default_factory=LetterContents)
     of_runs: RunContents = field(default_factory=RunContents)
-    of_samples: SampleContents = field(default_factory=SampleContents)
     identity: tuple[UUID, str | None] | None = None
 
     def apply(self, changes: Contents) -> None:
@@ -72,13 +66,8 @@ class Contents:
         self.history += changes.history
         self.rows += changes.rows
         self.marks |= changes.marks
-        for key in changes.removed:
-            self.partitions.pop(key, None)
-        for key in changes.removed_marks:
-            self.marks.pop(key, None)
         self.of_letters.apply(changes.of_letters)
         self.of_runs.apply(changes.of_runs)
-        self.of_samples.apply(changes.of_samples)
         self.identity = changes.identity or self.identity
 
 
@@ -97,11 +86,8 @@ class Changes(Contents):
             [*self.history],
             [*self.rows],
             dict(self.marks),
-            [*self.removed],
-            [*self.removed_marks],
             self.of_letters.copy(),
             self.of_runs.copy(),
-            self.of_samples.copy(),
             self.identity,
             self.moved,
         )
@@ -118,7 +104,7 @@ class Shared:
         self.locks = RowLocks(self.changed)
 
 
-class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
+class MemorySession(StoredLetterMemory, RunMemory):
     """One transaction; any thread may use it, one at a time, as with a connection."""
 
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
@@ -132,7 +118,6 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
         self._moved = 0
         StoredLetterMemory.__init__(self, shared.contents.of_letters, lambda: self._changes.of_letters, shared.clock)
         RunMemory.__init__(self, shared.contents.of_runs, lambda: self._changes.of_runs, shared.clock)
-        SampleMemory.__init__(self, shared.contents.of_samples, lambda: self._changes.of_samples, shared.clock)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
         self._savepoints = 0
@@ -272,46 +257,6 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
                 letters = sum(self.count_letters(name, OPEN).values())
                 found.append(ListedGroup(name, owner, len(rows), topics, since, letters))
         return found
-
-    def overview(self, groups: Collection[str] | None) -> StoreOverview:
-        names = [one.group for one in self.groups() if groups is None or one.group in groups]
-        owners = {name: owner for name in names if (owner := self.group(name)) is not None}
-        rows = {name: self.read_partitions(name) for name in names}
-        letters = {name: self.count_letters(name, OPEN) for name in names}
-        runs = {name: self.runs(name, limit=1) for name in names}
-        now = self.now()
-        return StoreOverview(
-            now,
-            owners,
-            {
-                name: {tp: replace(row, metadata=None) for tp, row in of_group.items()}
-                for name, of_group in rows.items()
-                if of_group
-            },
-            {name: counts for name, counts in letters.items() if counts},
-            timedelta(0),  # it does not record when they began
-            {
-                name: LastRun(
-                    now - timedelta(seconds=run.status.phase_age) if run.status.phase == "batch" else None,
-                    run.ending,
-                    run.status.counters,
-                    run.status.memory,
-                )
-                for name, found in runs.items()
-                for run in found
-                if run.token == owners[name].token
-            },
-        )
-
-    def store_facts(self) -> StoreFacts:
-        with self._statement() as committed:
-            counts = {
-                "kafka_partitions": len(committed.partitions),
-                "consumer_groups": len(committed.groups),
-                "offset_history": len(committed.history),
-            }
-        tables = tuple(TableFacts(name, rows, 0) for name, rows in sorted(counts.items()))
-        return StoreFacts(self.now(), "memory", None, None, None, tables, timedelta(0), sees_all=True)
 
     def expect_grants(self) -> None:
         """There are no roles."""
@@ -458,36 +403,6 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
                 self._changes.partitions[group, tp] = replace(rows[tp], metadata=text)
             return len(ours)
 
-    def rename_group(self, group: str, new: str) -> None:
-        with self._statement():
-            self._rename_letters(group, new)
-            self._rename_samples(group, new)
-            for tp, row in self._rows(group).items():
-                self._locks.take(self, _key(new, tp), Mode.UPDATE)
-                self._changes.partitions[new, tp] = row
-                self._changes.partitions.pop((group, tp), None)
-                self._changes.removed.append((group, tp))
-            for name, query_id in list(self._marks()):
-                if name == group:
-                    self._changes.marks[new, query_id] = self._marks()[group, query_id]
-                    self._changes.marks.pop((group, query_id), None)
-                    self._changes.removed_marks.append((group, query_id))
-
-    def expect_delete(self) -> None:
-        """There are no roles."""
-
-    def delete_group(self, group: str) -> None:
-        with self._statement():
-            self._delete_letters(group)
-            self._delete_samples(group)
-            for tp in self._rows(group):
-                self._changes.partitions.pop((group, tp), None)
-                self._changes.removed.append((group, tp))
-            for name, query_id in self._marks():
-                if name == group:
-                    self._changes.marks.pop((group, query_id), None)
-                    self._changes.removed_marks.append((group, query_id))
-
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self._statement():
             for tp, row in self._rows(group).items():
@@ -521,15 +436,10 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
 
     def _rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
         rows = self._shared.contents.partitions | self._changes.partitions
-        return {
-            tp: rows[name, tp] for name, tp in sorted(rows) if name == group and (name, tp) not in self._changes.removed
-        }
+        return {tp: rows[name, tp] for name, tp in sorted(rows) if name == group}
 
     def _take_letter(self, row: LetterRow) -> None:
         self._locks.take(self, ("dead_letters", *row), Mode.UPDATE)
-
-    def _take_sample(self, row: SampleRow) -> None:
-        self._locks.take(self, ("samples", *row), Mode.UPDATE)
 
     # -- batch_marks
 
@@ -547,8 +457,7 @@ class MemorySession(StoredLetterMemory, RunMemory, SampleMemory):
             return is_new
 
     def _marks(self) -> dict[tuple[str, UUID], int]:
-        marks = self._shared.contents.marks | self._changes.marks
-        return {key: mark for key, mark in marks.items() if key not in self._changes.removed_marks}
+        return self._shared.contents.marks | self._changes.marks
 
     # -- offset_history and heartbeats
 

@@ -1,8 +1,8 @@
 """An `OffsetStore` without a database, for unit tests of your own code around it.
 
-It passes the same contract suite as PostgreSQL's: the protocol above it is the same code, the locks, the fence and the
-transactions are real, among the threads of one process. It has no SQL: ``tx.connection`` takes rows as they are,
-and ``store.rows`` returns those that were committed.
+It passes a job's part of the contract suite that PostgreSQL's passes: the protocol above it is the same code, the
+locks, the fence and the transactions are real, among the threads of one process. It has no SQL: ``tx.connection`` takes
+rows as they are, and ``store.rows`` returns those that were committed. What only people ask is a `ConfigurationError`.
 """
 
 # ruff: noqa: D102 - the Protocol that they implement says what the methods do
@@ -93,7 +93,7 @@ class MemoryDatabase:
 
 
 class InMemoryOffsetStore(OffsetStore):
-    """Offsets and results in memory; everything else is `OffsetStore`'s.
+    """Offsets and results in memory; a job's side of everything else is `OffsetStore`'s.
 
     ::
 

@@ -14,7 +14,6 @@ from offsetstore.protocol.letters import OPEN, PAYLOADS, Letter, LetterKey, Payl
 from offsetstore.protocol.stored_letters import (
     STATES,
     ChosenLetter,
-    ErrorGroup,
     FailedReplay,
     LetterCursor,
     LetterFilter,
@@ -63,18 +62,6 @@ class StoredLetterMemory(LetterMemory):
         with self._statement():
             found: dict[State, int] = dict(Counter(one.state for one in self._of(group) if one.state in states))
         return found if up_to is None else {state: min(count, up_to) for state, count in found.items()}
-
-    def letter_errors(
-        self, group: str, which: LetterFilter, *, limit: int, within: int | None = None
-    ) -> list[ErrorGroup]:
-        groups: dict[tuple[str | None, ...], list[Letter]] = {}
-        for letter in self._newest(group, which.states)[:within]:
-            if which.has(letter):
-                error = letter.error
-                place = (error.error_class, error.sqlstate, error.table, error.constraint, error.column)
-                groups.setdefault((letter.cause, *place), []).append(letter)
-        found = [_error_group(letters) for letters in groups.values()]
-        return sorted(found, key=lambda one: (one.count, one.last_at), reverse=True)[:limit]
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         with self._statement():
@@ -126,26 +113,6 @@ class StoredLetterMemory(LetterMemory):
             keys,
             lambda letter: replace(letter, state=state, forced=forced, decided_at=now, actor=actor, reason=reason),
         )
-
-    def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
-        self._change(
-            group,
-            keys,
-            lambda letter: replace(_without_contents(letter), payload_state="erased", trace_id=None),
-        )
-
-    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
-        with self._statement():
-            return len(self._prunable(group, states, before))
-
-    def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
-        with self._statement():
-            for key in self._prunable(group, states, before)[:limit]:
-                self._lock_letter(group, key)
-            keys = self._prunable(group, states, before)[:limit]
-            for key in keys:
-                self._letter_changes().letters[_row(group, key)] = None
-            return len(keys)
 
     def _prunable(self, group: str, states: Collection[State], before: datetime) -> list[LetterKey]:
         return sorted(
@@ -263,23 +230,6 @@ def _precedes(one: Letter, letter: Letter) -> bool:
 
 def _without_contents(letter: Letter) -> Letter:
     return replace(letter, payload=None, sequence=None, error=replace(letter.error, text="", traceback=None))
-
-
-def _error_group(letters: list[Letter]) -> ErrorGroup:
-    newest = max(letters, key=LetterCursor.of)
-    error = newest.error
-    return ErrorGroup(
-        newest.cause,
-        error.error_class,
-        error.sqlstate,
-        error.table,
-        error.constraint,
-        error.column,
-        len(letters),
-        min(letter.created_at for letter in letters),
-        newest.created_at,
-        newest.key,
-    )
 
 
 def _within(letters: list[Letter], limit: int, max_bytes: int) -> list[Letter]:

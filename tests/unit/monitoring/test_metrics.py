@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from offsetstore import OffsetRange, Pause, Token, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, Pause, Token, TopicPartition
 from offsetstore.errors import ConfigurationError, LockTimeout, RowsRefused, StaleClaim
 from offsetstore.monitoring import Metrics, Monitoring
 from offsetstore.protocol.events import (
@@ -179,9 +179,11 @@ def test_a_closed_claim_leaves_its_counters_and_no_gauge() -> None:
 
 
 @pytest.mark.behaviour("OPS-5", "OPS-3")
-def test_a_group_that_was_renamed_is_no_longer_held_and_gone_when_its_claim_is_closed() -> None:
+def test_a_group_that_was_renamed_is_no_longer_held_and_gone_when_its_claim_is_closed(
+    offsetstore_database: str,
+) -> None:
     metrics = Metrics()
-    with InMemoryOffsetStore(observers=[metrics]) as store:
+    with OffsetStore.connect(offsetstore_database, observers=[metrics]) as store:
         claim = store.claim(GROUP, topics=["payments"])
         with claim.transaction() as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 1)})[P0].remaining})

@@ -183,11 +183,8 @@ def test_a_decision_shows_until_the_next_claim(store: InMemoryOffsetStore, broke
     assert (state.owner.owner, state.decision, state.is_live) == ("alice", "reset", False)
     assert [one.pinned for one in state.partitions.values()] == [True, False]
 
-    store.rename_group("billing", "invoicing", reason="ticket 18")
-    assert [store.group_state(name).decision for name in ("billing", "invoicing")] == ["rename", "rename"]
-
-    store.claim("invoicing", broker, mirror_every=None).close()
-    state = store.group_state("invoicing")
+    store.claim("billing", broker, mirror_every=None).close()
+    state = store.group_state("billing")
     assert (state.decision, state.is_live) == (None, False)
 
 

@@ -442,13 +442,10 @@ def test_a_letter_that_gets_its_topic_s_id_is_replayed_once(store: InMemoryOffse
 
 
 @pytest.mark.behaviour("DLQ-7")
-@pytest.mark.parametrize("erase", [False, True])
-def test_a_letter_that_is_discarded_after_it_was_read_is_not_written(
-    store: InMemoryOffsetStore, claim: Claim, *, erase: bool
-) -> None:
+def test_a_letter_that_is_discarded_after_it_was_read_is_not_written(store: InMemoryOffsetStore, claim: Claim) -> None:
     give_up(claim, {1: "given up", 2: "a"})
     request(store)
-    job = Job(meanwhile=[lambda: store.discard(GROUP, LetterKey(P0, 1), reason="no longer", erase=erase)])
+    job = Job(meanwhile=[lambda: store.discard(GROUP, LetterKey(P0, 1), reason="no longer")])
 
     assert run(claim, job) == 0
     assert store.rows("results") == []

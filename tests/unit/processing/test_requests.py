@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from offsetstore import Append, Claim, DeadLetters, TransactionalSink
+from offsetstore import Append, Claim, DeadLetters, OffsetStore, TransactionalSink
 from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
 from offsetstore.processing import put_back as module
 from offsetstore.processing.put_back import Requests
@@ -54,8 +54,10 @@ def requests(claim: Claim, replays: Replays) -> Requests:
 
 @pytest.mark.behaviour("DLQ-19")
 @pytest.mark.parametrize("settings", [None, DeadLetters()])
-def test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests(settings: DeadLetters | None) -> None:
-    with InMemoryOffsetStore() as store:
+def test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests(
+    offsetstore_database: str, settings: DeadLetters | None
+) -> None:
+    with OffsetStore.connect(offsetstore_database) as store:
         claim = store.claim("billing", topics=["payments"])
         TransactionalSink(claim, lambda batch: batch, into=Append("events"), dead_letters=settings)
         claim.close()

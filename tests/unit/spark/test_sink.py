@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from offsetstore import Append, Flush, TopicPartition, TransactionalSink
+from offsetstore import Append, Flush, OffsetStore, TopicPartition, TransactionalSink
 from offsetstore.errors import ColumnMismatch, LogTruncated, MissingDependency
-from offsetstore.protocol.database import Session
+from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.events import SinkMade
 from offsetstore.spark import sink as module
 from offsetstore.store import heartbeat
@@ -38,7 +38,7 @@ def test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records(monkey
             sink(batch, 0)
 
 
-def fail(store: InMemoryOffsetStore, database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch, begin: Any) -> None:
+def fail(store: OffsetStore, database: Database, monkeypatch: pytest.MonkeyPatch, begin: Any) -> None:
     """Let a sink fail in its first batch while the database begins a transaction in that way. Its claim is not closed.
 
     :raises LogTruncated: the batch's error.
@@ -53,11 +53,10 @@ def fail(store: InMemoryOffsetStore, database: MemoryDatabase, monkeypatch: pyte
 
 
 @pytest.mark.behaviour("OPS-22")
-def test_the_failure_is_in_the_database_before_the_sink_raises() -> None:
-    database = MemoryDatabase()
-    with InMemoryOffsetStore(database) as store, pytest.MonkeyPatch.context() as monkeypatch:
+def test_the_failure_is_in_the_database_before_the_sink_raises(offsetstore_database: str) -> None:
+    with OffsetStore.connect(offsetstore_database) as store, pytest.MonkeyPatch.context() as monkeypatch:
         with pytest.raises(LogTruncated):
-            fail(store, database, monkeypatch, database.begin)
+            fail(store, store.database, monkeypatch, store.database.begin)
 
         [run] = store.runs("billing")
         assert (run.state, run.ended_at) == ("failed", run.seen_at)

@@ -11,7 +11,7 @@ import pytest
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol.starting import similar_names
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 from tests.unit.store.test_adoption import Checkpoint
 
 pytestmark = pytest.mark.behaviour("START-29")
@@ -26,9 +26,9 @@ def broker() -> StaticBroker:
 
 
 @pytest.fixture
-def store(broker: StaticBroker, caplog: pytest.LogCaptureFixture) -> Iterator[OffsetStore]:
+def store(offsetstore_database: str, broker: StaticBroker, caplog: pytest.LogCaptureFixture) -> Iterator[OffsetStore]:
     """With a group ``billing`` that has read all of this, and two others."""
-    with InMemoryOffsetStore() as store:
+    with OffsetStore.connect(offsetstore_database) as store:
         claim = store.claim("billing", broker, mirror_every=None)
         ranges = {P0: OffsetRange(10, 100), P1: OffsetRange(0, 50)}
         with store.transaction(claim) as tx:

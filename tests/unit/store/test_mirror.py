@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from offsetstore import Claim, OffsetRange, StartPolicy, TopicPartition, errors, resolve_starting_offsets
+from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
 from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
@@ -76,11 +76,17 @@ def store(seen: Recorder) -> Iterator[InMemoryOffsetStore]:
 
 
 @pytest.fixture
+def renamable(offsetstore_database: str) -> Iterator[OffsetStore]:
+    with OffsetStore.connect(offsetstore_database) as made:
+        yield made
+
+
+@pytest.fixture
 def broker() -> StaticBroker:
     return StaticBroker.with_topics({"payments": 3}, end=100)
 
 
-def advance(store: InMemoryOffsetStore, claim: Claim, tp: TopicPartition, until: int, metadata: object = None) -> None:
+def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, metadata: object = None) -> None:
     row = store.offsets(claim.group).get(tp)
     with store.transaction(claim) as tx:
         plan = tx.lock({tp: OffsetRange(row.next_offset if row else 0, until)})
@@ -963,32 +969,32 @@ def test_of_two_jobs_that_share_a_group_in_kafka_neither_overwrites_the_other(
 
 @pytest.mark.behaviour("MIRROR-7", "OPS-3")
 def test_a_renamed_group_keeps_its_group_in_kafka_and_its_old_copies_there_do_not_count(
-    store: InMemoryOffsetStore, broker: StaticBroker
+    renamable: OffsetStore, broker: StaticBroker
 ) -> None:
-    with store.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM) as claim:
-        advance(store, claim, P0, 40)
-    store.rename_group(GROUP, "invoicing", reason="its new name")
+    with renamable.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM) as claim:
+        advance(renamable, claim, P0, 40)
+    renamable.rename_group(GROUP, "invoicing", reason="its new name")
 
     for _ in range(2):  # it dies before its mirror has its turn
-        start = store.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
+        start = renamable.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
         assert start is not None
         assert start.starts[P0].reason is Reason.PINNED
-    with store.claim("invoicing", broker, kafka_group="kept", mirror_every=SELDOM) as claim:
-        advance(store, claim, P0, 50)
+    with renamable.claim("invoicing", broker, kafka_group="kept", mirror_every=SELDOM) as claim:
+        advance(renamable, claim, P0, 50)
     assert copied(broker)[P0] == 50
     stamp = Stamp.of(broker.current.committed[P0])
     assert stamp is not None
     assert stamp.group == digest("invoicing")
-    start = store.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
+    start = renamable.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
     assert start is not None
     assert start.starts[P0].reason is Reason.STORED
 
 
 @pytest.mark.behaviour("MIRROR-7")
-def test_a_new_name_does_not_decide_about_another_application(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
-    with store.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM):
+def test_a_new_name_does_not_decide_about_another_application(renamable: OffsetStore, broker: StaticBroker) -> None:
+    with renamable.claim(GROUP, broker, kafka_group="kept", mirror_every=SELDOM):
         broker.set_committed({P0: 70})
-    store.rename_group(GROUP, "invoicing", reason="its new name")
+    renamable.rename_group(GROUP, "invoicing", reason="its new name")
 
     with pytest.raises(errors.KafkaGroupContested):
-        store.claim("invoicing", broker, kafka_group="kept")
+        renamable.claim("invoicing", broker, kafka_group="kept")

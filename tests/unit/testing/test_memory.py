@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offsetstore import OffsetRange, Outcome, TopicPartition
-from offsetstore.errors import BrokerUnavailable, GroupBusy, StaleClaim, TransactionLost
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupBusy, StaleClaim, TransactionLost
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 from offsetstore.testing.memory import store
 
@@ -40,6 +40,11 @@ def test_it_needs_no_pytest() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "False\n"
+
+
+def test_what_only_people_ask_is_refused_with_the_fixture_that_has_it() -> None:
+    with InMemoryOffsetStore() as store, pytest.raises(ConfigurationError, match="offsetstore_database"):
+        store.runs("billing")
 
 
 def test_a_second_store_on_the_same_memory_is_the_job_after_its_restart(broker: StaticBroker) -> None:

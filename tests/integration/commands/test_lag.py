@@ -1,4 +1,4 @@
-"""What ``lag`` prints, and when it fails; how lags are measured is the store's (tests/unit/operations/test_lag.py)."""
+"""What ``lag`` prints, and when it fails; how lags are measured: tests/integration/operations/test_lag.py."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from offsetstore import OffsetRange, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli import lag as command
 from offsetstore.errors import BrokerUnavailable
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 Run = Callable[..., Result]
 
@@ -23,7 +23,7 @@ BROKER = ("-b", "kafka:9092")
 
 
 @pytest.fixture(autouse=True)
-def stored(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def stored(store: OffsetStore, broker: StaticBroker) -> None:
     """Four of ten records are stored of one partition, all of another; the records came in the last ten hours."""
     now = int(time.time() * 1000)
     for tp in (P0, P1):
@@ -71,8 +71,8 @@ def test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit(run: Run, br
 
 
 @pytest.mark.behaviour("OPS-16")
-def test_evidence_of_loss_is_told_also_where_the_log_has_grown_again(run: Run, store: InMemoryOffsetStore) -> None:
-    session = store.memory.begin(name="test")
+def test_evidence_of_loss_is_told_also_where_the_log_has_grown_again(run: Run, store: OffsetStore) -> None:
+    session = store.database.begin(name="test")
     token = session.read_partitions("billing")[P1].token
     session.write_suspects("billing", token, {P1: "the log ended at 8, below the stored offset 10"})
     session.commit()
@@ -111,7 +111,7 @@ def test_a_group_that_has_stored_nothing_is_not_behind(run: Run) -> None:
     assert run("lag", "--all", "--fail-above", "5", *BROKER).exit_code == 1
 
 
-def test_a_paused_group_may_be_behind_as_far_as_it_likes(run: Run, store: InMemoryOffsetStore) -> None:
+def test_a_paused_group_may_be_behind_as_far_as_it_likes(run: Run, store: OffsetStore) -> None:
     store.pause("billing", reason="ticket 17")
     result = run("lag", "-g", "billing", "--fail-above", "0", *BROKER)
 

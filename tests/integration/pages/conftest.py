@@ -3,18 +3,21 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from html import unescape
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
-from offsetstore.protocol.database import Session
+from offsetstore.operations.lag import Lag
+from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import NewLetter
-from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
+from offsetstore.testing import StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 
@@ -51,7 +54,7 @@ def rows_of(page: str, region: str) -> list[str]:
     return [text_of(row) for row in re.findall(r"<(?:tr|li)[^>]*>(.*?)</(?:tr|li)>", body, re.DOTALL)]
 
 
-def count_queries(database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def count_queries(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets a name for each transaction: pages read with one query in each."""
     begun: list[str] = []
     begin = database.begin
@@ -75,29 +78,35 @@ def broker() -> StaticBroker:
 
 
 class Clock:
-    """The database's clock, which a test can put forward."""
+    """Lets time pass for the snapshots and since the last heartbeats, without waiting."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
         self.ahead = timedelta(0)
 
-    def __call__(self) -> datetime:
-        return datetime.now(UTC) + self.ahead
+    def put_forward(self, seconds: float) -> None:
+        """Let so many seconds pass."""
+        self.ahead += timedelta(seconds=seconds)
+        with psycopg.connect(self._url) as connection:
+            connection.execute("UPDATE heartbeats SET beat_at = beat_at - make_interval(secs => %s)", [seconds])
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def database(clock: Clock) -> MemoryDatabase:
-    return MemoryDatabase(clock)
-
-
-@pytest.fixture
-def store(database: MemoryDatabase) -> Iterator[OffsetStore]:
-    with InMemoryOffsetStore(database) as store:
+def store(offsetstore_database: str) -> Iterator[OffsetStore]:
+    with OffsetStore.connect(offsetstore_database) as store:
         yield store
+
+
+@pytest.fixture
+def clock(store: OffsetStore, offsetstore_database: str, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock, measure = Clock(offsetstore_database), store.lag
+
+    def lag(*given: Any, **named: Any) -> Lag:
+        found = measure(*given, **named)
+        return replace(found, store=replace(found.store, at=found.store.at + clock.ahead))
+
+    monkeypatch.setattr(store, "lag", lag)
+    return clock
 
 
 @pytest.fixture

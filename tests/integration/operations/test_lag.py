@@ -1,4 +1,4 @@
-"""How far groups are behind: in memory, with a broker that is told what to say."""
+"""How far groups are behind: with a broker that is told what to say."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from offsetstore import OffsetRange, StoredOffset, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StoredOffset, TopicPartition
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
 from offsetstore.operations.group_status import LagLimit, judge_group, judge_lag
 from offsetstore.operations.lag import PartitionLag, TopicLag
 from offsetstore.protocol.snapshot import KafkaSnapshot
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 P0, P1, P2, P3 = (TopicPartition("payments", number) for number in range(4))
 R0 = TopicPartition("refunds", 0)
@@ -32,14 +32,14 @@ def broker() -> StaticBroker:
 
 
 @pytest.fixture
-def store(broker: StaticBroker) -> Iterator[InMemoryOffsetStore]:
+def store(offsetstore_database: str, broker: StaticBroker) -> Iterator[OffsetStore]:
     """Of `billing`, 4 and 10 are stored and a third is not; of `refunds` 7."""
-    with InMemoryOffsetStore() as store:
+    with OffsetStore.connect(offsetstore_database) as store:
         give(store, "billing", broker, {P0: 4, P1: 10, R0: 7})
         yield store
 
 
-def give(store: InMemoryOffsetStore, group: str, broker: StaticBroker, offsets: dict[TopicPartition, int]) -> None:
+def give(store: OffsetStore, group: str, broker: StaticBroker, offsets: dict[TopicPartition, int]) -> None:
     """Let a job process the partitions up to these offsets."""
     with store.claim(group, topics=sorted({tp.topic for tp in offsets}), mirror_every=None) as claim:
         ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
@@ -54,7 +54,7 @@ def hours(partition: PartitionLag) -> float | None:
 
 @pytest.mark.behaviour("OPS-12")
 def test_it_is_told_in_records_and_in_time_for_each_partition_topic_and_group(
-    store: InMemoryOffsetStore, broker: StaticBroker
+    store: OffsetStore, broker: StaticBroker
 ) -> None:
     found = store.lag(None, broker)
     group = found.groups["billing"]
@@ -71,9 +71,7 @@ def test_it_is_told_in_records_and_in_time_for_each_partition_topic_and_group(
 
 
 @pytest.mark.behaviour("OPS-16")
-def test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
+def test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0(store: OffsetStore, broker: StaticBroker) -> None:
     broker.set_log(P1, 0, 8)
     group = store.lag(None, broker).groups["billing"]
     short = group.topics["payments"].partitions[1]
@@ -85,11 +83,11 @@ def test_a_stored_offset_beyond_the_end_of_the_log_is_never_lag_0(
 
 @pytest.mark.behaviour("OPS-16")
 def test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well(
-    store: InMemoryOffsetStore, broker: StaticBroker
+    store: OffsetStore, broker: StaticBroker
 ) -> None:
     claim = store.claim("billing", topics=["payments"], mirror_every=None)
     assert judge_group(store.group_state("billing")) == ()
-    session = store.memory.begin(name="test")
+    session = store.database.begin(name="test")
     session.write_suspects("billing", claim.token, {P0: "the log ended at 3, below the stored offset 4"})
     session.commit()
     group = store.lag(None, broker).groups["billing"]
@@ -98,7 +96,7 @@ def test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well(
 
 
 @pytest.mark.behaviour("OPS-12")
-def test_an_idle_group_is_not_behind_and_asks_for_no_times(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_an_idle_group_is_not_behind_and_asks_for_no_times(store: OffsetStore, broker: StaticBroker) -> None:
     give(store, "idle", broker, {P0: 10})
     found = store.lag(["idle", "nobody"], broker).groups
     assert [*found] == ["idle"]
@@ -107,7 +105,7 @@ def test_an_idle_group_is_not_behind_and_asks_for_no_times(store: InMemoryOffset
 
 
 @pytest.mark.behaviour("OPS-12")
-def test_groups_and_partitions_share_the_rounds(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_groups_and_partitions_share_the_rounds(store: OffsetStore, broker: StaticBroker) -> None:
     store.lag(None, broker)
     alone, broker.lookups = broker.lookups, 0
     for number in range(5):
@@ -120,9 +118,7 @@ def test_groups_and_partitions_share_the_rounds(store: InMemoryOffsetStore, brok
 
 
 @pytest.mark.behaviour("OPS-12")
-def test_where_kafkas_answers_do_not_tell_a_few_records_are_read(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
+def test_where_kafkas_answers_do_not_tell_a_few_records_are_read(store: OffsetStore, broker: StaticBroker) -> None:
     del broker.records[P0][4], broker.records[P0][5]  # compacted: the next record is the one at 6
     partition = store.lag(None, broker).groups["billing"].topics["payments"].partitions[0]
     assert (hours(partition), partition.is_bound) == (pytest.approx(4, rel=0.001), False)
@@ -138,7 +134,7 @@ def test_where_kafkas_answers_do_not_tell_a_few_records_are_read(
 
 
 def test_the_store_is_read_before_kafka_so_that_a_job_in_between_does_not_make_it_too_small(
-    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = broker.snapshot
 
@@ -150,7 +146,9 @@ def test_the_store_is_read_before_kafka_so_that_a_job_in_between_does_not_make_i
     assert store.lag(None, broker).groups["billing"].topics["refunds"].records == 3
 
 
-def test_no_more_than_twenty_records_are_read(broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_twenty_records_are_read(
+    offsetstore_database: str, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = int(time.time() * 1000)
     many = [TopicPartition("events", number) for number in range(30)]
     for tp in many:
@@ -163,15 +161,13 @@ def test_no_more_than_twenty_records_are_read(broker: StaticBroker, monkeypatch:
         return {}
 
     monkeypatch.setattr(broker, "read_records", read)
-    with InMemoryOffsetStore() as store:
+    with OffsetStore.connect(offsetstore_database) as store:
         give(store, "billing", broker, dict.fromkeys(many, 6))
         store.lag(None, broker)
     assert asked == [dict.fromkeys(many[:20], 6)], "those that may be the oldest"
 
 
-def test_a_topic_or_group_without_an_answer_leaves_the_others_alone(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
+def test_a_topic_or_group_without_an_answer_leaves_the_others_alone(store: OffsetStore, broker: StaticBroker) -> None:
     give(store, "audit", broker, {R0: 2, TopicPartition("gone", 0): 1})
     broker.unanswered["audit"] = BrokerRefused("no DESCRIBE")
     found = store.lag(None, broker)
@@ -184,7 +180,7 @@ def test_a_topic_or_group_without_an_answer_leaves_the_others_alone(
     assert found.broker_error is None
 
 
-def test_without_kafka_what_is_stored_is_there_all_the_same(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_without_kafka_what_is_stored_is_there_all_the_same(store: OffsetStore, broker: StaticBroker) -> None:
     broker.error = BrokerUnavailable("down")
     found = store.lag(None, broker)
     assert (found.kafka, found.broker_error) == (None, broker.error)
@@ -194,7 +190,7 @@ def test_without_kafka_what_is_stored_is_there_all_the_same(store: InMemoryOffse
 
 
 def test_a_kafka_that_goes_away_meanwhile_costs_the_times_alone(
-    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     down = BrokerUnavailable("down")
 
@@ -208,7 +204,7 @@ def test_a_kafka_that_goes_away_meanwhile_costs_the_times_alone(
     assert found.broker_error is down
 
 
-def test_copies_are_compared_under_the_groups_name_in_kafka(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_copies_are_compared_under_the_groups_name_in_kafka(store: OffsetStore, broker: StaticBroker) -> None:
     assert store.lag(None, broker).groups["billing"].mirror_lag is None
     broker.set_committed({P0: 1, P1: 12, P2: 3})
     assert store.lag(None, broker).groups["billing"].mirror_lag == 3, "ahead of the store does not make up for it"
@@ -218,16 +214,14 @@ def test_copies_are_compared_under_the_groups_name_in_kafka(store: InMemoryOffse
     assert store.lag(None, broker).groups["billing"].kafka.has_members is False
 
 
-def test_records_that_were_removed_unread_make_the_headroom_negative(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
+def test_records_that_were_removed_unread_make_the_headroom_negative(store: OffsetStore, broker: StaticBroker) -> None:
     broker.set_log(P0, 6, 10)
     payments = store.lag(None, broker).groups["billing"].topics["payments"]
     assert (payments.headroom, hours(payments.partitions[0])) == (-2, pytest.approx(4, rel=0.001))
 
 
 @pytest.mark.behaviour("OPS-12")
-def test_a_topic_that_was_created_anew_has_no_lag_and_says_so(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+def test_a_topic_that_was_created_anew_has_no_lag_and_says_so(store: OffsetStore, broker: StaticBroker) -> None:
     store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
     log = broker.current.topics["payments"]
     broker.current = replace(
@@ -241,9 +235,7 @@ def test_a_topic_that_was_created_anew_has_no_lag_and_says_so(store: InMemoryOff
 
 
 @pytest.mark.behaviour("DASH-1")
-def test_a_sample_is_of_what_is_stored_and_has_no_more_than_is_known(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
+def test_a_sample_is_of_what_is_stored_and_has_no_more_than_is_known(store: OffsetStore, broker: StaticBroker) -> None:
     store.reset("billing", {P0: 4}, reason="ticket 17")  # no run has this epoch
     lag = store.lag(None, broker)
     sample = lag.samples()["billing"]
@@ -272,7 +264,7 @@ class Walked(UserDict[int, PartitionLag]):
 
 @pytest.mark.behaviour("DASH-1")
 def test_a_bound_among_thousands_of_partitions_is_found_by_going_through_them_once_or_twice(
-    store: InMemoryOffsetStore, broker: StaticBroker
+    store: OffsetStore, broker: StaticBroker
 ) -> None:
     one = store.lag(["billing"], broker).groups["billing"].topics["payments"].partitions[0]
     parts = Walked({number: replace(one, seconds=float(number), is_bound=True) for number in range(50)})

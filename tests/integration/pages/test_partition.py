@@ -15,8 +15,8 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.protocol.letters import LetterError, NewLetter, Payload
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import MemoryDatabase, StaticBroker
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, advance, count_queries, give, rows_of, text_of
+from offsetstore.testing import StaticBroker
+from tests.integration.pages.conftest import P0, P1, P2, advance, count_queries, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -128,7 +128,7 @@ def test_decisions_about_it_are_listed_the_newest_first(store: OffsetStore, clie
     page = show(client)
     rows = rows_of(page, "decisions")
     assert len(rows) == 50
-    assert re.search(r"UTC metadata 4 4 ana\\u202e reason 59 <i>$", rows[0])
+    assert re.search(r"UTC metadata 4 4 ana\\u202e as postgres reason 59 <i>$", rows[0])
     assert rows[-1].endswith("reason 10 <i>")
     assert "<i>" not in page
     assert "These are the last 50." in text_of(page)
@@ -169,9 +169,9 @@ def test_a_partition_that_there_is_not_is_not_found(query: str, client: httpx.Cl
 
 @pytest.mark.usefixtures("claim")
 def test_the_number_of_queries_is_constant(
-    store: OffsetStore, client: httpx.Client, database: MemoryDatabase, monkeypatch: pytest.MonkeyPatch
+    store: OffsetStore, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = count_queries(database, monkeypatch)
+    queries = count_queries(store.database, monkeypatch)
     show(client)
     assert len(queries) == 3
     write_letters(store, 25)

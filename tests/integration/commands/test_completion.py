@@ -14,9 +14,9 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import Result
 
+from offsetstore import OffsetStore
 from offsetstore.cli import options
 from offsetstore.cli.commands import COMMANDS, cli
-from offsetstore.testing import InMemoryOffsetStore
 
 _PROGRAM = """#!/bin/sh
 exec {python} -c 'from offsetstore.cli.main import main; main()' "$@"
@@ -66,7 +66,7 @@ def test_commands_options_and_their_values_are_completed() -> None:
 @pytest.mark.behaviour("OPS-1")
 @pytest.mark.parametrize("command", [("status", "-g"), ("groups", "delete", "--group"), ("reset", "--to-latest", "-g")])
 def test_the_names_of_groups_are_completed(
-    run: Callable[..., Result], store: InMemoryOffsetStore, command: tuple[str, ...]
+    run: Callable[..., Result], store: OffsetStore, command: tuple[str, ...]
 ) -> None:
     for name in ("billing", "audit", "billing-v2", "bill it", "bill\nit"):
         store.claim(name, topics=["payments"]).close()

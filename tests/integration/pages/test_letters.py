@@ -16,7 +16,7 @@ from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicP
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views import letters as view
 from offsetstore.protocol.letters import NewLetter, Payload
-from tests.unit.monitoring.dashboard.conftest import P0, P1, advance, text_of
+from tests.integration.pages.conftest import P0, P1, advance, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

@@ -23,14 +23,14 @@ from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import actions
 from offsetstore.operations.operation import carry_out, plan_of
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
-from offsetstore.testing.memory.session import MemorySession
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.integration.pages.conftest import P0, P1, P2, Clock, advance, give
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, give
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 
@@ -50,8 +50,8 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def deciding(database: MemoryDatabase, broker: StaticBroker, now: list[float]) -> Iterator[Deciding]:
-    with InMemoryOffsetStore(database) as store:
+def deciding(offsetstore_database: str, broker: StaticBroker, now: list[float]) -> Iterator[Deciding]:
+    with OffsetStore.connect(offsetstore_database) as store:
         yield Deciding(store, broker, tickets=Tickets(lambda: now[0]))
 
 
@@ -334,7 +334,7 @@ def test_the_job_that_the_plan_names_is_fenced_and_no_other(browser: Browser, st
 
 def test_a_silent_job_that_a_reset_would_fence_is_named(browser: Browser, store: OffsetStore, clock: Clock) -> None:
     store.claim(GROUP, topics=["payments"], mirror_every=None)
-    clock.ahead += timedelta(seconds=20)
+    clock.put_forward(20)
     plan = plan_reset(browser)
     assert "The last job is silent" in plan.text
     assert browser.send(plan, **ANSWER).status == 200
@@ -415,16 +415,16 @@ def test_what_changes_right_before_the_lock_is_shown_first(
 ) -> None:
     store.pause(GROUP, reason="a deploy")
     plan = browser.open(f"/actions/{action}/plan", group=GROUP, **fields)
-    lock = getattr(MemorySession, method)
+    lock = getattr(PostgresSession, method)
     changed: list[tuple[Any, ...]] = []
 
-    def after_another(one: MemorySession, group: str) -> Any:
-        monkeypatch.setattr(MemorySession, method, lock)
+    def after_another(one: PostgresSession, group: str) -> Any:
+        monkeypatch.setattr(PostgresSession, method, lock)
         change(store)
         changed.append(state_of(store))
         return lock(one, group)
 
-    monkeypatch.setattr(MemorySession, method, after_another)
+    monkeypatch.setattr(PostgresSession, method, after_another)
     again = browser.send(plan, **ANSWER)
     expect_new_plan(again)
     assert [state_of(store)] == changed

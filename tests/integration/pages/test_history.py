@@ -12,7 +12,7 @@ import pytest
 from offsetstore import OffsetStore
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views.history import ON_A_PAGE
-from tests.unit.monitoring.dashboard.conftest import P0, P1, give, text_of
+from tests.integration.pages.conftest import P0, P1, give, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -30,7 +30,7 @@ def decided(store: OffsetStore, server: DashboardServer) -> None:
 def test_a_decision_has_who_what_and_why_the_newest_first(client: httpx.Client) -> None:
     page = text_of(client.get("/history", params={"group": "billing"}))
 
-    assert "reset payments-0 4 3 ana ticket 17" in page
+    assert "reset payments-0 4 3 ana database role postgres ticket 17" in page
     assert page.index("the table is rebuilt") < page.index("ticket 17")
     only = text_of(client.get("/history", params={"group": "billing", "event": "reset"}))
     assert "ticket 17" in only

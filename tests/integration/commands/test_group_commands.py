@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from offsetstore import Claim, OffsetRange, TopicPartition
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, OffsetGap
 from offsetstore.offsets import CommittedOffset
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.protocol.events import BatchEnded
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 R0 = TopicPartition("refunds", 0)
@@ -26,7 +26,7 @@ REASON = ("--reason", "ticket 17")
 
 
 @pytest.fixture
-def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+def claim(store: OffsetStore, broker: StaticBroker) -> Claim:
     """A live job of `billing` that has stored 4, 5 and 0."""
     claim = store.claim("billing", broker, mirror_every=None)
     ranges = {P0: OffsetRange(0, 4), P1: OffsetRange(0, 5)}
@@ -37,16 +37,16 @@ def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
     return claim
 
 
-def mark(store: InMemoryOffsetStore, claim: Claim) -> None:
+def mark(store: OffsetStore, claim: Claim) -> None:
     """Contest partitions 0 and 1, and pin partition 0."""
-    session = store.memory.begin(name="test")
+    session = store.database.begin(name="test")
     session.contest("billing", claim.token, [P0, P1])
     session.commit()
     store.reset("billing", 4, partitions={"payments": [0]}, from_offset=4, reason="ticket 17", actor="alice")
 
 
 def test_status_shows_what_is_pinned_and_what_is_contested(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     mark(store, claim)
     head, columns, *lines = run("status", "-g", "billing", "-b", "kafka:1").stdout.splitlines()
@@ -83,9 +83,9 @@ def test_a_job_that_has_failed_is_told_as_failed_while_its_claim_is_open(
 
 @pytest.mark.behaviour("OPS-16")
 def test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag(
-    run: Callable[..., Result], store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, broker: StaticBroker, claim: Claim
 ) -> None:
-    session = store.memory.begin(name="test")
+    session = store.database.begin(name="test")
     session.write_suspects("billing", claim.token, {P1: "the log ended at 3, below the stored offset 5"})
     session.commit()
     broker.set_log(P0, 0, 3)
@@ -169,7 +169,7 @@ def test_a_reset_of_what_the_group_does_not_have_says_what_it_has(
 
 @pytest.mark.behaviour("OPS-1")
 def test_reset_to_current_pins_every_topic_where_it_is(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     claim.close()
     with store.claim("billing", topics=["refunds"]) as other, store.transaction(other) as tx:
@@ -186,7 +186,7 @@ def test_reset_to_current_pins_every_topic_where_it_is(
 
 @pytest.mark.behaviour("OPS-1", "OPS-10")
 def test_the_plan_of_a_duration_is_repeated_with_the_time_that_it_has_led_to(
-    run: Callable[..., Result], store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, broker: StaticBroker, claim: Claim
 ) -> None:
     claim.close()
     reset = ("reset", "-g", "billing", "-t", "payments", "-b", "kafka:1", *REASON)
@@ -201,10 +201,10 @@ def test_the_plan_of_a_duration_is_repeated_with_the_time_that_it_has_led_to(
 
 @pytest.mark.behaviour("OPS-1", "START-25")
 def test_reset_says_which_evidence_of_loss_it_accepts(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     claim.close()
-    session = store.memory.begin(name="test")
+    session = store.database.begin(name="test")
     session.write_suspects("billing", claim.token, {P0: "the log ended at 3, below the stored offset 4"})
     session.commit()
     reset = ("reset", "-g", "billing", "--all-topics", "--to-current", *REASON)
@@ -226,7 +226,7 @@ def test_reset_says_which_evidence_of_loss_it_accepts(
 
 @pytest.mark.behaviour("OPS-1")
 def test_reset_reads_and_prints_the_csv_of_kafkas_tool(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim, tmp_path: Path
+    run: Callable[..., Result], store: OffsetStore, claim: Claim, tmp_path: Path
 ) -> None:
     claim.close()
     reset = ("reset", "-g", "billing", *REASON)
@@ -260,7 +260,7 @@ def test_reset_reads_and_prints_the_csv_of_kafkas_tool(
     ],
 )
 def test_reset_refuses_a_file_that_is_not_as_it_should_be(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim, tmp_path: Path, *, content: bytes, told: str
+    run: Callable[..., Result], store: OffsetStore, claim: Claim, tmp_path: Path, *, content: bytes, told: str
 ) -> None:
     claim.close()
     (tmp_path / "offsets.csv").write_bytes(content)
@@ -317,7 +317,7 @@ def test_resolve_warns_of_a_group_that_the_store_does_not_know(run: Callable[...
 
 @pytest.mark.behaviour("OPS-22")
 def test_the_figures_of_a_run_that_was_killed_are_said_to_be_old(
-    run: Callable[..., Result], store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Result], store: OffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.claim("billing", topics=["payments"])
     assert len(run("runs", "-g", "billing").stdout.splitlines()) == 2

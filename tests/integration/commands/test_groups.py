@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from offsetstore import Claim, LetterError, OffsetRange, TopicPartition
+from offsetstore import Claim, LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol.letters import NewLetter
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 P0 = TopicPartition("payments", 0)
 REASON = ("--reason", "ticket 17")
 
 
 @pytest.fixture(autouse=True)
-def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+def claim(store: OffsetStore, broker: StaticBroker) -> Claim:
     claim = store.claim("billing", broker, mirror_every=None)
     with store.transaction(claim) as tx:
         tx.advance({P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining})
@@ -32,9 +32,7 @@ def lines(result: Result) -> list[str]:
 
 
 @pytest.mark.behaviour("OPS-3")
-def test_all_groups_are_listed_with_their_state(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
-) -> None:
+def test_all_groups_are_listed_with_their_state(run: Callable[..., Result], store: OffsetStore, claim: Claim) -> None:
     store.claim("audit", topics=["refunds"]).close()
     store.pause("audit", reason="maintenance", until=datetime(2100, 1, 1, tzinfo=UTC))
     head, audit, billing = [line.split() for line in lines(run("groups", "list"))]
@@ -53,7 +51,7 @@ def test_all_groups_are_listed_with_their_state(
 
 
 @pytest.mark.behaviour("OPS-3")
-def test_a_copy_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+def test_a_copy_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     copy = ("groups", "copy", "-g", "billing", "--to", "billing-v2", *REASON)
     assert lines(run(*copy))[-3:-1] == [
         "The offsets of 3 partitions would be copied from billing to billing-v2.",
@@ -71,9 +69,7 @@ def test_a_copy_shows_its_plan_and_needs_execute(run: Callable[..., Result], sto
 
 
 @pytest.mark.behaviour("OPS-3")
-def test_a_rename_needs_execute_and_with_a_live_job_force(
-    run: Callable[..., Result], store: InMemoryOffsetStore
-) -> None:
+def test_a_rename_needs_execute_and_with_a_live_job_force(run: Callable[..., Result], store: OffsetStore) -> None:
     rename = ("groups", "rename", "-g", "billing", "--to", "invoicing", *REASON)
     plan = lines(run(*rename))
     assert plan[-4] == "The offsets of 3 partitions would be renamed from billing to invoicing."
@@ -93,7 +89,7 @@ def test_a_rename_needs_execute_and_with_a_live_job_force(
 
 @pytest.mark.behaviour("OPS-3")
 def test_a_delete_needs_execute_and_says_what_stays_in_kafka(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     delete = ("groups", "delete", "-g", "billing", *REASON)
     plan = lines(run(*delete))

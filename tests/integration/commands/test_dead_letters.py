@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from offsetstore import Claim, LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.runs import RunStatus
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 REASON = ("--reason", "ticket 17")
@@ -26,7 +26,7 @@ BINARY = Payload(None, b"\x00\xff", None, None, None)
 
 
 @pytest.fixture(autouse=True)
-def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
+def claim(store: OffsetStore, broker: StaticBroker) -> Claim:
     """A job of `billing` whose letters are offsets 1, 3 of partition 0 and 2 of partition 1."""
     claim = store.claim("billing", broker, mirror_every=None)
     ranges = {P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)}
@@ -78,7 +78,7 @@ def test_a_list_as_json_has_what_the_help_says(run: Callable[..., Result]) -> No
 
 
 def test_a_list_shows_open_letters_unless_it_is_told_another_state(
-    run: Callable[..., Result], store: InMemoryOffsetStore
+    run: Callable[..., Result], store: OffsetStore
 ) -> None:
     store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
 
@@ -149,7 +149,7 @@ def test_an_export_is_one_line_for_each_letter_with_all_bytes(run: Callable[...,
 
 @pytest.mark.behaviour("DLQ-17")
 def test_the_plan_of_a_forced_replay_counts_the_letters_that_were_overtaken(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     replay = ("dead-letters", "replay", "-g", "billing", *REASON, "--all")
     assert "gone on" not in run(*replay, "--force").stdout
@@ -160,7 +160,7 @@ def test_the_plan_of_a_forced_replay_counts_the_letters_that_were_overtaken(
     assert document(run(*replay, "--format", "json"))["overtaken"] == 0
 
 
-def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     replay = ("dead-letters", "replay", "-g", "billing", *REASON)
     assert run(*replay, "--all").stdout.splitlines()[:-1] == [
         "payments:0:1",
@@ -183,7 +183,7 @@ def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], s
     assert run(*replay, "--all", "--execute").stdout.splitlines()[0] == "No dead letters match."
 
 
-def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     discard = ("dead-letters", "discard", "-g", "billing", "--constraint", "positive", *REASON)
     assert run(*discard).stdout.splitlines()[2:-1] == [
         "2 dead letters would be discarded.",
@@ -198,18 +198,21 @@ def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], 
     assert store.letter_counts("billing") == {"dead": 2, "discarded": 1}
 
 
-def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
     prune = ("dead-letters", "prune", "-g", "billing", *REASON, "--older-than")
     assert run(*prune, "30d").stdout == "0 dead letters would be deleted.\n"
+    plan = document(run(*prune, "0m", "--format", "json"))["plan"]
     assert run(*prune, "0m").stdout.splitlines() == [
         "1 dead letter would be deleted.",
         "Nothing was deleted. Add --execute to do it.",
+        f"Plan {plan}: --execute --if-plan {plan} does this, or nothing.",
     ]
     assert document(run(*prune, "0m", "--execute", "--format", "json")) == {
         "group": "billing",
         "reason": "ticket 17",
         "executed": True,
+        "plan": plan,
         "letters": 1,
         "more": False,
     }
@@ -240,7 +243,7 @@ def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: InM
     ],
 )
 def test_what_cant_be_meant_is_refused(
-    run: Callable[..., Result], store: InMemoryOffsetStore, arguments: list[str], code: int, told: str
+    run: Callable[..., Result], store: OffsetStore, arguments: list[str], code: int, told: str
 ) -> None:
     result = run("dead-letters", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
@@ -248,7 +251,7 @@ def test_what_cant_be_meant_is_refused(
     assert store.letter_counts("billing") == {"dead": 3}
 
 
-def test_status_counts_open_letters(run: Callable[..., Result], store: InMemoryOffsetStore) -> None:
+def test_status_counts_open_letters(run: Callable[..., Result], store: OffsetStore) -> None:
     store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17")
     assert "3 dead letters, 1 to be replayed." in run("status", "-g", "billing").stdout.splitlines()
     found = document(run("status", "-g", "billing", "--format", "json"))
@@ -257,7 +260,7 @@ def test_status_counts_open_letters(run: Callable[..., Result], store: InMemoryO
 
 @pytest.mark.behaviour("DLQ-19")
 def test_letters_that_no_job_will_replay_are_reported_as_such(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     with transaction(store.database, name="test") as session:
         session.write_run("billing", claim.token, RunStatus(replays_letters=False), None)
@@ -290,7 +293,7 @@ def test_a_request_says_if_no_job_runs_to_replay_it(run: Callable[..., Result], 
 )
 def test_a_replay_waits_for_its_outcome_if_it_is_to(
     run: Callable[..., Result],
-    store: InMemoryOffsetStore,
+    store: OffsetStore,
     monkeypatch: pytest.MonkeyPatch,
     refused: list[TopicPartition],
     lines: list[str],
@@ -323,7 +326,7 @@ def test_a_replay_that_nobody_does_ends_the_wait_with_what_is_left(run: Callable
 
 
 def test_a_wait_that_fails_prints_what_was_requested_all_the_same(
-    run: Callable[..., Result], store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Result], store: OffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rename(_: float) -> None:
         store.rename_group("billing", "invoicing", reason="ticket 17")
@@ -337,7 +340,7 @@ def test_a_wait_that_fails_prints_what_was_requested_all_the_same(
 
 
 def test_a_reset_warns_of_replayed_letters_in_its_range(
-    run: Callable[..., Result], store: InMemoryOffsetStore, claim: Claim
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     [key] = store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17").letters
     with transaction(store.database, name="test") as session:

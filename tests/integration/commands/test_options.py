@@ -9,10 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from offsetstore import OffsetStore
 from offsetstore.cli import options
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 
 @click.command()
@@ -100,7 +101,7 @@ def test_without_a_database_the_variable_and_the_option_are_named(command: list[
 
 @pytest.mark.behaviour("OPS-23")
 def test_the_variable_names_the_group_where_nothing_else_says_whose_it_is(
-    run: Callable[..., Result], store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Result], store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for group in ("billing", "invoicing"):
         store.claim(group, broker, topics=["payments"], mirror_every=None)

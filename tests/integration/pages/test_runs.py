@@ -17,7 +17,7 @@ from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, Q
 from offsetstore.protocol.runs import JobError, RunStatus
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
-from tests.unit.monitoring.dashboard.conftest import P0, text_of
+from tests.integration.pages.conftest import P0, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

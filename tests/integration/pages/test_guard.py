@@ -20,8 +20,8 @@ from offsetstore.monitoring.dashboard.security import HEADERS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
 from offsetstore.testing import StaticBroker
+from tests.integration.pages.conftest import P0, give
 from tests.support import page_forms
-from tests.unit.monitoring.dashboard.conftest import P0, give
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 

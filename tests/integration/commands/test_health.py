@@ -10,10 +10,9 @@ from uuid import uuid4
 import pytest
 from click.testing import Result
 
-from offsetstore import OffsetRange, Token, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, Token, TopicPartition
 from offsetstore.monitoring import Monitoring
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken
-from offsetstore.testing import InMemoryOffsetStore
 
 Run = Callable[..., Result]
 
@@ -66,7 +65,7 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
     assert run("health", *arguments).exit_code == 2
 
 
-def test_a_group_is_well_while_a_live_job_owns_it(run: Run, store: InMemoryOffsetStore) -> None:
+def test_a_group_is_well_while_a_live_job_owns_it(run: Run, store: OffsetStore) -> None:
     claim = store.claim("billing", topics=["payments"])
     well = run("health", "-g", "billing")
     assert (well.exit_code, well.stdout) == (0, "Group billing is well.\n")
@@ -77,7 +76,7 @@ def test_a_group_is_well_while_a_live_job_owns_it(run: Run, store: InMemoryOffse
     assert (unknown.exit_code, unknown.stderr) == (1, "The store has no group 'other'.\n")
 
 
-def test_a_group_may_be_so_far_behind_and_a_paused_one_as_far_as_it_likes(run: Run, store: InMemoryOffsetStore) -> None:
+def test_a_group_may_be_so_far_behind_and_a_paused_one_as_far_as_it_likes(run: Run, store: OffsetStore) -> None:
     claim = store.claim("billing", topics=["payments"])
     with store.transaction(claim) as tx:
         tx.advance({P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining})
@@ -94,7 +93,7 @@ def test_a_group_may_be_so_far_behind_and_a_paused_one_as_far_as_it_likes(run: R
     assert json.loads(paused.stdout)["paused"]["reason"] == "ticket 17"
 
 
-def test_a_lag_that_can_t_be_told_is_not_within_a_limit(run: Run, store: InMemoryOffsetStore) -> None:
+def test_a_lag_that_can_t_be_told_is_not_within_a_limit(run: Run, store: OffsetStore) -> None:
     store.claim("audit", topics=["gone"])
     result = run("health", "-g", "audit", "-b", "kafka:9092", "--max-lag", "5")
     assert result.exit_code == 1

@@ -20,13 +20,14 @@ from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition
 from offsetstore.operations.group_status import State, state_of
 from offsetstore.operations.lag import GroupLag, PartitionLag, TopicLag
+from offsetstore.operations.people import people
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.runs import Ending
 from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import LogEnds
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import MemoryDatabase, StaticBroker
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, Clock, advance, count_queries, give, rows_of, text_of
+from offsetstore.testing import StaticBroker
+from tests.integration.pages.conftest import P0, P1, P2, Clock, advance, count_queries, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -168,7 +169,7 @@ def test_a_job_that_is_killed_with_records_unread_is_stalled(
     give(store, "billing", {P0: 4})
     server.snapshots.take()
     assert "live" in rows_of(show(client), "groups")[0]
-    clock.ahead = MINUTE  # before the next heartbeat
+    clock.put_forward(60)  # before the next heartbeat
     server.snapshots.take()
     assert rows_of(show(client), "groups")[0].startswith("billing ■ STALLED 6")
 
@@ -246,7 +247,7 @@ def sampled(store: OffsetStore, group: str, stored: list[int | None]) -> None:
         if offset is not None:
             at = now - timedelta(seconds=10 * (len(stored) - 1 - number))
             with transaction(store.database, name="a test") as session:
-                session.record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
+                people(session).record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
 
 
 def test_trends_come_from_the_samples(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
@@ -268,17 +269,17 @@ def test_a_rate_is_the_one_since_the_last_snapshot_however_long_the_trend(
     sampled(store, "billing", list(range(0, 800, 100)))
     give(store, "billing", {P0: 4}, stay=False)
     server.snapshots.take()
-    clock.ahead += timedelta(seconds=10)
+    clock.put_forward(10)
     claim = store.claim("billing", topics=["payments"], mirror_every=None)
     server.snapshots.take()
     assert " 0 - " in rows_of(show(client, span="5m"), "groups")[0]  # another epoch: a reset passes records over, say
-    clock.ahead += timedelta(seconds=10)
+    clock.put_forward(10)
     advance(store, claim, {P0: OffsetRange(4, 9)})
     server.snapshots.take()
     [row] = rows_of(show(client, span=span), "groups")
     assert re.fullmatch(r"billing ● live 1 \d+[ms] 0 0\.5 (- )?\S+ \S+ UTC", row)
     assert "Records per second: now 0.5/s" in client.get("/group", params={"group": "billing", "span": span}).text
-    clock.ahead += timedelta(seconds=10)
+    clock.put_forward(10)
     server.snapshots.take()
     assert " 0 0.0 " in rows_of(show(client, span=span), "groups")[0]
 
@@ -351,13 +352,12 @@ def test_each_span_takes_one_query_for_all_groups(
     store: OffsetStore,
     server: DashboardServer,
     client: httpx.Client,
-    database: MemoryDatabase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for number in range(5):
         give(store, f"group-{number}", {P0: 4}, stay=False)
     server.snapshots.take()
-    queries = count_queries(database, monkeypatch)
+    queries = count_queries(store.database, monkeypatch)
     for span in ("5m", "1h", "24h", "31d"):
         queries.clear()
         assert len(names(client, span=span)) == 5
@@ -456,7 +456,6 @@ def test_while_the_database_is_silent_the_page_keeps_what_was_read_last(
     store: OffsetStore,
     server: DashboardServer,
     client: httpx.Client,
-    database: MemoryDatabase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     give(store, "billing", {P0: 4})
@@ -467,7 +466,7 @@ def test_while_the_database_is_silent_the_page_keeps_what_was_read_last(
         raise StoreUnavailable("the database does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "begin", refuse)
+        patch.setattr(store.database, "begin", refuse)
         server.snapshots.take()
         page = show(client)
         assert "Not up to date. the database does not answer" in text_of(page)

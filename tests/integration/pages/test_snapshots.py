@@ -15,8 +15,8 @@ from offsetstore.errors import BrokerUnavailable, MissingPrivilege, StoreUnavail
 from offsetstore.monitoring.dashboard import snapshots as module
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.testing import StaticBroker
+from tests.integration.pages.conftest import P0, P1, P2, give, rows_of, text_of
 from tests.support.waiting import wait_until
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-2")
 
@@ -43,20 +43,20 @@ def test_a_first_snapshot_that_fails_is_told_and_taken_again(
 
 def test_each_outage_is_logged_also_if_no_samples_may_be_written(
     store: OffsetStore,
-    server: DashboardServer,
     broker: StaticBroker,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    snapshots = module.Snapshots(store, broker)
     monkeypatch.setattr(store, "record_samples", Mock(side_effect=MissingPrivilege("the role may not write samples")))
     give(store, "billing", {P0: 4})
     for _ in range(2):
         broker.error = BrokerUnavailable("no answer")
-        server.snapshots.take()
-        server.snapshots.take()
+        snapshots.take()
+        snapshots.take()
         broker.error = None
-        server.snapshots.take()
-        server.snapshots.take()
+        snapshots.take()
+        snapshots.take()
     told = [record.getMessage() for record in caplog.records if record.name == module.__name__]
     assert [line.split(":")[0] for line in told] == ["no answer", "no samples for curves are kept", "no answer"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from offsetstore import LetterError, LetterKey, OffsetRange, TopicPartition
+from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
-pytestmark = pytest.mark.behaviour("DLQ-18", "OPS-10")
+pytestmark = pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
 
 P0 = TopicPartition("payments", 0)
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "copy": ("groups", "copy", "--to", "invoicing"),
     "rename": ("groups", "rename", "--to", "invoicing"),
     "delete": ("groups", "delete", "--discard-letters"),
+    "prune": ("dead-letters", "prune", "--older-than", "0m"),
     "pause": ("pause", "--until", "2090-01-01T00:00Z"),
     "resume": ("resume",),
     "new-id": ("store", "new-id"),
@@ -36,14 +37,15 @@ OTHERS = tuple(name for name in COMMANDS if name not in AT_ONCE)
 
 
 @pytest.fixture(autouse=True)
-def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
-    """A paused group at 5 with two letters, whose job has ended."""
+def left(store: OffsetStore, broker: StaticBroker) -> None:
+    """A paused group at 5 with two letters, and one that was given up, whose job has ended."""
     store.claim("billing", broker, mirror_every=None).close()
-    advance(store, 0, 1, 3)
+    advance(store, 0, 1, 3, 4)
+    store.discard("billing", LetterKey(P0, 4), reason="a test")
     store.pause("billing", reason="a deploy")
 
 
-def advance(store: InMemoryOffsetStore, begin: int, *bad: int) -> None:
+def advance(store: OffsetStore, begin: int, *bad: int) -> None:
     """A job passes five records, some of them as letters, and ends."""
     payload = Payload(b"key", b"value", None, None, None)
     with store.claim("billing", topics=["payments"], mirror_every=None) as claim, store.transaction(claim) as tx:
@@ -52,9 +54,10 @@ def advance(store: InMemoryOffsetStore, begin: int, *bad: int) -> None:
         tx.advance({P0: left})
 
 
-def change(store: InMemoryOffsetStore) -> None:
+def change(store: OffsetStore) -> None:
     """Something of what each of the plans rests on."""
-    advance(store, 5, 7)
+    advance(store, 5, 7, 8)
+    store.discard("billing", LetterKey(P0, 8), reason="a test")
     store.pause("billing", reason="a restore runs")
 
 
@@ -70,13 +73,13 @@ def done_of(name: str, digest: str) -> list[str]:
     return [*arguments(name), *([] if name in AT_ONCE else ["--execute"]), "--if-plan", digest]
 
 
-def decisions(store: InMemoryOffsetStore) -> list[str]:
+def decisions(store: OffsetStore) -> list[str]:
     return [line.event for line in store.history("billing") if line.event not in {"claim", "adopt"}]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_plan_prints_its_digest_with_which_it_is_done_while_it_holds(
-    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+    run: Callable[..., Result], store: OffsetStore, name: str
 ) -> None:
     text = run(*plan_of(name))
     assert text.exit_code == 0, text.output
@@ -96,7 +99,7 @@ def test_a_plan_prints_its_digest_with_which_it_is_done_while_it_holds(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_another_plan_is_printed_and_fails_like_a_check(
-    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+    run: Callable[..., Result], store: OffsetStore, name: str
 ) -> None:
     digest = json.loads(run(*plan_of(name), "--format", "json").stdout)["plan"]
     change(store)
@@ -120,9 +123,7 @@ def test_another_plan_is_printed_and_fails_like_a_check(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_condition_without_execute_is_wrong_usage(
-    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
-) -> None:
+def test_a_condition_without_execute_is_wrong_usage(run: Callable[..., Result], store: OffsetStore, name: str) -> None:
     before = decisions(store)
     refused = run(*arguments(name), "--if-plan", "0" * 16)
     assert refused.exit_code == 2
@@ -139,7 +140,7 @@ def test_a_condition_of_a_dry_run_is_wrong_usage(run: Callable[..., Result], nam
 
 @pytest.mark.parametrize("digest", ["", "0000", "0" * 17, "G" * 16], ids=["empty variable", "short", "long", "letters"])
 def test_what_is_no_digest_is_no_plan_that_has_changed(
-    run: Callable[..., Result], store: InMemoryOffsetStore, digest: str
+    run: Callable[..., Result], store: OffsetStore, digest: str
 ) -> None:
     before = decisions(store)
     refused = run(*done_of("discard", digest))
@@ -152,9 +153,9 @@ def test_what_is_no_digest_is_no_plan_that_has_changed(
     assert decisions(store) == before
 
 
-@pytest.mark.behaviour("START-27", "OPS-21")
+@pytest.mark.behaviour("START-27")
 def test_a_store_that_was_moved_is_told_so_as_planned_and_one_at_home_has_nothing_to_do(
-    run: Callable[..., Result], store: InMemoryOffsetStore
+    run: Callable[..., Result], store: OffsetStore
 ) -> None:
     with transaction(store.database, name="test") as session:
         session.set_identity(session.identity().store_id, "elsewhere")
@@ -190,7 +191,7 @@ def test_a_pause_and_its_end_can_be_planned(run: Callable[..., Result]) -> None:
 
 
 def test_the_plan_of_a_reset_that_has_met_a_live_job_has_a_digest_to_pass_with_force(
-    run: Callable[..., Result], store: InMemoryOffsetStore
+    run: Callable[..., Result], store: OffsetStore
 ) -> None:
     store.claim("billing", topics=["payments"], mirror_every=None)
     refused = run(*done_of("reset", "0" * 16))
@@ -203,7 +204,7 @@ def test_the_plan_of_a_reset_that_has_met_a_live_job_has_a_digest_to_pass_with_f
 
 @pytest.mark.parametrize("name", ["reset", "rename", "delete"])
 def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(
-    run: Callable[..., Result], store: InMemoryOffsetStore, name: str
+    run: Callable[..., Result], store: OffsetStore, name: str
 ) -> None:
     store.claim("billing", topics=["payments"], mirror_every=None)
     shown = run(*plan_of(name)).stdout
@@ -213,9 +214,7 @@ def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(
     assert len(store.history("billing", events=[name])) > 0
 
 
-def test_a_delete_shows_the_evidence_that_goes_with_the_group(
-    run: Callable[..., Result], store: InMemoryOffsetStore
-) -> None:
+def test_a_delete_shows_the_evidence_that_goes_with_the_group(run: Callable[..., Result], store: OffsetStore) -> None:
     what = "the log ended at 4, below the stored offset 5"
     with transaction(store.database, name="someone-else") as session:
         session.lock_partitions("billing", [P0])
@@ -225,7 +224,7 @@ def test_a_delete_shows_the_evidence_that_goes_with_the_group(
 
 
 def test_the_csv_which_shows_neither_digest_nor_losses_takes_no_condition(
-    run: Callable[..., Result], store: InMemoryOffsetStore
+    run: Callable[..., Result], store: OffsetStore
 ) -> None:
     refused = run(*done_of("reset", "0" * 16), "--format", "csv")
     assert (refused.exit_code, refused.stdout) == (2, "")

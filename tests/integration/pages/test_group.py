@@ -19,10 +19,11 @@ from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard.rendering import NOTHING
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
+from offsetstore.operations.people import people
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
-from tests.unit.monitoring.dashboard.conftest import P0, P1, P2, count_queries, give, rows_of, text_of
+from offsetstore.testing import StaticBroker
+from tests.integration.pages.conftest import P0, P1, P2, count_queries, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -145,7 +146,7 @@ def test_curves_are_drawn_from_the_samples(store: OffsetStore, server: Dashboard
             at=at, stored=100 * number, lag=50 - number, batches=number, batch_seconds=2.5 * number, epoch=1
         )
         with transaction(store.database, name="a test") as session:
-            session.record_samples({"billing": sample})
+            people(session).record_samples({"billing": sample})
     page = show(client, span="5m")
     lag, (times, lags) = curve_of(page, "lag")
     assert lag == "Lag: now 45, peak 50."
@@ -301,16 +302,15 @@ def test_the_number_of_queries_does_not_depend_on_the_group(
     server: DashboardServer,
     client: httpx.Client,
     broker: StaticBroker,
-    database: MemoryDatabase,
+    store: OffsetStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker.current = type(broker).with_topics({"payments": 250, "refunds": 3}, end=10).current
-    store = InMemoryOffsetStore(database)
     give(store, "small", {P0: 4})
     parts = [TopicPartition("payments", number) for number in range(250)]
     give(store, "large", dict.fromkeys((*parts, TopicPartition("refunds", 0)), 4))
     server.snapshots.take()
-    queries = count_queries(database, monkeypatch)
+    queries = count_queries(store.database, monkeypatch)
     show(client, "small")
     small = len(queries)
     show(client, "large")

@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-STATIC = Path(__file__).parents[4] / "offsetstore" / "monitoring" / "dashboard" / "static"
+STATIC = Path(__file__).parents[3] / "offsetstore" / "monitoring" / "dashboard" / "static"
 
 
 def test_the_vendored_files_are_those_whose_hashes_are_written_down() -> None:

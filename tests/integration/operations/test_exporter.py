@@ -1,4 +1,4 @@
-"""The exporter on a store in memory and a broker that is told what to say: its text, and what it does about outages."""
+"""The exporter on a store and a broker that is told what to say: its text, and what it does about outages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from offsetstore.errors import BrokerUnavailable, ConfigurationError, StoreUnava
 from offsetstore.monitoring import exporter as exporter_module
 from offsetstore.monitoring.exporter import Exporter, Gauge, Page
 from offsetstore.monitoring.web import Server, serving_text
-from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
+from offsetstore.store.sessions import transaction
+from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs" / "exporter.md"
@@ -41,17 +43,16 @@ def broker() -> StaticBroker:
 
 
 @pytest.fixture
-def database(broker: StaticBroker) -> MemoryDatabase:
+def database(offsetstore_database: str, broker: StaticBroker) -> Iterator[str]:
     """`billing` runs and has stored 4 and 10 of partitions 0 and 1; another group has left, and is paused."""
-    database = MemoryDatabase()
-    store = InMemoryOffsetStore(database)
-    give(store, "billing", {P0: 4, P1: 10})
-    give(store, ODD, {P0: 1}, stay=False)
-    store.pause(ODD, reason=CANARY)
-    store.reset(ODD, {P0: 2}, reason=CANARY)
-    broker.set_committed({P0: 3})
-    broker.members = {ODD}
-    return database
+    with OffsetStore.connect(offsetstore_database) as store:
+        give(store, "billing", {P0: 4, P1: 10})
+        give(store, ODD, {P0: 1}, stay=False)
+        store.pause(ODD, reason=CANARY)
+        store.reset(ODD, {P0: 2}, reason=CANARY)
+        broker.set_committed({P0: 3})
+        broker.members = {ODD}
+        yield offsetstore_database
 
 
 def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, stay: bool = True) -> None:
@@ -65,8 +66,8 @@ def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, 
 
 
 @pytest.fixture
-def exporter(database: MemoryDatabase, broker: StaticBroker) -> Iterator[Exporter]:
-    made = Exporter(lambda: InMemoryOffsetStore(database), broker)
+def exporter(database: str, broker: StaticBroker) -> Iterator[Exporter]:
+    made = Exporter(lambda: OffsetStore.connect(database), broker)
     yield made
     made.close()
 
@@ -120,12 +121,11 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
 
 @pytest.mark.behaviour("OPS-16")
 def test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_and_no_lag(
-    exporter: Exporter, database: MemoryDatabase, broker: StaticBroker
+    exporter: Exporter, database: str, broker: StaticBroker
 ) -> None:
-    token = database.begin(name="test").read_partitions("billing")[P1].token
-    session = database.begin(name="test")
-    session.write_suspects("billing", token, {P1: "the log ended at 8, below the stored offset 10"})
-    session.commit()
+    with OffsetStore.connect(database) as store, transaction(store.database, name="test") as session:
+        token = session.read_partitions("billing")[P1].token
+        session.write_suspects("billing", token, {P1: "the log ended at 8, below the stored offset 10"})
     broker.set_log(P1, 0, 8)
     found = shown(exporter)
     assert found["offsetstore_group_beyond_end_offsets", "billing", "payments"] == 2
@@ -195,15 +195,13 @@ def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
 
 
 @pytest.mark.behaviour("OPS-5")
-def test_without_the_database_it_waits_for_it_and_still_looks_at_kafka(
-    database: MemoryDatabase, broker: StaticBroker
-) -> None:
+def test_without_the_database_it_waits_for_it_and_still_looks_at_kafka(database: str, broker: StaticBroker) -> None:
     outage: list[Exception] = [StoreUnavailable("no connection")] * 2
 
-    def connect() -> InMemoryOffsetStore:
+    def connect() -> OffsetStore:
         if outage:
             raise outage.pop()
-        return InMemoryOffsetStore(database)
+        return OffsetStore.connect(database)
 
     exporter = Exporter(connect, broker)
     down = shown(exporter)
@@ -217,13 +215,13 @@ def test_without_the_database_it_waits_for_it_and_still_looks_at_kafka(
     exporter.close()
 
 
-def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, database: MemoryDatabase) -> None:
+def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, database: str) -> None:
     gone = TopicPartition("gone", 0)
-    store = InMemoryOffsetStore(database)
-    claim = store.claim("audit", topics=["gone"], mirror_every=None)
-    with store.transaction(claim) as tx:
-        tx.lock({gone: OffsetRange(0, 1)})
-        tx.advance({gone: OffsetRange(0, 1)})
+    with OffsetStore.connect(database) as store:
+        claim = store.claim("audit", topics=["gone"], mirror_every=None)
+        with store.transaction(claim) as tx:
+            tx.lock({gone: OffsetRange(0, 1)})
+            tx.advance({gone: OffsetRange(0, 1)})
     found = shown(exporter)
     assert (found["offsetstore_topic_up", "gone"], found["offsetstore_topic_up", "payments"]) == (0, 1)
     assert ("kafka_consumergroup_lag_sum", "audit", "gone") not in found
@@ -231,10 +229,12 @@ def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, da
     assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
 
 
-def test_too_many_series_of_partitions_are_all_left_out(database: MemoryDatabase, broker: StaticBroker) -> None:
+def test_too_many_series_of_partitions_are_all_left_out(database: str, broker: StaticBroker) -> None:
     series = 2 * (3 + 3)
     for limit in (series, series - 1):
-        found = shown(Exporter(lambda: InMemoryOffsetStore(database), broker, max_partition_series=limit))
+        made = Exporter(lambda: OffsetStore.connect(database), broker, max_partition_series=limit)
+        with closing(made):
+            found = shown(made)
         is_over = limit < series
         assert found["offsetstore_exporter_partition_series_left_out",] == (series if is_over else 0)
         of_partitions = [
@@ -244,10 +244,11 @@ def test_too_many_series_of_partitions_are_all_left_out(database: MemoryDatabase
         assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
 
 
-def test_a_group_has_another_name_in_kafka(database: MemoryDatabase, broker: StaticBroker) -> None:
+def test_a_group_has_another_name_in_kafka(database: str, broker: StaticBroker) -> None:
     broker.members = {"spark-billing"}
-    exporter = Exporter(lambda: InMemoryOffsetStore(database), broker, kafka_groups={"billing": "spark-billing"})
-    assert shown(exporter)["offsetstore_group_has_kafka_members", "billing"] == 1
+    made = Exporter(lambda: OffsetStore.connect(database), broker, kafka_groups={"billing": "spark-billing"})
+    with closing(made):
+        assert shown(made)["offsetstore_group_has_kafka_members", "billing"] == 1
 
 
 @pytest.mark.behaviour("OPS-5")

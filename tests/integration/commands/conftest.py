@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from offsetstore import OffsetStore
 from offsetstore.cli import options
 from offsetstore.cli.commands import cli
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 
 
 @pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
+def store(offsetstore_database: str) -> Iterator[OffsetStore]:
+    with OffsetStore.connect(offsetstore_database) as made:
         yield made
 
 
@@ -25,11 +26,11 @@ def broker() -> StaticBroker:
 
 
 @pytest.fixture
-def run(store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Call the command line with `store` as its database, and `broker` as what ``-b`` names."""
 
     @contextmanager
-    def open_store(*_: Any, **__: Any) -> Generator[InMemoryOffsetStore]:
+    def open_store(*_: Any, **__: Any) -> Generator[OffsetStore]:
         yield store
 
     def make_broker(*_: Any) -> StaticBroker:

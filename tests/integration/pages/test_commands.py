@@ -8,18 +8,17 @@ from html import unescape
 import httpx
 import pytest
 
-from offsetstore import OffsetRange
+from offsetstore import OffsetRange, OffsetStore
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.protocol.letters import LetterError, NewLetter
-from offsetstore.testing import InMemoryOffsetStore
-from tests.unit.monitoring.dashboard.conftest import P0, advance
+from tests.integration.pages.conftest import P0, advance
 
 GROUP = "our billing"
 
 
 @pytest.mark.behaviour("OPS-23")
 def test_they_can_be_pasted_where_the_tables_have_a_schema_of_their_own(
-    store: InMemoryOffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     letter = NewLetter(P0, 0, "raised", LetterError("ValueError", "no"), 1, None, None)
