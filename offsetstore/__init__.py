@@ -18,8 +18,7 @@ from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.operations.pauses import PauseDecided
 from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.operations.resets import Reset, ShiftBy
-from offsetstore.processing.between import Tick
-from offsetstore.processing.buffer import Flush
+from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload

@@ -17,7 +17,7 @@ from offsetstore.processing.pause import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Unit, commit
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
-from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -26,6 +26,29 @@ _LONGEST: Final = 1.0  # seconds between two looks
 _PATIENCE: Final = 60.0  # seconds to wait for a batch, or for idle work, at the end
 
 _log = logging.getLogger("offsetstore")
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """When a sink writes the batches that it keeps in memory: at the first of these limits.
+
+    Their rows and offsets are then written in one transaction. After a crash the next start reads them again.
+
+    :param rows: rows of all outputs.
+    :param seconds: since the first of the batches was kept.
+    :param bytes: of the rows as Arrow record batches.
+    :raises ConfigurationError: a limit is not above 0, or not finite.
+    """
+
+    rows: int = 50_000
+    seconds: float = 10.0
+    bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        check_whole("Flush.rows", self.rows, "rows", least=1)
+        check_seconds("Flush.seconds", self.seconds)
+        check_whole("Flush.bytes", self.bytes, "bytes", least=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Protocol, TypeAlias
 
 from offsetstore.errors import RowsRefused
 from offsetstore.processing.blame import speaks_for_itself
-from offsetstore.processing.unit import Decisions, Ending, Unit, commit
+from offsetstore.processing.unit import Along, Decisions, Ending, Unit, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -334,52 +334,44 @@ def discover(
     if not records:
         return Found({})
     _log.warning("looking for the refused ones among %d records", len(records))
-    search = _Search(records, keys, write, seconds, limit, suspects, check, hint)
-    # Trials that are rolled back overtake no letter.
-    commit(claim, Unit(decisions, along=[search], ending=Ending.ROLL_BACK, in_sequence=True))
-    return search.found
+    found = Found({})
 
-
-@dataclass(slots=True)
-class _Search:
-    """The search, in place of rows; for its parameters see `discover`."""
-
-    records: Sequence[int]
-    keys: Mapping[int, Hashable]
-    write: Callable[[Work, Sequence[int]], object]
-    seconds: float
-    limit: int | None
-    suspects: Collection[int]
-    check: Callable[[], None]
-    hint: Callable[[RowsRefused, Sequence[int]], int | None]
-    found: Found = field(default_factory=lambda: Found({}))
-
-    def begin(self, tx: Transaction) -> None:
-        """Search, now that the offsets are locked."""
+    def search(tx: Transaction) -> None:
+        nonlocal found
         began = time.monotonic()  # what holds the lock is no record's fault
-        trials = KeptTrials(tx, self.write)
-        seconds = self.seconds
-        if trials.transaction_timeout is not None:
-            seconds = min(seconds, trials.transaction_timeout / 2)
-        deadline = began + seconds
+        trials = KeptTrials(tx, write)
+        limits = [seconds, *([] if trials.transaction_timeout is None else [trials.transaction_timeout / 2])]
+        deadline = began + min(limits)
 
         def proceed() -> None:
-            self.check()
+            check()
             if trials.tried and time.monotonic() >= deadline:
                 raise DiscoveryEnded("the time is up")
 
         try:
-            units = units_of(self.records, self.keys)
-            dead = sweep(units, trials, limit=self.limit, suspects=self.suspects, check=proceed, hint=self.hint)
+            units = units_of(records, keys)
+            dead = sweep(units, trials, limit=limit, suspects=suspects, check=proceed, hint=hint)
             doubtful = [record for record, refused in dead.items() if not speaks_for_itself(refused)]
-            told = set[int]() if self.limit is None else trials.told_apart(doubtful, proceed)
-            self.found = Found(dead, [record for record in doubtful if record not in told])
+            told = set[int]() if limit is None else trials.told_apart(doubtful, proceed)
+            found = Found(dead, [record for record in doubtful if record not in told])
         finally:
             took = time.monotonic() - began
             _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
 
-    def end(self, tx: Transaction) -> None:
-        """See `Along`."""
+    # Trials that are rolled back overtake no letter.
+    commit(claim, Unit(decisions, along=[_Trial(search)], ending=Ending.ROLL_BACK, in_sequence=True))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial(Along):
+    """Something that is tried in place of rows."""
+
+    attempt: Callable[[Transaction], None]
+
+    def begin(self, tx: Transaction) -> None:
+        """Try it."""
+        self.attempt(tx)
 
 
 class KeptTrials:

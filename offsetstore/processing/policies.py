@@ -7,15 +7,17 @@ If a stored offset has changed meanwhile, nothing was written, and the delivery 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
-from offsetstore.offsets import TopicPartition, count_offsets, describe
+from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing.between import Flush
 from offsetstore.processing.blame import SECONDS, AcceptedThen, Verdict, conclude, isolate, schema_of
-from offsetstore.processing.buffer import Buffer, Flush, Kept
 from offsetstore.processing.delivery import CountedRows, Delivery, KeptRows
 from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
 from offsetstore.processing.recovery import Recovery
@@ -276,6 +278,51 @@ class Marked:
             raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """One batch: its number, what remained of its ranges, and the rows of each output; ``bytes`` is their size."""
+
+    number: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    outputs: Mapping[str, KeptRows]
+    rows: int
+    bytes: int
+    since: float = field(default_factory=time.monotonic)
+
+
+class _Buffer:
+    """The batches that are kept, in order. The sink's lock guards it."""
+
+    def __init__(self, limits: Flush) -> None:
+        self._limits = limits
+        self.batches: tuple[_Kept, ...] = ()
+        self.ranges: dict[TopicPartition, OffsetRange] = {}
+        self._rows = self._bytes = 0
+
+    def append(self, kept: _Kept) -> None:
+        """Keep another batch; each of its ranges begins where that partition's last one ends."""
+        self.batches = (*self.batches, kept)
+        for tp, range_ in kept.ranges.items():
+            self.ranges[tp] = OffsetRange(self.ranges[tp].from_ if tp in self.ranges else range_.from_, range_.until)
+        self._rows += kept.rows
+        self._bytes += kept.bytes
+
+    def remove(self, gone: Collection[_Kept]) -> None:
+        """Forget these batches: the first ones, which are written, or the last, which is delivered again."""
+        left = [kept for kept in self.batches if not any(kept is one for one in gone)]
+        self.batches, self.ranges, self._rows, self._bytes = (), {}, 0, 0
+        for kept in left:
+            self.append(kept)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has reached one of its limits."""
+        if not self.batches:
+            return False
+        is_full = self._rows >= self._limits.rows or self._bytes >= self._limits.bytes
+        return is_full or time.monotonic() - self.batches[0].since >= self._limits.seconds
+
+
 class Buffered:
     """Keeps the rows of deliveries, and writes them together when a limit is reached. The runner's lock guards it.
 
@@ -289,7 +336,7 @@ class Buffered:
         self._metadata = metadata
         self._memory = _InMemory(claim)
         self._alone = Whole(claim, metadata)
-        self._buffer = Buffer[KeptRows](limits)
+        self._buffer = _Buffer(limits)
         self._has_failed = False
 
     @property
@@ -320,7 +367,7 @@ class Buffered:
         watch.lap("compute")
         count, size = sum(output.rows for output in rows.values()), sum(output.bytes for output in rows.values())
         claim.require_open()  # the transform, or another thread, may have closed it
-        kept = Kept(delivery.number, remaining, rows, count, size)
+        kept = _Kept(delivery.number, remaining, rows, count, size)
         self._buffer.append(kept)
         if self.is_due and not self._flush_with(kept):
             written = self._alone.write(delivery, stored)  # which finds the record
@@ -345,7 +392,7 @@ class Buffered:
                     expected=f"a range from {decision.stored}",
                 )
 
-    def _flush_with(self, last: Kept[KeptRows]) -> bool:
+    def _flush_with(self, last: _Kept) -> bool:
         """Flush; if that fails, forget the ``last`` delivery, which its source then hands over again.
 
         :return: ``False`` if only the last one is refused, and the others are written: it can be searched.
@@ -375,7 +422,7 @@ class Buffered:
         self._flush(kept)
         self._has_failed = False
 
-    def _flush(self, kept: Sequence[Kept[KeptRows]]) -> None:
+    def _flush(self, kept: Sequence[_Kept]) -> None:
         try:
             self._commit(kept)
         except RowsRefused as refused:
@@ -391,7 +438,7 @@ class Buffered:
         """Drop what is kept: another claim reads it again."""
         self._buffer.remove(self._buffer.batches)
 
-    def _commit(self, kept: Sequence[Kept[KeptRows]]) -> None:
+    def _commit(self, kept: Sequence[_Kept]) -> None:
         """Write the first of the kept deliveries in one transaction."""
         claim = self._claim
         ranges = self._buffer.ranges if len(kept) > 1 else kept[0].ranges
@@ -422,7 +469,7 @@ class Buffered:
             )
 
 
-def _among(refused: RowsRefused, kept: Kept[KeptRows]) -> RowsRefused:
+def _among(refused: RowsRefused, kept: _Kept) -> RowsRefused:
     return refused.among(
         kept.ranges,
         f"a batch that was kept, {kept.number}: {describe(kept.ranges)}",

@@ -33,6 +33,7 @@ from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.recovery import Halve
 from offsetstore.processing.unit import (
+    Along,
     Decisions,
     Ending,
     PlanOutdated,
@@ -279,7 +280,7 @@ class PutBack:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class _Settled(Along):
     """The letters that a replay settles: those whose rows it writes, and those that are dead again."""
 
     letters: Sequence[Letter]

@@ -17,8 +17,7 @@ from offsetstore.errors import ConfigurationError, OffsetStoreError, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.batch_metadata import BatchMetadata, MetadataFunction
-from offsetstore.processing.between import Between, Tick
-from offsetstore.processing.buffer import Flush
+from offsetstore.processing.between import Between, Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
 from offsetstore.processing.pause import when_not_paused

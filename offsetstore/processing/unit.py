@@ -86,19 +86,19 @@ class Ending(Enum):
     """A trial: nothing stays."""
 
 
-class Along(Protocol):
+class Along:
     """Something else that a transaction writes."""
+
+    __slots__ = ()
 
     def begin(self, tx: Transaction) -> None:
         """Do what comes before the rows.
 
         :raises PlanOutdated: the unit must be planned again.
         """
-        ...
 
     def end(self, tx: Transaction) -> None:
         """Do what comes after the rows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,14 +275,11 @@ def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -
 
 
 @dataclass(frozen=True, slots=True)
-class NewLetters:
+class NewLetters(Along):
     """Records that a transaction passes over: with letters, or, with their reasons, without."""
 
     letters: Sequence[NewLetter]
     skipped: Mapping[Record, str]
-
-    def begin(self, tx: Transaction) -> None:
-        """See `Along`."""
 
     def end(self, tx: Transaction) -> None:
         """Write them after the rows, which may be refused."""
@@ -294,13 +291,10 @@ class NewLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class Failures(Along):
     """Failed attempts at records."""
 
     failed: Mapping[Record, Failed]
-
-    def begin(self, tx: Transaction) -> None:
-        """See `Along`."""
 
     def end(self, tx: Transaction) -> None:
         """Write them."""
@@ -308,7 +302,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMark:
+class BatchMark(Along):
     """The number of a stateful query's batch.
 
     :param is_new: whether the plan is to write it; otherwise it is in the results already.
@@ -322,6 +316,3 @@ class BatchMark:
         """Mark the batch."""
         if tx.mark_batch(self.query_id, self.number) is not self.is_new:
             raise PlanOutdated
-
-    def end(self, tx: Transaction) -> None:
-        """See `Along`."""

@@ -8,19 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.writers.arrow.batches import KAFKA
-
-
-def crop(batch: DataFrame, plan: Mapping[TopicPartition, Decision]) -> DataFrame:
-    """Drop the records that are already in the results; return the batch itself if there are none."""
-    begun = {tp: d.stored for tp, d in plan.items() if d.outcome in {Outcome.CROP, Outcome.SKIP}}
-    if not begun:
-        return batch
-    key = F.concat_ws("-", F.col("partition"), F.col("topic"))
-    pairs = [F.lit(part) for tp, stored in begun.items() for part in (f"{tp.partition}-{tp.topic}", stored)]
-    first = F.coalesce(F.create_map(*pairs)[key], F.lit(0))
-    return batch.where(F.col("offset") >= first)
 
 
 def within(

@@ -20,7 +20,7 @@ from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.logger import PySparkLogger
 
-from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
+from offsetstore.errors import FunctionFailed, SinkError
 from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error
 from offsetstore.protocol.outages import is_outage
 
@@ -91,8 +91,6 @@ _CLASS: Final = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?::.*)?")
 _DEEPEST: Final = 32
 """Of Java's causes: a chain may be a circle."""
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -124,16 +122,6 @@ class Cause:
             return True
         is_of_record = self.condition == _MALFORMED or _OF_A_RECORD in self.classes
         return not _OUTAGES.isdisjoint(self.classes) and not is_of_record
-
-
-def may_be_of_records(error: Exception) -> bool:
-    """Whether it takes a look at the single records to tell."""
-    if isinstance(error, RowsRefused):
-        return True
-    failed = function_failed(error)
-    if failed is not None:
-        _log.warning("looking for the records that can't be computed: %s", failed.what)
-    return failed is not None
 
 
 def function_failed(error: Exception) -> FunctionFailed | None:

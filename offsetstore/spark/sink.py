@@ -25,8 +25,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.processing.batch_metadata import MetadataFunction
-from offsetstore.processing.between import Tick
-from offsetstore.processing.buffer import Flush
+from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.runner import Interrupted, Runner, Taken
 from offsetstore.protocol import failpoints

@@ -101,6 +101,8 @@ class Stateful:
         query_id = UUID(batch.query.query_id)
         plan = self._plan(batch, query_id)
         watch.lap("plan")
+        if plan.outcome is not None and any(one.outcome is not plan.outcome for one in plan.decisions.values()):
+            raise PlanOutdated  # the offsets are not those that were judged
         computed: Mapping[str, Rows] = {}
         texts: dict[TopicPartition, Text] = {}
         if plan.outcome is Outcome.APPLY:

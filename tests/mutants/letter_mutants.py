@@ -135,8 +135,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "blame-without-another-that-is-accepted",
         (
-            "discovery:_Search.begin",
-            "set[int]() if self.limit is None else trials.told_apart(doubtful, proceed)",
+            "discover",
+            "set[int]() if limit is None else trials.told_apart(doubtful, proceed)",
             "{*doubtful}",
         ),
         tests=(
@@ -166,7 +166,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "blame-with-another",
         (
-            "discovery:_Search.begin",
+            "discover",
             "[record for record in doubtful if record not in told]",
             "[] if told else doubtful",
         ),

@@ -126,13 +126,13 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "crop",
-        ("crop", 'batch.where(F.col("offset") >= first)', "batch if first is not None else batch"),
+        ("MicroBatch.part", "self.frame if part == self.ranges and not without else ...", "self.frame"),
         tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
         why="A replayed batch that reaches further than the first time would be written whole.",
     ),
     mutant(
         "crop-by-one-more",
-        ("crop", 'F.col("offset") >= first', 'F.col("offset") > first'),
+        ("within", 'F.col("offset") >= F.create_map(*begin)[key]', 'F.col("offset") > F.create_map(*begin)[key]'),
         tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
         why="The first record that is not in the results yet would be lost.",
     ),
@@ -342,6 +342,7 @@ AGREEMENT: Final[tuple[Mutant, ...]] = (
 
 _BUFFERING: Final = "tests/unit/processing/test_buffered.py::"
 _MARKING: Final = f"{_SPARK}test_marking.py::"
+_RUNS: Final = "tests/unit/processing/test_runner.py::"
 
 KEPT: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -371,13 +372,13 @@ KEPT: Final[tuple[Mutant, ...]] = (
             "while not self._lock.acquire(timeout=LOOK): ...",
             "self._lock = threading.RLock()\nself._lock.acquire()",
         ),
-        tests=(f"{_MARKING}test_idle_work_waits_for_a_batch",),
+        tests=(f"{_RUNS}test_idle_work_waits_for_a_batch",),
         why="A flush by the clock would write a batch that is just being kept, or fail.",
     ),
     mutant(
         "one-sink-for-what-is-kept",
         ("Runner.begin", "self.claim.reserve()", "pass"),
-        tests=(f"{_MARKING}test_a_second_sink_on_the_claim_is_refused",),
+        tests=(f"{_RUNS}test_a_second_runner_on_the_claim_is_refused",),
         why="The offsets would move over what another sink keeps.",
     ),
     mutant(
@@ -395,19 +396,19 @@ KEPT: Final[tuple[Mutant, ...]] = (
     mutant(
         "once-for-a-function-that-keeps-rows",
         ("commit", "may_pass(error) and not unit.is_spent", "may_pass(error)"),
-        tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
+        tests=(f"{_RUNS}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The function's own memory is not rolled back: rows would be lost and doubled.",
     ),
     mutant(
         "sink-whose-function-has-failed",
         ("_InMemory.require_whole", "self._broken_by is not None", "not self._claim"),
-        tests=(f"{_MARKING}test_a_function_that_keeps_rows_is_not_called_again",),
+        tests=(f"{_RUNS}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The same, where the query is started again on the same sink.",
     ),
     mutant(
         "search-with-marks",
         ("Runner._policy", 'settings.marking == "manual"', 'settings.marking == "never"'),
-        tests=(f"{_MARKING}test_refused_rows_are_not_searched_for",),
+        tests=(f"{_RUNS}test_rows_that_a_function_is_refused_are_not_searched_for",),
         why="A function that keeps rows would be given them again and again.",
     ),
 )

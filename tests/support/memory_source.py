@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -75,6 +75,27 @@ class Numbers:
 
     def joined(self, later: Sequence[Numbers]) -> Numbers:
         return Numbers(self.writer, [number for each in (self, *later) for number in each.numbers])
+
+
+@dataclass
+class Results:
+    """A writer into memory, and its table, which refuses some numbers."""
+
+    refused: set[int] = field(default_factory=set[int])
+    transactions: list[list[int]] = field(default_factory=list[list[int]])
+
+    def uses_kafka_column(self, schema: Any) -> bool:  # noqa: ARG002
+        return False
+
+    def check(self, connection: Any, schema: Any) -> None: ...
+
+    def write(self, work: Any, batches: Iterable[Any]) -> int:
+        numbers = [number for batch in batches for number in batch.column("record").to_pylist()]
+        self.transactions.append(numbers)
+        work.connection.extend("results", numbers)
+        if self.refused.intersection(numbers):
+            raise RowsRefused("the database refused rows", sqlstate="23514")
+        return len(numbers)
 
 
 @dataclass(frozen=True)
@@ -166,6 +187,7 @@ class Batch:
     def sleep(self, seconds: float) -> None:
         if self.source.stopping.wait(min(seconds, 0.05)):
             raise Stopped
+        self.source.runner.claim.require_open()
 
     def failed(self, error: Exception) -> FunctionFailed | None:
         return failure(error) if isinstance(error, CantCompute) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Append, OffsetStore, TransactionalSink
-from offsetstore.errors import ProtocolMisuse, StaleClaim
 from offsetstore.protocol.events import BatchEnded, BatchStarted, PauseChanged
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
@@ -115,25 +113,6 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     assert sum(last.seconds.values()) < 2.5  # the wait belongs to no phase
 
 
-@pytest.mark.behaviour("OPS-2")
-@pytest.mark.parametrize("job", ["batch"], indirect=True)
-def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["a"])
-    until = datetime.now(UTC) + timedelta(seconds=10)
-    world.store.pause(world.group, until=until, reason=REASON)
-    query, sink = job.start()
-
-    job.wait_until_it_waits()
-    job.wait_until_written(1)
-    [row] = world.store.offsets(world.group).values()
-    assert row.updated_at is not None
-    assert row.updated_at >= until
-    query.stop()
-    assert sink.error is None
-    assert job.values == ["a"]
-
-
 @pytest.mark.behaviour("OPS-2", "OPS-15", "SINK-11")
 def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_to_the_next_start(job: Job) -> None:
     world = job.world
@@ -161,37 +140,3 @@ def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_t
     query.stop()
     assert sink.error is None
     assert job.values == ["a", "b"]
-
-
-@pytest.mark.behaviour("OPS-2", "START-14")
-def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["a"])
-    world.store.pause(world.group, reason=REASON)
-    query, sink = job.start()
-    job.wait_until_it_waits()
-
-    second = world.claim(job.topic)
-    failed = world.failure(query, sink)
-    assert isinstance(failed.error, StaleClaim)
-    assert (job.values, world.stored(job.topic)) == ([], {0: 0})
-    assert all(one.pause for one in job.told.of(PauseChanged))
-    world.store.resume(world.group, reason="done")
-    world.run(second, traced, Append("events"))
-    assert job.values == ["a"]
-
-
-@pytest.mark.behaviour("OPS-2")
-@pytest.mark.parametrize("job", ["batch"], indirect=True)
-def test_a_claim_that_is_closed_while_its_job_waits_ends_the_query(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["a"])
-    world.store.pause(world.group, reason=REASON)
-    query, sink = job.start()
-    job.wait_until_it_waits()
-
-    job.claim.close()
-    failed = world.failure(query, sink)
-    assert isinstance(failed.error, ProtocolMisuse)
-    assert "was closed before the query ended" in failed.text
-    assert job.values == []

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, Claim, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Claim, DeadLetters, LetterFilter, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, StaleClaim
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES, rejecting
@@ -27,10 +27,14 @@ def sink(claim: Claim, into: Any = None, transform: Any = traced, **settings: An
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_requested_letters_are_written_before_the_next_batch_and_marked(world: World) -> None:
+def test_requested_letters_are_written_before_the_next_batch_and_marked(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
-    topic = world.topic(["a", "long 1", "b", "long 2"], ["long 3"])
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "long 1", "b", "long 2"])
+    world.produce(topic, ["long 3"], partition=1)
     world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
     assert world.database.column(VALUES) == ["a", "b"]
 
@@ -49,10 +53,11 @@ def test_requested_letters_are_written_before_the_next_batch_and_marked(world: W
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_an_idle_job_replays_what_is_requested(world: World) -> None:
+def test_an_idle_job_replays_what_is_requested(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
-    topic = world.topic(["a", "long"])
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long"])
     claim = world.claim(topic)
     query = world.start(
         sink(claim),
@@ -72,10 +77,11 @@ def test_an_idle_job_replays_what_is_requested(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_drain_replays_for_a_job_that_runs_no_query(world: World) -> None:
+def test_drain_replays_for_a_job_that_runs_no_query(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
-    topic = world.topic(["a", "long 1", "long 22222"])
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long 1", "long 22222"])
     world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
     world.database.execute(f"ALTER TABLE events DROP CONSTRAINT rule; {SHORT.replace('4', '10')}")
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule was too strict")
@@ -90,8 +96,10 @@ def test_drain_replays_for_a_job_that_runs_no_query(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_drain_needs_dead_letters_and_the_claim(world: World) -> None:
-    topic = world.events_topic(["bad"])
+def test_drain_needs_dead_letters_and_the_claim(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad"])
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
 
@@ -105,8 +113,12 @@ def test_drain_needs_dead_letters_and_the_claim(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_record_that_is_rejected_again_is_dead_again_with_the_new_reason(world: World) -> None:
-    topic = world.events_topic(["bad 1", "bad 2"])
+def test_a_record_that_is_rejected_again_is_dead_again_with_the_new_reason(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad 1", "bad 2"])
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the transform is mended")
 
@@ -176,44 +188,6 @@ def test_an_older_row_replaces_no_newer_one_unless_it_is_forced_to(world: World,
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_letter_ahead_of_the_job_is_left_to_the_job(world: World) -> None:
-    """After a reset the job reads the record itself: a replay would write it twice."""
-    world.database.execute(EVENTS)
-    world.database.execute(SHORT)
-    topic = world.topic(["a", "long"])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
-    world.store.reset(world.group, {TopicPartition(topic, 0): 1}, reason="again")
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
-
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-
-    assert world.database.column(VALUES) == ["a", "long"]
-    assert world.database.rows(STATES) == [(1, "superseded")]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_parent_and_child_are_replayed_together_whatever_their_order(world: World) -> None:
-    world.database.execute("CREATE TABLE people (id int PRIMARY KEY CHECK (id <> 9), boss int REFERENCES people)")
-    topic = world.topic(["1,", "5,9", "9,", "2,1"])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        parts = F.split(F.col("value").cast("string"), ",")
-        return batch.select(
-            parts[0].cast("int").alias("id"), F.expr("try_cast(split(string(value), ',')[1] AS int) AS boss"), "_kafka"
-        )
-
-    world.run(world.claim(topic), transform, Append("people"), dead_letters=AT_ONCE)
-    assert world.database.rows("SELECT id FROM people ORDER BY 1") == [(1,), (2,)]
-    world.database.execute("ALTER TABLE people DROP CONSTRAINT people_id_check")
-
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="nine is allowed")
-    with world.claim(topic) as claim:
-        assert sink(claim, Append("people"), transform).drain(world.spark) == 2
-    assert world.database.rows("SELECT id FROM people ORDER BY 1") == [(1,), (2,), (5,), (9,)]
-
-
-@pytest.mark.behaviour("DLQ-7")
 @pytest.mark.parametrize("headers", ["true", "false"])
 def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_topic: NewTopic, headers: str) -> None:
     """With the reader's columns and no others, and without a query that could tell which they are."""
@@ -250,9 +224,12 @@ def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_top
 
 @pytest.mark.behaviour("DLQ-7")
 @pytest.mark.parametrize("how", ["function", "cast"])
-def test_a_record_that_cant_be_computed_is_dead_again_and_the_others_are_replayed(world: World, how: str) -> None:
+def test_a_record_that_cant_be_computed_is_dead_again_and_the_others_are_replayed(
+    world: World, offsetstore_topic: NewTopic, how: str
+) -> None:
     world.database.execute("CREATE TABLE numbers (number int)")
-    topic = world.topic(["1", "2", "x", "4"])
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["1", "2", "x", "4"])
     parse: Any = F.udf(lambda value: int(value), "int")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
     def rejected(batch: DataFrame) -> DataFrame:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from offsetstore.processing.batch_metadata import BatchInfo
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.testing import InMemoryOffsetStore
-from tests.support.memory_source import P0, P1, Log, MemorySource
+from tests.support.memory_source import P0, P1, Log, MemorySource, Results
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
@@ -24,27 +23,6 @@ LOG = {P0: [b"0", b"1", b"2", b"3", b"4", b"5", b"6"], P1: [b"10", b"11", b"12",
 ALL = [0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 15]
 LATER = Flush(rows=1_000, seconds=600)
 """Nothing in these tests reaches its limits."""
-
-
-@dataclass
-class Results:
-    """A writer into memory, and its table, which refuses some numbers."""
-
-    refused: set[int] = field(default_factory=set[int])
-    transactions: list[list[int]] = field(default_factory=list[list[int]])
-
-    def uses_kafka_column(self, schema: Any) -> bool:  # noqa: ARG002
-        return False
-
-    def check(self, connection: Any, schema: Any) -> None: ...
-
-    def write(self, work: Any, batches: Iterable[Any]) -> int:
-        numbers = [number for batch in batches for number in batch.column("record").to_pylist()]
-        self.transactions.append(numbers)
-        work.connection.extend("results", numbers)
-        if self.refused.intersection(numbers):
-            raise RowsRefused("the database refused rows", sqlstate="23514")
-        return len(numbers)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, W
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.blame import Proof
-from offsetstore.processing.policies import Whole
+from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import Stored
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
@@ -28,7 +28,6 @@ from offsetstore.spark.function_errors import (
     function_failed,
     has_lost_block,
     is_over_limit,
-    may_be_of_records,
     raised,
     told_by_us,
     typed,
@@ -158,7 +157,6 @@ def test_a_functions_error_is_told_by_the_first_class_alone(told: str, name: str
     assert "canary" not in str(failed)
     assert failed.text == f"{told}\n"
     assert failed.__cause__ is error
-    assert may_be_of_records(error)
 
 
 @pytest.mark.behaviour("DLQ-6")
@@ -182,7 +180,6 @@ def test_an_outage_is_no_records(told: str, version: str) -> None:
     for traceback in (f"{FRAMES}{told}\n", told):  # with hideTraceback there is nothing before the class
         error = worker(traceback, version=version)
         assert function_failed(error) is None
-        assert not may_be_of_records(error)
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -568,7 +565,7 @@ def test_a_traceback_without_a_class_names_none(told: str) -> None:
 
 @pytest.mark.parametrize("sqlstate", ["23514", "42501"])
 def test_a_refusal_may_be_a_records_whatever_its_sqlstate(sqlstate: str) -> None:
-    assert may_be_of_records(RowsRefused("refused", sqlstate=sqlstate))
+    assert may_be_of_records(STATEFUL, RowsRefused("refused", sqlstate=sqlstate))
 
 
 @pytest.mark.behaviour("DX-1", "OPS-7")

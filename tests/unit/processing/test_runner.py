@@ -1,0 +1,318 @@
+"""The runner, with a source of records in memory: pauses, stops, idle work, marks of a function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from offsetstore import Claim, Flush, Tick, Work
+from offsetstore.errors import (
+    ClaimInUse,
+    ConfigurationError,
+    LockTimeout,
+    MarkBackwards,
+    MarkBeyondDelivered,
+    ProtocolMisuse,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+)
+from offsetstore.processing.runner import Settings
+from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
+from offsetstore.testing import InMemoryOffsetStore
+from tests.support.background import in_background
+from tests.support.memory_source import P0, MemorySource, Results
+from tests.support.recorder import Recorder
+from tests.support.waiting import wait_until
+
+LOG = {P0: [b"%d" % number for number in range(9)]}
+
+
+@pytest.fixture
+def told() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def store(told: Recorder) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(observers=[told]) as made:
+        yield made
+
+
+@pytest.fixture
+def claim(store: InMemoryOffsetStore) -> Claim:
+    return store.claim("billing", topics=["payments"])
+
+
+def started(claim: Claim, writer: Any = None, **settings: Any) -> MemorySource:
+    return MemorySource(claim, Results() if writer is None else writer, Settings(**settings), LOG)
+
+
+def numbers(store: InMemoryOffsetStore) -> list[Any]:
+    return store.rows("results")
+
+
+def stored(store: InMemoryOffsetStore) -> int:
+    return store.offsets("billing")[P0].next_offset
+
+
+def a_while() -> None:
+    threading.Event().wait(0.5)
+
+
+def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, told: Recorder) -> None:
+    with pytest.raises(RowsRefused, match="first refused at record payments-0@1"):
+        started(claim, Results(refused={1})).drain_log()
+    [failed] = told.of(BatchEnded, "failed")
+    assert (failed.batch, failed.ranges[P0].until, failed.stored[P0].until) == (0, 3, 1)
+    assert len(told.of(BatchStarted)) == 1
+
+
+# -- a paused group
+
+
+def paused(store: InMemoryOffsetStore, claim: Claim, told: Recorder, **until: Any) -> Future[bool]:
+    """Have a delivery wait, since its group is paused."""
+    store.pause("billing", reason="maintenance", **until)
+    waiting = in_background(started(claim).poll)
+    wait_until(lambda: told.of(PauseChanged) != [])
+    return waiting
+
+
+@pytest.mark.behaviour("OPS-2")
+def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+) -> None:
+    until = datetime.now(UTC) + timedelta(seconds=1.5)
+    assert paused(store, claim, told, until=until).result(30)
+    assert datetime.now(UTC) >= until
+    assert numbers(store) == [0, 1, 2]
+    assert [one.pause is None for one in told.of(PauseChanged)] == [False, True]
+    [written] = told.of(BatchEnded, "written")
+    assert sum(written.seconds.values()) < 1.0  # the wait belongs to no phase
+
+
+@pytest.mark.behaviour("OPS-2", "START-14")
+def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+) -> None:
+    waiting = paused(store, claim, told)
+    second = store.claim("billing", topics=["payments"])
+    with pytest.raises(StaleClaim):
+        waiting.result(30)
+    assert numbers(store) == []
+    assert all(one.pause for one in told.of(PauseChanged))
+    store.resume("billing", reason="done")
+    started(second).drain_log()
+    assert numbers(store) == list(range(9))
+
+
+@pytest.mark.behaviour("OPS-2")
+def test_a_claim_that_is_closed_while_its_job_waits_ends_it(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+) -> None:
+    waiting = paused(store, claim, told)
+    claim.close()
+    with pytest.raises(ProtocolMisuse, match="was closed before the query ended"):
+        waiting.result(30)
+    assert numbers(store) == []
+
+
+# -- marks
+
+
+@dataclass
+class InFours:
+    """Keeps numbers, and writes and marks them four at a time; ``fails`` is called after that."""
+
+    fails: Callable[[int], object] = lambda _: None
+    calls: int = 0
+    kept: list[int] = field(default_factory=list[int])
+    marks: bool = True
+
+    def uses_kafka_column(self, schema: Any) -> bool:  # noqa: ARG002
+        return False
+
+    def check(self, connection: Any, schema: Any) -> None: ...
+
+    def write(self, work: Any, batches: Iterable[Any]) -> int:
+        self.calls += 1
+        self.kept += [number for batch in batches for number in batch.column("record").to_pylist()]
+        while len(self.kept) >= 4:
+            done, self.kept = self.kept[:4], self.kept[4:]
+            work.connection.extend("results", done)
+            work.mark(P0, done[-1] + 1)
+        self.fails(self.calls)
+        return 0
+
+
+@pytest.mark.behaviour("MARK-1", "MARK-2")
+def test_a_function_that_keeps_rows_is_not_called_again(store: InMemoryOffsetStore, claim: Claim) -> None:
+    """A rollback does not undo what it has done to its own memory."""
+
+    def lock_timeout(call: int) -> None:
+        if call == 2:
+            raise LockTimeout("no lock")
+
+    function = InFours(lock_timeout)
+    source = started(claim, function, marking="manual")
+    with pytest.raises(LockTimeout):
+        source.drain_log()
+    with pytest.raises(SinkError, match="LockTimeout"):
+        source.drain_log()
+    assert (function.calls, numbers(store), stored(store)) == (2, [], 0)
+
+    started(store.claim("billing", topics=["payments"]), InFours(), marking="manual").drain_log()
+    assert (numbers(store), stored(store)) == (list(range(8)), 8)
+
+
+@pytest.mark.behaviour("MARK-1", "MARK-3")
+@pytest.mark.parametrize(("mark", "refused"), [(0, MarkBackwards), (11, MarkBeyondDelivered)])
+def test_a_mark_out_of_range_ends_the_job_with_nothing_written(
+    store: InMemoryOffsetStore, claim: Claim, mark: int, refused: type[Exception]
+) -> None:
+    class Marks(InFours):
+        def write(self, work: Any, batches: Iterable[Any]) -> int:  # noqa: ARG002
+            work.connection.extend("results", [99])
+            work.mark(P0, mark)
+            return 0
+
+    with pytest.raises(refused):
+        started(claim, Marks(), marking="manual").drain_log()
+    assert (numbers(store), store.offsets("billing")) == ([], {})
+
+
+@pytest.mark.behaviour("MARK-1")
+def test_rows_that_a_function_is_refused_are_not_searched_for(store: InMemoryOffsetStore, claim: Claim) -> None:
+    def refuse(_: int) -> None:
+        raise RowsRefused("the database refused rows")
+
+    function = InFours(refuse)
+    with pytest.raises(RowsRefused):
+        started(claim, function, marking="manual").drain_log()
+    assert (function.calls, numbers(store)) == (1, [])
+
+
+@pytest.mark.behaviour("MARK-1")
+def test_a_job_that_was_taken_over_marks_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
+    source = started(claim, InFours(), marking="manual")
+    store.claim("billing", topics=["payments"])
+    with pytest.raises(StaleClaim):
+        source.drain_log()
+    assert numbers(store) == []
+
+
+@pytest.mark.behaviour("MARK-1", "MARK-4")
+def test_a_second_runner_on_the_claim_is_refused(store: InMemoryOffsetStore, claim: Claim) -> None:
+    started(claim, InFours(), marking="manual")
+    with pytest.raises(ClaimInUse):
+        started(claim, InFours(), marking="manual")
+
+    used = store.claim("billing", topics=["payments"])
+    used.bind("a query")
+    with pytest.raises(ClaimInUse):
+        started(used, flush=Flush())
+
+
+# -- idle work
+
+
+def tick(work: Work) -> None:
+    assert work.ranges == {}
+    work.connection.extend("ticks", [1])
+
+
+def ticks(store: InMemoryOffsetStore) -> int:
+    return len(store.rows("ticks"))
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_may_close_the_claim_and_ends_with_it(claim: Claim) -> None:
+    calls: list[int] = []
+
+    def close(_: Work) -> None:
+        calls.append(1)
+        claim.close()
+
+    started(claim, tick=Tick(close, every=0.05))
+    wait_until(lambda: claim.is_closed)
+    a_while()
+    assert calls == [1]
+    with pytest.raises(ProtocolMisuse):
+        started(claim, tick=Tick(close, every=0.05))
+
+
+@pytest.mark.behaviour("OPS-2", "OPS-6")
+def test_idle_work_waits_for_a_paused_group(store: InMemoryOffsetStore, claim: Claim) -> None:
+    store.pause("billing", reason="maintenance")
+    started(claim, tick=Tick(tick, every=0.05))
+    a_while()
+    assert ticks(store) == 0
+    store.resume("billing", reason="done")
+    wait_until(lambda: ticks(store))
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_waits_for_a_batch(store: InMemoryOffsetStore, claim: Claim) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def hang(_: int) -> None:
+        inside.set()
+        assert go.wait(30)
+
+    source = started(claim, InFours(hang), marking="manual", tick=Tick(tick, every=0.05))
+    wait_until(lambda: ticks(store))
+    polling = in_background(source.poll)
+    assert inside.wait(30)
+    before = ticks(store)
+    a_while()
+    assert ticks(store) == before
+    go.set()
+    assert polling.result(30)
+    wait_until(lambda: ticks(store) > before)
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_that_fails_is_rolled_back_and_called_again(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+) -> None:
+    calls: list[int] = []
+
+    def fail_once(work: Work) -> None:
+        tick(work)
+        calls.append(1)
+        if len(calls) == 1:
+            raise ZeroDivisionError
+
+    started(claim, tick=Tick(fail_once, every=0.05))
+    wait_until(lambda: ticks(store) >= 1)
+    [failed] = told.of(IdleWorkFailed)
+    assert isinstance(failed.error, ZeroDivisionError)
+    claim.close()
+    assert ticks(store) == len(calls) - 1
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_of_a_stale_claim_writes_nothing_and_ends(store: InMemoryOffsetStore, claim: Claim) -> None:
+    store.claim("billing", topics=["payments"])
+    calls: list[int] = []
+
+    def work(_: Work) -> None:
+        calls.append(1)
+
+    started(claim, tick=Tick(work, every=0.05))
+    wait_until(lambda: claim.is_lost)
+    a_while()
+    assert calls == []
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_the_time_between_two_calls_is_above_zero() -> None:
+    with pytest.raises(ConfigurationError):
+        Tick(tick, every=0)
