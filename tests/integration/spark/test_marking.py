@@ -15,8 +15,9 @@ from offsetstore.errors import (
     ConfigurationError,
     UnsupportedQuery,
 )
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
-from tests.support.transforms import traced
+from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
@@ -24,9 +25,12 @@ MANUAL: dict[str, Any] = {"marking": "manual"}
 
 
 @pytest.fixture
-def topic(world: World) -> str:
+def topic(world: World, offsetstore_topic: NewTopic) -> str:
     """One partition with ten records."""
-    return world.events_topic(list("abcdefghij"))
+    world.database.execute(EVENTS)
+    name = offsetstore_topic(1)
+    world.produce(name, list("abcdefghij"))
+    return name
 
 
 def written(world: World) -> str:
@@ -63,8 +67,11 @@ def test_the_offsets_follow_the_marks_and_the_next_job_reads_what_was_not_marked
 
 
 @pytest.mark.behaviour("MARK-4")
-def test_records_kept_over_several_batches_are_marked_by_a_batch_of_another_partition(world: World) -> None:
-    topic = world.events_topic(partitions=2)
+def test_records_kept_over_several_batches_are_marked_by_a_batch_of_another_partition(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(2)
     ends = {TopicPartition(topic, 0): 3, TopicPartition(topic, 1): 1}
 
     def mark_all(work: Work, _: object) -> None:

@@ -27,10 +27,14 @@ def sink(claim: Claim, into: Any = None, transform: Any = traced, **settings: An
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_requested_letters_are_written_before_the_next_batch_and_marked(world: World) -> None:
+def test_requested_letters_are_written_before_the_next_batch_and_marked(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
-    topic = world.topic(["a", "long 1", "b", "long 2"], ["long 3"])
+    topic = offsetstore_topic(2)
+    world.produce(topic, ["a", "long 1", "b", "long 2"])
+    world.produce(topic, ["long 3"], partition=1)
     world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
     assert world.database.column(VALUES) == ["a", "b"]
 
@@ -49,10 +53,11 @@ def test_requested_letters_are_written_before_the_next_batch_and_marked(world: W
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_an_idle_job_replays_what_is_requested(world: World) -> None:
+def test_an_idle_job_replays_what_is_requested(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
-    topic = world.topic(["a", "long"])
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long"])
     claim = world.claim(topic)
     query = world.start(
         sink(claim),
@@ -72,10 +77,11 @@ def test_an_idle_job_replays_what_is_requested(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_drain_replays_for_a_job_that_runs_no_query(world: World) -> None:
+def test_drain_replays_for_a_job_that_runs_no_query(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
-    topic = world.topic(["a", "long 1", "long 22222"])
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["a", "long 1", "long 22222"])
     world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
     world.database.execute(f"ALTER TABLE events DROP CONSTRAINT rule; {SHORT.replace('4', '10')}")
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule was too strict")
@@ -90,8 +96,10 @@ def test_drain_replays_for_a_job_that_runs_no_query(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_drain_needs_dead_letters_and_the_claim(world: World) -> None:
-    topic = world.events_topic(["bad"])
+def test_drain_needs_dead_letters_and_the_claim(world: World, offsetstore_topic: NewTopic) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad"])
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
 
@@ -105,8 +113,12 @@ def test_drain_needs_dead_letters_and_the_claim(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_record_that_is_rejected_again_is_dead_again_with_the_new_reason(world: World) -> None:
-    topic = world.events_topic(["bad 1", "bad 2"])
+def test_a_record_that_is_rejected_again_is_dead_again_with_the_new_reason(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    world.database.execute(EVENTS)
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["bad 1", "bad 2"])
     world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the transform is mended")
 
@@ -212,9 +224,12 @@ def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_top
 
 @pytest.mark.behaviour("DLQ-7")
 @pytest.mark.parametrize("how", ["function", "cast"])
-def test_a_record_that_cant_be_computed_is_dead_again_and_the_others_are_replayed(world: World, how: str) -> None:
+def test_a_record_that_cant_be_computed_is_dead_again_and_the_others_are_replayed(
+    world: World, offsetstore_topic: NewTopic, how: str
+) -> None:
     world.database.execute("CREATE TABLE numbers (number int)")
-    topic = world.topic(["1", "2", "x", "4"])
+    topic = offsetstore_topic(1)
+    world.produce(topic, ["1", "2", "x", "4"])
     parse: Any = F.udf(lambda value: int(value), "int")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
     def rejected(batch: DataFrame) -> DataFrame:
