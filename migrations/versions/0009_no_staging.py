@@ -11,10 +11,12 @@ down_revision = "0008"
 branch_labels = None
 depends_on = None
 
-# It stays if it is not empty, or belongs to another role: another store of the database may be of an earlier version.
+# It stays if it is not empty or belongs to another role, or if another store of the database may still use it.
 _DROP = """
 DO $$ BEGIN
-    DROP SCHEMA IF EXISTS offsetstore_staging;
+    IF (SELECT count(*) FROM pg_catalog.pg_class WHERE relname = 'offsetstore_version' AND relkind = 'r') <= 1 THEN
+        DROP SCHEMA IF EXISTS offsetstore_staging;
+    END IF;
 EXCEPTION WHEN dependent_objects_still_exist OR insufficient_privilege THEN
     NULL;
 END $$

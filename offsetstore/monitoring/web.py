@@ -146,8 +146,10 @@ def serving_text(text: Callable[[], bytes]) -> WSGIApplication:
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         nonlocal packed
+        plain, method = {"Content-Type": "text/plain"}, environ["REQUEST_METHOD"]
+        if method not in {"GET", "HEAD"}:
+            return answered(start_response, "405 Method Not Allowed", b"", {**plain, "Allow": "GET, HEAD"})
         if environ["PATH_INFO"] != "/metrics":
-            plain = {"Content-Type": "text/plain"}
             return answered(start_response, "404 Not Found", b"metrics are at /metrics\n", plain)
         found = text()
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -155,6 +157,6 @@ def serving_text(text: Callable[[], bytes]) -> WSGIApplication:
             if packed[0] is not found:
                 packed = found, gzip.compress(found, _FASTEST)
             found, headers["Content-Encoding"] = packed[1], "gzip"
-        return answered(start_response, "200 OK", found, headers)
+        return answered(start_response, "200 OK", found, headers, is_head=method == "HEAD")
 
     return answer

@@ -26,7 +26,7 @@ from offsetstore.operations.operation import (
 )
 from offsetstore.operations.people import people
 from offsetstore.operations.resets import pinned
-from offsetstore.protocol.database import HistoryEvent, NewOffset, Session
+from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.texts import check_new_name
 from offsetstore.store.sessions import end_pause
@@ -51,14 +51,14 @@ class NewName(OwnedPlan):
         return {tp: row.next_offset for tp, row in self.rows.items()}
 
 
-def _plan(session: Session, event: str, group: str, new: str) -> NewName:
+def _plan(session: Session, event: str, group: str, new: str, met: GroupRow | None = None) -> NewName:
     """See that the group has offsets, and the new name neither these nor dead letters.
 
     One statement reads all rows, so that a batch of several partitions is in them whole, or not at all.
 
     :raises UnknownGroup, ConfigurationError: it is not so.
     """
-    owner, rows, taken = session.group(group), session.read_partitions(group), session.read_partitions(new)
+    owner, rows, taken = met or session.group(group), session.read_partitions(group), session.read_partitions(new)
     if not rows:
         raise UnknownGroup(
             f"the store has no offsets of group {group!r}",
@@ -138,17 +138,17 @@ class RenameGroup(Fencing[NewName]):
 
     def plan(self, session: Session) -> NewName:
         """See `Operation`."""
-        return _plan(session, "rename", self.group, self.new)
+        return _plan(session, "rename", self.group, self.new, self.met)
 
     def locked(self, session: Session) -> Iterator[NewName]:
         """See `Fencing`: the locks of both names, each time in the same order."""
         both = sorted((self.group, self.new))
         for name in both:
             session.lock_group(name)
-        yield self.plan(session)
+        yield (plan := self.plan(session))
         for name in both:
             session.lock_group_partitions(name)
-        yield self.plan(session)
+        yield replace(self, met=plan.owner).plan(session)
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
         """See `Operation`."""
@@ -211,7 +211,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         :raises MissingPrivilege: the role may not delete.
         """
         people(session).expect_delete()
-        owner, rows = known(session, self.group), session.read_partitions(self.group)
+        owner, rows = self.met or known(session, self.group), session.read_partitions(self.group)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
         losses = {tp: row.suspect for tp, row in rows.items() if row.suspect is not None}

@@ -165,6 +165,8 @@ class Fencing(Operation[_O]):
     group: str
     takeover: Decided = "fence"
     takeover_timeout: float = 30.0
+    met: GroupRow | None = field(default=None, repr=False)
+    """The owner under the group's lock. It may end, or seem to, while its transaction is waited for."""
 
     def __post_init__(self) -> None:
         """Refuse invalid arguments, before the database is asked.
@@ -180,9 +182,9 @@ class Fencing(Operation[_O]):
         """See `Operation`: no claim can be made while the group's row is locked."""
         session.lock_group(self.group)
         # A job that has claimed the group since the plan is not the one whose transaction may be ended.
-        yield self.plan(session)
+        yield (plan := self.plan(session))
         session.lock_group_partitions(self.group)
-        yield self.plan(session)
+        yield replace(self, met=plan.owner).plan(session)
 
     def expect(self, plan: _O) -> None:
         """See `Operation`.

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
-from offsetstore.operations.people import PeopleSession, people
+from offsetstore.operations.people import PeopleSession
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
@@ -139,7 +139,7 @@ def read_group(session: Session, group: str) -> GroupState:
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
-    runs = people(session).runs(group, limit=1) if letters.get("requested") else []
+    runs = session.runs(group, limit=1) if letters.get("requested") and isinstance(session, PeopleSession) else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     now = session.now()  # last, so that no age is negative
     partitions = {

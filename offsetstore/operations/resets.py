@@ -188,7 +188,7 @@ class ResetOffsets(Fencing[Reset]):
 
         :raises OffsetOutOfRange, WrongCluster, ConfigurationError, UnknownGroup: as `OffsetStore.reset`.
         """
-        owner, rows = session.group(self.group), session.read_partitions(self.group)
+        owner, rows = self.met or session.group(self.group), session.read_partitions(self.group)
         moves = tuple(self._move(tp, rows[tp]) for tp in self._chosen(rows))
         again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
         replayed = session.count_replayed(self.group, again) if again else 0
@@ -202,8 +202,7 @@ class ResetOffsets(Fencing[Reset]):
 
     def write(self, session: Session, plan: Reset, by: By) -> History:
         """See `Operation`."""
-        assert plan.owner is not None  # its row is locked
-        token = Token(plan.owner.token.epoch + 1, uuid4())
+        token = Token(session.lock_group(self.group).epoch + 1, uuid4())
         write_token(session, self.group, token, by.who)
         # With from_offset= it is a repair, and decides nothing about other applications.
         keep = self.from_offset is not None

@@ -30,7 +30,8 @@ from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
 from offsetstore.text import command
-from offsetstore.writers.arrow.misfits import finds_misfits
+from offsetstore.writers.append import Append
+from offsetstore.writers.upsert import Upsert
 
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]
 """Writes the records of the ranges except the given ones, rolls back, and returns their rows; raises as the batch."""
@@ -103,7 +104,12 @@ def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:
 
     :param writer: the writer of the refused rows, ``None`` if it is not known.
     """
-    return refused.sqlstate is None and writer is not None and finds_misfits(writer)
+    return refused.sqlstate is None and is_ours(writer)
+
+
+def is_ours(writer: Writer | None) -> bool:
+    """Tell whether the writer's methods are offsetstore's own: what another one means by a refusal is not known."""
+    return type(writer) in {Append, Upsert}
 
 
 def isolate(

@@ -168,7 +168,10 @@ def _by_partition(parts: Parts, count: int) -> Generator[pa.RecordBatch]:
         with _connected(port, secret) as file:
             try:
                 while length := file.read(_LENGTH):
-                    yield pa.ipc.read_record_batch(pa.py_buffer(file.read(int.from_bytes(length))), parts.schema)
+                    size = int.from_bytes(length)
+                    if len(found := file.read(size)) < size:  # Spark's own error is raised below, if it has one
+                        break
+                    yield pa.ipc.read_record_batch(pa.py_buffer(found), parts.schema)
                     count -= 1
             finally:
                 while file.read(_CHUNK):  # at its end, the block can be removed

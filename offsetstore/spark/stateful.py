@@ -103,7 +103,7 @@ class Stateful:
         watch.lap("plan")
         if plan.outcome is not None and any(one.outcome is not plan.outcome for one in plan.decisions.values()):
             raise PlanOutdated  # the offsets are not those that were judged
-        computed: Mapping[str, Rows] = {}
+        computed: Mapping[str, Rows] | None = None
         texts: dict[TopicPartition, Text] = {}
         if plan.outcome is Outcome.APPLY:
             computed = rows = self._compute_whole(batch)

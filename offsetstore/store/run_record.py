@@ -129,8 +129,9 @@ class RunRecord:
             if ending is not None and ending == self._saved_end and not self._errors:
                 return
             errors, self._errors = self._errors, {}
-            status = self._now()
         try:
+            with self._lock:
+                status = self._now()
             with transaction() as session:
                 session.write_run(self._group, self._token, status, ending)
                 session.append_errors(self._group, self._token, list(errors.values()))

@@ -22,6 +22,7 @@ from offsetstore.errors import (
     LockFirst,
     LockTimeout,
     PayloadMissing,
+    PlanChanged,
     ProtocolMisuse,
     UnknownGroup,
     UnknownLetter,
@@ -992,6 +993,9 @@ class PeopleLetterContract(LetterContract):
         now = timedelta(0)
         seen = store.prune(GROUP, older_than=now, reason=REASON, limit=2, dry_run=True)
         assert (seen.count, seen.more, seen.executed) == (2, True, False)
+        longer = timedelta(microseconds=1)  # which other letters, and as many, may be older than
+        with pytest.raises(PlanChanged):
+            store.prune(GROUP, older_than=longer, reason=REASON, limit=2, if_plan=seen.digest)
 
         assert store.prune(GROUP, older_than=now, reason=REASON, states=["discarded"], limit=1).more
         done = store.prune(GROUP, older_than=now, reason=REASON, actor="ana")

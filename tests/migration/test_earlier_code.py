@@ -51,8 +51,16 @@ def running(code: Path, url: str) -> Generator[Callable[[str], str]]:
 
 
 @pytest.mark.behaviour("OPS-17")
-@pytest.mark.parametrize("table", ["", "CREATE TABLE offsetstore_staging.rows (id bigint)"], ids=["empty", "in use"])
-def test_the_staging_schema_of_earlier_code_is_dropped_unless_a_batch_is_in_it(
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "CREATE TABLE offsetstore_staging.rows (id bigint)",
+        "CREATE SCHEMA second CREATE TABLE offsetstore_version (version_num text)",
+    ],
+    ids=["empty", "in use", "of another store, too"],
+)
+def test_the_staging_schema_of_earlier_code_is_dropped_unless_it_is_in_use(
     engine: Engine, offsetstore_empty_database: str, table: str
 ) -> None:
     there = text("SELECT to_regnamespace('offsetstore_staging') IS NOT NULL")

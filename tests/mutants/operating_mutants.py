@@ -24,6 +24,14 @@ _UNSEEN: Final = "[plan for plan in operation.locked(session)]"
 
 OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
+        "owner-as-it-was-met",
+        ("Fencing.locked", "replace(self, met=plan.owner).plan(session)", "self.plan(session)"),
+        tests=(
+            f"{_RESETS}test_a_job_that_ends_while_its_transaction_is_waited_for_is_still_the_one_that_was_shown[reset]",
+        ),
+        why="A job's transaction would be terminated, and then the decision refused, since its owner is gone.",
+    ),
+    mutant(
         "reset-under-the-lock",
         ("Fencing.locked", "session.lock_group_partitions(self.group)\nyield self.plan(session)", ""),
         tests=(

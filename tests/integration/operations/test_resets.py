@@ -16,10 +16,18 @@ from offsetstore.errors import (
     UnknownGroup,
     WrongCluster,
 )
-from offsetstore.operations.resets import ShiftBy
+from offsetstore.operations.names import NewName
+from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Contents, Query
-from tests.integration.transacting import GROUP, P0, P1, process
+from tests.integration.transacting import GROUP, P0, P1, lock, process
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
+
+WAITING = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%:admin'
+"""
 
 ALL = {"payments": None}
 
@@ -150,3 +158,29 @@ def test_a_repair_of_one_offset_does_not_decide_about_another_application(
     assert store.offsets(GROUP)[P0].contested
     store.reset(GROUP, 90, partitions={"payments": [0]}, reason="ticket 18")
     assert not store.offsets(GROUP)[P0].contested
+
+
+@pytest.mark.behaviour("OPS-21")
+@pytest.mark.parametrize("decide", ["reset", "rename"])
+def test_a_job_that_ends_while_its_transaction_is_waited_for_is_still_the_one_that_was_shown(
+    store: OffsetStore, query: Query, decide: str
+) -> None:
+    claim = store.claim(GROUP, topics=["payments"])
+    with store.transaction(claim) as tx:
+        tx.advance(lock(tx, P0, range_=OffsetRange(0, 2)))
+
+    def decided(**how: Any) -> Reset | NewName:
+        if decide == "reset":
+            return store.reset(GROUP, {P0: 1}, reason="again", **how)
+        return store.rename_group(GROUP, "other", reason="again", **how)
+
+    shown = decided(dry_run=True)
+    with store.transaction(claim) as tx:
+        tx.advance(lock(tx, P0, range_=OffsetRange(2, 4)))
+        deciding = in_background(lambda: decided(if_plan=shown.digest))
+        wait_until(lambda: query(WAITING) == [(1,)])
+        query("DELETE FROM heartbeats RETURNING 1")  # its process ends
+    done = deciding.result(60)
+
+    assert done.executed
+    assert done.met_live_owner

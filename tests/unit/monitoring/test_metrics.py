@@ -196,6 +196,18 @@ def test_a_group_that_was_renamed_is_no_longer_held_and_gone_when_its_claim_is_c
 
 
 @pytest.mark.behaviour("OPS-5")
+def test_a_closed_claim_that_meets_a_fence_is_not_shown_again() -> None:
+    metrics = Metrics()
+    with InMemoryOffsetStore(observers=[metrics]) as store:
+        closed = store.claim(GROUP, topics=["payments"])
+        closed.close()
+        store.claim(GROUP, topics=["payments"]).close()
+        with pytest.raises(StaleClaim), store.transaction(closed) as tx:
+            tx.lock({P0: OffsetRange(0, 1)})
+    assert "claim_held" not in values(metrics)
+
+
+@pytest.mark.behaviour("OPS-5")
 def test_a_batch_in_flight_shows_since_when() -> None:
     assert values(after(EVENTS[0]))["batch_started_timestamp_seconds"] == 0
     assert values(after(*EVENTS[:2]))["batch_started_timestamp_seconds"] > 1_700_000_000
