@@ -33,7 +33,11 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "reset-under-the-lock",
-        ("Fencing.locked", "session.lock_group_partitions(self.group)\nyield self.plan(session)", ""),
+        (
+            "Fencing.locked",
+            "session.lock_group_partitions(self.group)\nyield replace(self, met=plan.owner).plan(session)",
+            "",
+        ),
         tests=(
             f"{_MEANWHILE}test_what_a_job_stores_between_the_plan_and_the_fence_is_what_is_moved_printed_and_recorded",
         ),
@@ -67,8 +71,9 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "plan-before-the-rows",
         (
             "Fencing.locked",
-            "yield self.plan(session)\nsession.lock_group_partitions(self.group)",
-            "session.lock_group_partitions(self.group)",
+            "yield (plan := self.plan(session))\nsession.lock_group_partitions(self.group)\n"
+            "yield replace(self, met=plan.owner).plan(session)",
+            "session.lock_group_partitions(self.group)\nyield self.plan(session)",
         ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="A reset that will be refused would terminate the transaction of a job that has claimed since.",
@@ -127,8 +132,9 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "plan-of-a-rename-before-the-rows",
         (
             "RenameGroup.locked",
-            "yield self.plan(session)\nfor name in both: session.lock_group_partitions(name)",
-            "for name in both: session.lock_group_partitions(name)",
+            "yield (plan := self.plan(session))\nfor name in both: session.lock_group_partitions(name)\n"
+            "yield replace(self, met=plan.owner).plan(session)",
+            "for name in both: session.lock_group_partitions(name)\nyield self.plan(session)",
         ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
         why="A rename that will be refused would terminate the transaction of a job that has claimed since.",

@@ -198,7 +198,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "refused-by-the-database",
-        ("is_of_values", "refused.sqlstate is None and writer is not None and ...", "writer is not None and ..."),
+        ("is_of_values", "refused.sqlstate is None and is_ours(writer)", "is_ours(writer)"),
         tests=(f"{_SEARCHES}test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself",),
         why="What a trigger or a CHECK refuses another record may lift, whatever the SQLSTATE.",
     ),
