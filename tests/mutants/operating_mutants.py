@@ -71,8 +71,10 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "plan-before-the-rows",
         (
             "Fencing.locked",
-            "yield (plan := self.plan(session))\nsession.lock_group_partitions(self.group)\n"
-            "yield replace(self, met=plan.owner).plan(session)",
+            (
+                "yield (plan := self.plan(session))\nsession.lock_group_partitions(self.group)\n"
+                "yield replace(self, met=plan.owner).plan(session)"
+            ),
             "session.lock_group_partitions(self.group)\nyield self.plan(session)",
         ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
@@ -132,8 +134,10 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "plan-of-a-rename-before-the-rows",
         (
             "RenameGroup.locked",
-            "yield (plan := self.plan(session))\nfor name in both: session.lock_group_partitions(name)\n"
-            "yield replace(self, met=plan.owner).plan(session)",
+            (
+                "yield (plan := self.plan(session))\nfor name in both: session.lock_group_partitions(name)\n"
+                "yield replace(self, met=plan.owner).plan(session)"
+            ),
             "for name in both: session.lock_group_partitions(name)\nyield self.plan(session)",
         ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
