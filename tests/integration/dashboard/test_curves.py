@@ -14,7 +14,7 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.operations.people import people
 from offsetstore.protocol.samples import Sample
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import StaticBroker
 from tests.support.browser import Pages, Scheme, axe, screenshot
 
 pytestmark = pytest.mark.needs_program("chromium")
@@ -27,9 +27,9 @@ _DRAWN = """() => [...document.querySelectorAll("figure.chart canvas")].map(canv
 
 
 @pytest.fixture
-def store() -> Iterator[OffsetStore]:
+def store(offsetstore_database: str) -> Iterator[OffsetStore]:
     """An hour of samples."""
-    with InMemoryOffsetStore() as store:
+    with OffsetStore.connect(offsetstore_database) as store:
         claim = store.claim("billing", topics=["payments"], mirror_every=None)
         with store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(0, 4)})

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote
+from uuid import uuid4
 
 import pytest
 
+from offsetstore import OffsetStore
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
-from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing.fixtures import copy_database
 from tests.support import furnished
 from tests.support.browser import Pages, Scheme, axe, screenshot
 from tests.support.keyboard import unreachable
@@ -43,9 +46,10 @@ VIEWS: Final[list[tuple[Scheme, int]]] = [("light", 1280), ("dark", 1280), ("lig
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iterator[str]:
     kafka = furnished.broker()
-    with InMemoryOffsetStore() as store:
+    database = copy_database(offsetstore_postgres, f"pages_{uuid4().hex[:12]}", template=offsetstore_template)
+    with OffsetStore.connect(database) as store:
         furnished.furnish(store, kafka)
         with DashboardServer(store, kafka, Settings(port=0), actions=Deciding(store, kafka)) as server:
             server.snapshots.take()
@@ -94,9 +98,9 @@ def test_a_page_that_there_is_not_can_be_left(url: str, pages: Pages) -> None:
 
 
 @pytest.mark.behaviour("DASH-3", "DASH-5")
-def test_one_signs_in_and_out_by_keyboard(pages: Pages) -> None:
+def test_one_signs_in_and_out_by_keyboard(offsetstore_database: str, pages: Pages) -> None:
     with (
-        InMemoryOffsetStore() as store,
+        OffsetStore.connect(offsetstore_database) as store,
         DashboardServer(store, furnished.broker(), Settings(port=0, token="t0ken-" * 6)) as server,
     ):
         page = pages.open(f"{server.url}store", width=360, scheme="dark")
@@ -114,9 +118,9 @@ def test_one_signs_in_and_out_by_keyboard(pages: Pages) -> None:
 
 
 @pytest.mark.behaviour("DASH-5")
-def test_a_store_without_groups_says_what_to_do(pages: Pages) -> None:
+def test_a_store_without_groups_says_what_to_do(offsetstore_database: str, pages: Pages) -> None:
     with (
-        InMemoryOffsetStore() as store,
+        OffsetStore.connect(offsetstore_database) as store,
         DashboardServer(store, furnished.broker(), Settings(port=0)) as server,
     ):
         page = pages.open(server.url)
