@@ -6,7 +6,7 @@ nothing comes back under it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
@@ -140,15 +140,10 @@ class RenameGroup(Fencing[NewName]):
         """See `Operation`."""
         return _plan(session, "rename", self.group, self.new, self.met)
 
-    def locked(self, session: Session) -> Iterator[NewName]:
-        """See `Fencing`: the locks of both names, each time in the same order."""
-        both = sorted((self.group, self.new))
-        for name in both:
-            session.lock_group(name)
-        yield (plan := self.plan(session))
-        for name in both:
-            session.lock_group_partitions(name)
-        yield replace(self, met=plan.owner).plan(session)
+    @property
+    def names(self) -> Sequence[str]:
+        """See `Fencing`."""
+        return sorted((self.group, self.new))
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
         """See `Operation`."""

@@ -178,12 +178,19 @@ class Fencing(Operation[_O]):
         if self.takeover not in get_args(Decided):
             raise ConfigurationError('takeover must be "fence" or "refuse"', found=repr(self.takeover))
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The groups to lock, in the order in which all decisions lock them."""
+        return (self.group,)
+
     def locked(self, session: Session) -> Iterator[_O]:
         """See `Operation`: no claim can be made while the group's row is locked."""
-        session.lock_group(self.group)
+        for name in self.names:
+            session.lock_group(name)
         # A job that has claimed the group since the plan is not the one whose transaction may be ended.
         yield (plan := self.plan(session))
-        session.lock_group_partitions(self.group)
+        for name in self.names:
+            session.lock_group_partitions(name)
         yield replace(self, met=plan.owner).plan(session)
 
     def expect(self, plan: _O) -> None:

@@ -35,7 +35,10 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "reset-under-the-lock",
         (
             "Fencing.locked",
-            "session.lock_group_partitions(self.group)\nyield replace(self, met=plan.owner).plan(session)",
+            (
+                "for name in self.names: session.lock_group_partitions(name)\n"
+                "yield replace(self, met=plan.owner).plan(session)"
+            ),
             "",
         ),
         tests=(
@@ -72,13 +75,13 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         (
             "Fencing.locked",
             (
-                "yield (plan := self.plan(session))\nsession.lock_group_partitions(self.group)\n"
+                "yield (plan := self.plan(session))\nfor name in self.names: session.lock_group_partitions(name)\n"
                 "yield replace(self, met=plan.owner).plan(session)"
             ),
-            "session.lock_group_partitions(self.group)\nyield self.plan(session)",
+            "for name in self.names: session.lock_group_partitions(name)\nyield self.plan(session)",
         ),
         tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
-        why="A reset that will be refused would terminate the transaction of a job that has claimed since.",
+        why="A decision that will be refused would terminate the transaction of a job that has claimed since.",
     ),
     mutant(
         "plan-of-letters-as-they-were",
@@ -129,19 +132,6 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         ("_execute", 'given["premise"] or None', "None"),
         tests=("tests/integration/pages/test_actions.py::test_what_changes_right_before_the_lock_is_shown_first",),
         why="What someone agrees to on a page would no longer be what is done.",
-    ),
-    mutant(
-        "plan-of-a-rename-before-the-rows",
-        (
-            "RenameGroup.locked",
-            (
-                "yield (plan := self.plan(session))\nfor name in both: session.lock_group_partitions(name)\n"
-                "yield replace(self, met=plan.owner).plan(session)"
-            ),
-            "for name in both: session.lock_group_partitions(name)\nyield self.plan(session)",
-        ),
-        tests=(f"{_CONTRACT}test_a_job_that_claims_while_a_decision_waits_loses_no_transaction",),
-        why="A rename that will be refused would terminate the transaction of a job that has claimed since.",
     ),
     mutant(
         "plan-of-replayed-letters",
