@@ -41,6 +41,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _LOUD: Final = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 # Where the code is that is not the job's.
 _OTHERS: Final = (
+    "<frozen ",
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     *(str(Path(sys.modules[name].__file__ or name).parent) for name in ("offsetstore", "pyspark", "py4j")),
 )
@@ -258,10 +259,14 @@ def _tell(error: BaseException) -> None:
 def _describe_other(error: BaseException) -> tuple[str, dict[str, str]]:
     """What an error says without Java's stack, and the line of the job at which it was raised."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
+    trace = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, KeyError) and trace and trace[-1][0].f_locals.get("self") is os.environ:
+        what, step = f"the environment variable {error.args[0]} is not set", "Set it"
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OTHERS)]
     details = {"at": f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"} if frames else {}
-    details["next step"] = f"Correct it; {TRACE}=1 in the environment shows the whole trace."
-    return shortened(f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), details)
+    details["next step"] = f"{step}; {TRACE}=1 in the environment shows the whole trace."
+    return shortened(what, details)
 
 
 def _write(text: str) -> None:

@@ -77,6 +77,18 @@ def test_an_error_is_told_in_a_few_lines_and_becomes_the_exit_code(
 
 
 @pytest.mark.behaviour("DX-1")
+def test_an_unset_variable_is_named_with_the_job_s_own_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OFFSETSTORE_BOOTSTRAP_SERVERS", raising=False)
+    assert end(lambda: os.environ["OFFSETSTORE_BOOTSTRAP_SERVERS"]) == 70
+    said = capsys.readouterr().err
+    assert "Error: the environment variable OFFSETSTORE_BOOTSTRAP_SERVERS is not set" in said
+    assert "test_job.py:" in said
+    assert "next step: Set it; " in said
+
+
+@pytest.mark.behaviour("DX-1")
 def test_who_asks_for_the_trace_gets_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(module.TRACE, "1")
     assert end(raised(errors.GroupBusy("the group has a live owner"))) == 1
