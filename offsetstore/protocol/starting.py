@@ -11,7 +11,7 @@ from typing import Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
-from offsetstore.text import counted
+from offsetstore.text import command, counted
 
 
 class Reason(Enum):
@@ -96,12 +96,16 @@ class StartingOffsets:
         does = [f"reads at most {counted(reads, 'record')}"] if reads else []
         does += [f"leaves out at most {counted(leaves, 'record')}"] if leaves else []
         names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
+        reason = ("--reason", "wrong name")
+        delete = command("groups", "delete", "-g", self.unknown, *reason, schema=None)
+        earlier = self.similar[0] if self.similar else "EARLIER"
+        rename = command("groups", "rename", "-g", earlier, "--to", self.unknown, *reason, schema=None)
         return (
             f"the store has no offsets of group {self.unknown!r}: it {' and '.join(does)} of "
             f"{', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not a new job, stop it, and remove "
-            "what it has written. Then correct the name; or delete this group (delete_group), and take over the "
-            "earlier job's offsets with "
-            'rename_group or adopt_checkpoint=. StartPolicy(auto_offset_reset="none") refuses such starts.'
+            f"what it has written. Then correct the name; or delete this group, `{delete}`, and take over the earlier "
+            f"job's offsets, with `{rename}` or adopt_checkpoint=. "
+            'StartPolicy(auto_offset_reset="none") refuses such starts.'
         )
 
     def json(self) -> str:

@@ -55,7 +55,13 @@ def test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles(
     [warning] = warnings(caplog)
     assert warning.startswith("the store has no offsets of group 'biling': it reads at most 140 records of payments. ")
     assert "Groups with similar names: 'billing'. " in warning
-    for way_out in ("correct the name", "rename_group", "adopt_checkpoint=", 'auto_offset_reset="none"'):
+    for way_out in (
+        "correct the name",
+        "`offsetstore groups delete -g biling --reason 'wrong name'`",
+        "`offsetstore groups rename -g billing --to biling --reason 'wrong name'`",
+        "adopt_checkpoint=",
+        'auto_offset_reset="none"',
+    ):
         assert way_out in warning
     assert claim.starting is not None
     assert claim.starting.explain().splitlines()[-1] == beforehand.explain().splitlines()[-1] == warning
