@@ -36,5 +36,5 @@ def find(module: str, name: str, *, what: str, extra: str) -> Any:
         raise MissingDependency(
             f"{what} needs a package that is not installed",
             found=f"no {error.name}",
-            next_step=f"pip install 'offsetstore[{extra}]'.",
-        ) from error
+            next_step=f"Run `pip install 'offsetstore[{extra}]'`.",
+        ) from None

@@ -25,7 +25,7 @@ def main() -> NoReturn:
         sys.stderr.write(
             "Error: the command line needs a package that is not installed\n"
             f"  found:     no {missing}\n"
-            "  next step: pip install 'offsetstore[cli]'\n"
+            "  next step: Run `pip install 'offsetstore[cli]'`.\n"
         )
         sys.exit(_USAGE)
     sys.exit(0)
