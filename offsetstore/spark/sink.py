@@ -43,7 +43,7 @@ from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
 from offsetstore.spark.plans.admission import admit, check_connector
-from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.spark.plans.query import RunningQuery, session_of_thread
 from offsetstore.spark.plans.starting import check_start
 from offsetstore.spark.plans.status import SinkQuery
 from offsetstore.spark.settings import Atomicity, SinkSettings
@@ -174,7 +174,7 @@ class TransactionalSink:
 
         With a kept checkpoint, it is not known which columns the query's batches have.
         """
-        session = SparkSession.getActiveSession()
+        session = session_of_thread()
         if session is None:
             return
         _tell_connector(session)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,6 +21,20 @@ from offsetstore.spark.plans import each
 from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
 
 _QUERY_ID = "sql.streaming.queryId"
+
+
+def session_of_thread() -> SparkSession | None:
+    """The calling thread's session, ``None`` if the process has none.
+
+    Only the thread that made the session has it in Java, where Kafka's source requires one: the others get it here.
+    """
+    if SparkSession.getActiveSession() is None:
+        try:
+            session: Any = SparkSession.active()
+        except PySparkException:
+            return None
+        session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)  # noqa: SLF001
+    return SparkSession.getActiveSession()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,7 @@ class RunningQuery:
     def started_as(cls, query: StreamingQuery) -> RunningQuery:
         """The same from outside of its batches."""
         java: Any = query
-        session: Any = SparkSession.active()
+        session: Any = session_of_thread()
         return cls(query.id, query.runId, java._jsq.streamingQuery(), session._jvm)  # noqa: SLF001 - py4j's gateway
 
     def is_active(self) -> bool:

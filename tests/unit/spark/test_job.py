@@ -22,6 +22,7 @@ import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
 from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.spark import run_job as module
+from offsetstore.spark.plans import query as queries
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.text import ERROR_LINES
 
@@ -321,6 +322,28 @@ def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(run: Callabl
     assert run(Query(signal.SIGTERM, gone), Sink(error=gone)) == 0
     assert run(Query(gone), Sink(error=gone)) == 70
     assert run(Query(signal.SIGTERM, gone), Sink(error=errors.StaleClaim("taken over"))) == 6
+
+
+# -- the session
+
+
+def test_a_thread_that_did_not_make_the_session_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's source asks for it where a query starts; without it, no table is checked either."""
+    of_thread: list[object] = []
+    java = SimpleNamespace(setActiveSession=of_thread.append)
+    made = SimpleNamespace(
+        _jvm=None, _jsparkSession="the session", _get_j_spark_session_class=MagicMock(return_value=java)
+    )
+    sessions = SimpleNamespace(active=lambda: made, getActiveSession=lambda: made if of_thread else None)
+    monkeypatch.setattr(queries, "SparkSession", sessions)
+
+    assert queries.session_of_thread() is made
+    assert queries.session_of_thread() is made
+    assert of_thread == ["the session"]
+
+
+def test_a_process_may_have_no_session() -> None:
+    assert queries.session_of_thread() is None
 
 
 # -- the connector

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,7 +116,7 @@ def test_a_missing_connector_is_told_when_the_sink_is_made_and_keeps_nobody_from
     def check(_session: object) -> None:
         raise MissingDependency("Spark has no Kafka connector", next_step="spark-submit --packages ...")
 
-    monkeypatch.setattr(module, "SparkSession", SimpleNamespace(getActiveSession=object))
+    monkeypatch.setattr(module, "session_of_thread", object)
     monkeypatch.setattr(module, "check_connector", check)
     with InMemoryOffsetStore() as store:
         TransactionalSink(store.claim("billing", topics=["payments"]), lambda frame: frame, into=Append("events"))
