@@ -261,7 +261,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         return StoreOverview(
             last.at,
             {name: owner for name, owner in named if owner is not None},
-            {name: _stored(rows) for name, rows in by_group},
+            {name: _stored(row[1:] for row in rows) for name, rows in by_group},
             counts,
             last.oldest,
             {
@@ -623,21 +623,41 @@ def _token(token: Token) -> dict[str, object]:
 
 
 def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
-    tokens: dict[tuple[int, uuid.UUID], Token] = {}  # mostly one for all rows
-    return {
-        TopicPartition(row.topic, row.partition): StoredOffset(
-            row.next_offset,
-            tokens.get(key := (row.epoch, row.claim_id)) or tokens.setdefault(key, Token(*key)),
-            row.metadata,
-            row.topic_id,
-            row.cluster_id,
-            row.transaction_id,
-            row.pinned,
-            row.updated_at,
-            row.pinned_epoch,
-            row.contested,
-            None if row.leader_epoch is None else EpochPair(row.epoch_offset, row.leader_epoch),
-            None if row.suspect is None else Suspect(row.suspect, row.suspect_at),
+    """What `statements.READ_PARTITIONS` has read. There may be ten thousand: so by place, and with few tokens."""
+    found: dict[TopicPartition, StoredOffset] = {}
+    tokens: dict[tuple[int, int], Token] = {}
+    for (
+        topic,
+        partition,
+        offset,
+        text,
+        topic_id,
+        cluster,
+        epoch,
+        claim,
+        transaction,
+        pinned,
+        at,
+        pinned_epoch,
+        contested,
+        epoch_offset,
+        leader_epoch,
+        suspect,
+        suspect_at,
+    ) in rows:
+        token = tokens.get(key := (epoch, claim.int)) or tokens.setdefault(key, Token(epoch, claim))
+        found[TopicPartition(topic, partition)] = StoredOffset(
+            offset,
+            token,
+            text,
+            topic_id,
+            cluster,
+            transaction,
+            pinned,
+            at,
+            pinned_epoch,
+            contested,
+            None if leader_epoch is None else EpochPair(epoch_offset, leader_epoch),
+            None if suspect is None else Suspect(suspect, suspect_at),
         )
-        for row in rows
-    }
+    return found

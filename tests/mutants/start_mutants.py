@@ -298,7 +298,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "evidence-goes-along",
-        ("_same_offset", "replace(new, pair=row.pair, suspect=row.suspect)", "new"),
+        ("_same_offset", "new._replace(pair=row.pair, suspect=row.suspect)", "new"),
         tests=(f"{_LOGS}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
         why="A rename would make a truncated log startable.",
     ),
@@ -374,7 +374,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "new-partition-has-its-topic-s-id",
-        ("topic_ids", "row.topic_id or only.get(tp.topic)", "row.topic_id"),
+        ("known_ids", "{topic: next(iter(ids)) for topic, ids in of_topics.items() if len(ids) == 1}", "{}"),
         tests=(
             f"{_LOGS}test_a_new_partition_that_is_too_short_is_not_taken_for_a_new_topic",
             f"{_LOGS}test_a_new_partition_that_was_truncated_and_has_regrown_is_refused",
@@ -443,7 +443,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lost-records-of-the-same-topic",
-        ("Mirror._confirmed", "ids[tp.topic] == known[tp]", "known[tp]"),
+        ("Mirror._confirmed", "ids[tp.topic] == (rows[tp].topic_id or known.get(tp.topic))", "known"),
         tests=(f"{_LOGS}test_a_topic_that_is_recreated_while_the_job_runs_is_no_log_that_lost_records",),
         why="A topic that was created anew would be told as a truncated log; no on_recreated= lifts that.",
     ),
