@@ -228,8 +228,8 @@ START: Final[tuple[Mutant, ...]] = (
         "copy-of-the-database-by-the-mark",
         (
             "_starts",
-            "contested_epoch if row is None else row.pinned_epoch",
-            "max((row.token.epoch for row in rows.values()), default=0)",
+            "contested if row is None else row.pinned_epoch if row.contested else None",
+            "contested and max((row.token.epoch for row in rows.values()), default=0)",
         ),
         tests=(f"{_MIRRORED}test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then",),
         why='A reset of another partition would make the copy look like a restore; on_rewound="kafka" loses records.',
