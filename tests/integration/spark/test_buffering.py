@@ -44,7 +44,6 @@ def execute(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 INTO: dict[str, Any] = {
-    "append": Append("events"),
     "upsert": Upsert("events", key=["topic", "partition", "offset"]),
     "execute": Execute(execute),
 }

@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, OffsetRange, TopicPartition, Upsert, Work
-from offsetstore.errors import FunctionFailed, Outage, SinkError, TooManyLetters, UnsupportedQuery
+from offsetstore import Append, DeadLetters, Execute, Flush, OffsetRange, TopicPartition, Work
+from offsetstore.errors import FunctionFailed, Outage, SinkError, UnsupportedQuery
 from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.protocol.events import BatchEnded
-from offsetstore.protocol.letters import Payload, digest
+from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.careful import Careful
 from offsetstore.spark.rejects import COLUMN, count_accepted, rename
@@ -55,8 +55,7 @@ def letters(world: World, topic: str) -> list[tuple[int, int, str, str]]:
 
 
 @pytest.mark.behaviour("DLQ-1", "DLQ-8")
-@ways
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize(("way", "constraint"), [("batch", "deferred"), ("partition", "checked")])
 def test_refused_records_are_letters_and_their_neighbours_are_written(world: World, way: str, constraint: str) -> None:
     world.database.execute(EVENTS)
     world.database.execute("INSERT INTO events (partition, value) VALUES (9, 'x')")
@@ -92,8 +91,7 @@ def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(world: Worl
 
 
 @pytest.mark.behaviour("DLQ-12", "OPS-7")
-@pytest.mark.parametrize("way", ["batch", "partition"])
-def test_the_code_of_a_reject_is_what_its_letters_are_grouped_by(world: World, way: str) -> None:
+def test_the_code_of_a_reject_is_what_its_letters_are_grouped_by(world: World) -> None:
     """The structs of good rows are not NULL: both of their fields are."""
     topic = world.events_topic(["a", "bad 1", "worse", "bad 2", "b"])
 
@@ -103,7 +101,7 @@ def test_the_code_of_a_reject_is_what_its_letters_are_grouped_by(world: World, w
         reason = F.when(value.startswith("bad") | (value == "worse"), F.concat(F.lit("found "), value))
         return traced(batch).withColumn("_reject", F.struct(reason.alias("reason"), code.alias("code")))
 
-    world.run(world.claim(topic), transform, Append("events"), dead_letters=DeadLetters(), **WAYS[way])
+    world.run(world.claim(topic), transform, Append("events"), dead_letters=DeadLetters())
 
     assert world.database.column(VALUES) == ["a", "b"]
     assert world.database.rows("SELECT record_offset, error_class, error_text FROM dead_letters ORDER BY 1") == [
@@ -156,21 +154,6 @@ def test_a_record_is_rejected_whole_from_all_its_rows_and_outputs(world: World) 
 
 
 @pytest.mark.behaviour("DLQ-1")
-def test_a_value_that_can_never_fit_is_a_letter_at_once(world: World) -> None:
-    world.database.execute("CREATE TABLE numbers (number smallint)")
-    topic = world.topic(["1", "70000", "2"])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        return batch.select(F.col("value").cast("string").cast("int").alias("number"), "_kafka")
-
-    world.run(world.claim(topic), transform, Append("numbers"), dead_letters=DeadLetters(max_retries=1000))
-
-    assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2]
-    assert letters(world, topic) == [(0, 1, "refused", "70000")]
-    assert world.database.rows("SELECT column_name, attempts FROM dead_letters") == [("number", 1)]
-
-
-@pytest.mark.behaviour("DLQ-1")
 def test_a_letter_keeps_the_record_as_kafka_had_it(world: World) -> None:
     topic = world.events_topic()
     headers: list[tuple[str, bytes | None]] = [
@@ -204,8 +187,7 @@ def test_a_letter_keeps_the_record_as_kafka_had_it(world: World) -> None:
 
 
 @pytest.mark.behaviour("DLQ-2")
-@ways
-def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, way: str) -> None:
+def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     world.database.execute(
@@ -213,80 +195,12 @@ def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, way: st
     )
     topic = world.topic(["a", "bad"])
 
-    failed = world.run_to_failure(
-        world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
-    )
+    failed = world.run_to_failure(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
 
     assert isinstance(failed.error, SinkError)
     assert "dead letters" in failed.error.what
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_too_many_letters_are_an_error_and_nothing_is_written(world: World) -> None:
-    topic = world.events_topic(["a", "bad 1", "bad 2", "bad 3"])
-
-    failed = world.run_to_failure(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(limit=2))
-
-    assert isinstance(failed.error, TooManyLetters)
-    assert world.database.column(VALUES) == []
-    assert letters(world, topic) == []
-    assert world.stored(topic) == {0: 0}
-
-
-@pytest.mark.behaviour("DLQ-13")
-@pytest.mark.parametrize("a_trigger", [1, 20])
-def test_if_ten_records_are_refused_in_a_row_and_none_is_accepted_they_are_not_to_blame(
-    world: World, a_trigger: int
-) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (value IS NULL)")
-    topic = world.topic([str(number) for number in range(20)])
-
-    failed = world.run_to_failure(
-        world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, maxOffsetsPerTrigger=str(a_trigger)
-    )
-
-    assert isinstance(failed.error, TooManyLetters)
-    assert world.stored(topic) == {0: 9 if a_trigger == 1 else 0}
-
-
-@pytest.mark.behaviour("DLQ-10", "DLQ-14")
-def test_after_a_reset_a_record_that_passes_closes_its_letter_and_one_that_fails_again_reopens_it(world: World) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)")
-    topic = world.topic(["a", "four", "seven77"])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-    assert letters(world, topic) == [(0, 1, "refused", "four"), (0, 2, "refused", "seven77")]
-
-    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule, ADD CONSTRAINT rule CHECK (length(value) < 7)")
-    world.store.reset(world.group, {TopicPartition(topic, 0): 1}, reason="the rule was wrong")
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-
-    assert world.database.column(VALUES) == ["a", "four"]
-    assert world.database.rows("SELECT record_offset, state, times FROM dead_letters ORDER BY 1") == [
-        (1, "superseded", 1),
-        (2, "dead", 2),
-    ]
-
-
-def test_an_upsert_merges_the_good_records_alone(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute("CREATE TABLE totals (name text PRIMARY KEY, total int CHECK (total < 100))")
-    topic = offsetstore_topic(1)
-    world.produce_keyed(topic, [("a", "1"), ("b", "2"), ("a", "200"), ("a", "3"), ("b", "4")])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        return batch.select(
-            F.col("key").cast("string").alias("name"),
-            F.col("value").cast("string").cast("int").alias("total"),
-            "_kafka",
-        )
-
-    world.run(world.claim(topic), transform, Upsert("totals", key=["name"], add=["total"]), dead_letters=AT_ONCE)
-
-    assert world.database.rows("SELECT name, total FROM totals ORDER BY 1") == [("a", 4), ("b", 6)]
-    assert letters(world, topic) == [(0, 2, "refused", "200")]
 
 
 def test_a_transform_that_makes_rows_of_several_records_is_refused(world: World) -> None:
@@ -302,30 +216,6 @@ def test_a_transform_that_makes_rows_of_several_records_is_refused(world: World)
 
     assert isinstance(failed.error, UnsupportedQuery)
     assert "dead_letters=" in failed.error.what
-
-
-@pytest.mark.behaviour("DLQ-11")
-def test_later_records_of_a_dead_ones_key_wait_behind_it_in_this_batch_and_in_the_next(world: World) -> None:
-    topic = world.events_topic()
-    world.produce_keyed(topic, [("k", "1"), ("k", "bad 2"), ("other", "3"), ("k", "4"), ("l", "5"), ("k", "6")])
-    settings = DeadLetters(sequence="key")
-
-    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings, maxOffsetsPerTrigger="4")
-
-    assert world.database.column(VALUES) == ["1", "3", "5"]
-    assert letters(world, topic) == [(0, 1, "rejected", "bad 2"), (0, 3, "sequence", "4"), (0, 5, "sequence", "6")]
-    assert world.database.column("SELECT DISTINCT sequence FROM dead_letters") == [
-        digest(TopicPartition(topic, 0), b"k")
-    ]
-
-    world.produce_keyed(topic, [("k", "7"), ("other", "8")])
-    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings)
-    assert world.database.column(VALUES) == ["1", "3", "5", "8"]
-
-    world.store.discard(world.group, LetterFilter(topic=topic), reason="they are of no use")
-    world.produce_keyed(topic, [("k", "9")])
-    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=settings)
-    assert world.database.column(VALUES) == ["1", "3", "5", "8", "9"]
 
 
 def test_rows_that_tasks_have_stored_count_with_those_that_the_driver_writes(world: World) -> None:
