@@ -75,11 +75,10 @@ def test_refused_records_are_letters_and_their_neighbours_are_written(world: Wor
 
 
 @pytest.mark.behaviour("DLQ-12")
-@ways
-def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(world: World, way: str) -> None:
+def test_a_record_that_transform_rejects_is_a_letter_with_the_reason(world: World) -> None:
     topic = world.events_topic(["a", "bad 1", "b"], ["bad 2"])
 
-    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way])
+    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS["partition"])
 
     assert world.database.column(VALUES) == ["a", "b"]
     assert letters(world, topic) == [(0, 1, "rejected", "bad 1"), (1, 0, "rejected", "bad 2")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import signal
 import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -250,32 +249,3 @@ def test_the_password_does_not_outlast_the_block(offsetstore_spark: SparkSession
         assert context.getLocalProperty("offsetstore.password") is None
     with OffsetStore.connect(offsetstore_database) as store, sending_password(offsetstore_spark, store):
         assert context.getLocalProperty("offsetstore.password") is None, "there is none to send"
-
-
-def count_when_told(session: SparkSession, *, directory: str) -> int:
-    """A job: each task leaves its executor's process id in the directory, and waits for the file ``go``."""
-
-    def task(rows: Iterable[int]) -> Iterator[int]:
-        import os  # noqa: PLC0415 - the executor's
-        import time  # noqa: PLC0415 - the same
-        from pathlib import Path  # noqa: PLC0415 - the same
-
-        import psutil  # noqa: PLC0415 - the same
-
-        (Path(directory) / str(psutil.Process(os.getppid()).ppid())).touch()
-        while not (Path(directory) / "go").exists():
-            time.sleep(0.02)
-        yield from rows
-
-    return session.sparkContext.parallelize(range(100), 2).mapPartitions(task).count()
-
-
-def test_an_executor_that_is_killed_under_way_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
-    executors = cluster.wait_for_executors()
-    job = cluster.start(count_when_told, directory=str(tmp_path))
-    wait_until(lambda: {file.name for file in tmp_path.iterdir()} == {str(pid) for pid in executors}, timeout=120)
-    os.kill(executors[0], signal.SIGKILL)
-    (tmp_path / "go").touch()
-
-    assert job.result() == 100
-    assert executors[0] not in cluster.wait_for_executors()

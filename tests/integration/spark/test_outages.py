@@ -15,17 +15,14 @@ from tests.support.world import World
 
 
 @pytest.mark.behaviour("TX-12")
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_batch_outlasts_a_restart_of_the_database(
-    world: World, offsetstore_postgres: PostgresServer, mode: str
-) -> None:
+def test_a_batch_outlasts_a_restart_of_the_database(world: World, offsetstore_postgres: PostgresServer) -> None:
     topic = world.events_topic(["a", "b", "c", "d"])
     claim = world.claim(topic)
     starts: list[Thread] = []
 
     def transform(batch: DataFrame) -> DataFrame:
         if not starts:
-            offsetstore_postgres.stop("immediate" if mode == "immediate" else "fast")
+            offsetstore_postgres.stop("immediate")
             starts.append(Thread(target=offsetstore_postgres.start))
             starts[0].start()
         return events(batch)

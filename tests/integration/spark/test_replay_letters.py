@@ -77,25 +77,6 @@ def test_an_idle_job_replays_what_is_requested(world: World, offsetstore_topic: 
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_drain_replays_for_a_job_that_runs_no_query(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute(SHORT)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "long 1", "long 22222"])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-    world.database.execute(f"ALTER TABLE events DROP CONSTRAINT rule; {SHORT.replace('4', '10')}")
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule was too strict")
-
-    with world.claim(topic) as claim:
-        assert sink(claim).drain(world.spark) == 1
-        assert sink(claim).drain(world.spark) == 0
-
-    assert world.database.column(VALUES) == ["a", "long 1"]
-    assert world.database.rows(STATES) == [(1, "replayed"), (2, "dead")]
-    assert world.database.one("SELECT attempts FROM dead_letters WHERE record_offset = 2") == 2
-
-
-@pytest.mark.behaviour("DLQ-7")
 def test_drain_needs_dead_letters_and_the_claim(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute(EVENTS)
     topic = offsetstore_topic(1)
