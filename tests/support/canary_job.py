@@ -246,13 +246,16 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
 
 
 def _session(directory: Path) -> SparkSession:
-    from offsetstore.local.spark.launch import local_session  # noqa: PLC0415
+    from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf  # noqa: PLC0415
 
     (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
     events = directory / "events"
     events.mkdir()
+    quick = quick_conf(spark_conf())
+    logs = f'"-Dlog4j2.configurationFile={directory / "log4j2.properties"}"'  # in place of the first one
     conf = {
-        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={directory / "log4j2.properties"}"',
+        **quick,
+        "spark.driver.extraJavaOptions": f"{quick['spark.driver.extraJavaOptions']} {logs}",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",

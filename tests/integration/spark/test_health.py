@@ -27,7 +27,7 @@ from offsetstore.local.spark.launch import spark_environment
 from offsetstore.monitoring.supervision import LOOKS
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess, parse_event
-from tests.support.examples import configure_spark
+from tests.support.examples import spark_options
 from tests.support.monitored_job import LIMITS
 from tests.support.signals import stopped
 from tests.support.transforms import EVENTS
@@ -152,13 +152,12 @@ def submit(*arguments: str, directory: Path, url: str, failpoint: str) -> subpro
         **os.environ,
         "OFFSETSTORE_FAILPOINT": failpoint,
         **spark_environment(),
-        "SPARK_CONF_DIR": str(configure_spark(directory)),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     program = ROOT / "tests" / "support" / "monitored_job.py"
     with (directory / f"{arguments[2]}.log").open("w") as log:
         return subprocess.Popen(
-            [pyspark_directories()[0] / "bin" / "spark-submit", program, url, *arguments],
+            [pyspark_directories()[0] / "bin" / "spark-submit", *spark_options(), program, url, *arguments],
             cwd=directory,
             env=environment,
             stdout=subprocess.PIPE,
