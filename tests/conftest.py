@@ -35,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_failpoint_outlives_its_test() -> Iterator[None]:
-    """Disarm what a test left armed, and fail it: a later test would hang there, far from the cause."""
+    """Count anew; disarm what a test left armed, and fail it: a later test would hang there, far from the cause."""
+    failpoints._reached.clear()  # it counts in the whole process
     yield
     left = os.environ.pop(failpoints.VARIABLE, None)
     assert left is None, f"the test left a failpoint armed: {left}"

@@ -181,7 +181,6 @@ def test_the_failpoint_is_in_the_middle_of_the_copy(
     columns: dict[str, Any] = {"n": list(range(rows))}
     if with_text_copy == "text":
         columns["address"] = ["10.0.0.1"] * rows
-    monkeypatch.setattr("offsetstore.protocol.failpoints._reached", {"in_copy": 0})
     monkeypatch.setenv("OFFSETSTORE_FAILPOINT", "in_copy:1:raise")
     database.refusal(FailpointReached, Append("t"), batch(columns))
     monkeypatch.delenv("OFFSETSTORE_FAILPOINT")
