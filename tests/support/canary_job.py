@@ -223,6 +223,7 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
         logging.getLogger(name).setLevel(logging.DEBUG)
     spark = _session(directory)
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "includeHeaders": "true"}
+    options["kafka.fetch.max.wait.ms"] = "10"
     url = connection_parameters(None)
     # The application's own engine, which shows parameters, as SQLAlchemy's do unless they are told not to.
     engine = create_engine("postgresql+psycopg://", connect_args=url)

@@ -28,6 +28,7 @@ from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import answers
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.url import SCHEMA_VARIABLE
+from offsetstore.spark.tuning import tuned
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and their children with them.
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -51,7 +52,7 @@ def test_its_job_lands_each_flight_and_each_sum_once(
         claim = store.claim(GROUP, broker)
         query = (
             offsetstore_spark.readStream.format("kafka")
-            .options(**settings.kafka_options())
+            .options(**tuned(offsetstore_spark, settings.kafka_options()))
             .option("startingOffsets", claim.starting_offsets)
             .load()
             .writeStream.foreachBatch(make_sink(claim, settings))
