@@ -6,11 +6,13 @@ Kills at a point of the engine are also in `tests.integration.processing.test_se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
+from tests.faults.chaos.harness.clusters import Clusters
 from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Stage
@@ -58,3 +60,9 @@ def test_a_fault_that_does_not_happen_fails_its_run(stage: Stage) -> None:
     idle = Fault("idle", "none", "nothing", "nothing", ("batch",), "", 1, 1, nothing)
 
     assert stage.run(idle, "batch", 0).violations == ["there is no evidence that the fault happened"]
+
+
+def test_each_process_of_a_cluster_has_a_home_of_its_own(tmp_path: Path) -> None:
+    homes = [Clusters(tmp_path).environment("cluster")["SPARK_HOME"] for _ in range(2)]
+
+    assert len(set(homes)) == 2

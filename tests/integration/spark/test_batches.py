@@ -12,11 +12,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.work import Work
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
+from tests.support.postgres import Database
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
@@ -268,3 +270,25 @@ def test_each_batch_is_told_to_observers_with_its_rows_and_phases(world: World, 
     world.database.execute("DROP TABLE events")
     failure = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity=way)
     assert [event.error for event in seen.of(BatchEnded, "failed")] == [failure.error]
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_batch_outlasts_a_restart_of_the_database(world: World, offsetstore_postgres: PostgresServer) -> None:
+    topic = world.events_topic(["a", "b", "c", "d"])
+    claim = world.claim(topic)
+    starts: list[Thread] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        if not starts:
+            offsetstore_postgres.stop("immediate")
+            starts.append(Thread(target=offsetstore_postgres.start))
+            starts[0].start()
+        return events(batch)
+
+    world.run(claim, transform, Append("events"), maxOffsetsPerTrigger="2")
+
+    starts[0].join()
+    after = Database(world.database.url)
+    assert after.column("SELECT value FROM events ORDER BY value") == ["a", "b", "c", "d"]
+    after.close()
+    assert world.stored(topic) == {0: 4}

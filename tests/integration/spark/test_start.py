@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -249,3 +250,26 @@ def test_a_partition_that_is_added_while_the_job_runs_is_read_from_its_beginning
     world.produce(topic, ["e"], partition=1)
     world.run(world.claim(topic), events, Append("events"))
     assert world.database.column(VALUES) == ["b", "c", "d", "e"]
+
+
+def commit_by_java(world: World, topic: str, texts: Mapping[int, str]) -> None:
+    """Commit offset 1 with a text, by partition, as a Java program does: texts do not end with a zero byte."""
+    context: Any = world.spark.sparkContext
+    java, kafka = context._jvm.java, context._jvm.org.apache.kafka
+    settings, offsets = java.util.HashMap(), java.util.HashMap()
+    settings.put("bootstrap.servers", world.kafka.bootstrap_servers)
+    for partition, text in texts.items():
+        committed = kafka.clients.consumer.OffsetAndMetadata(1, text)
+        offsets.put(kafka.common.TopicPartition(topic, partition), committed)
+    admin = kafka.clients.admin.Admin.create(settings)
+    admin.alterConsumerGroupOffsets(world.group, offsets).all().get()
+    admin.close()
+
+
+def test_texts_of_other_programs_do_not_stop_a_start(world: World, offsetstore_topic: NewTopic) -> None:
+    topic = offsetstore_topic(60)
+    # librdkafka keeps them without an end: for some lengths, what follows in memory is no text.
+    commit_by_java(world, topic, {partition: "x" * partition for partition in range(60)})
+    committed = world.broker(topic).view(world.group, [topic]).committed
+    assert {tp.partition for tp in committed} == set(range(60))
+    assert {offset.next_offset for offset in committed.values()} == {1}
