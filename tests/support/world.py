@@ -25,7 +25,6 @@ from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.sink import Transform
-from offsetstore.spark.tuning import MANAGER
 from tests.support.postgres import Database
 from tests.support.transforms import EVENTS
 
@@ -57,6 +56,7 @@ _QUICKLY: Final = {"enable.idempotence": False}
 # Of the recommended settings (docs/performance.md) those that save each query a second. Spark's own, which the examples
 # have, are proven there.
 _READER: Final = {"kafka.fetch.max.wait.ms": "10"}
+MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _PACKAGE: Final = "org.apache.spark.sql.execution.streaming" + ("" if version("pyspark") < "4.1" else ".checkpointing")
 FILE_MANAGER: Final = f"{_PACKAGE}.FileSystemBasedCheckpointFileManager"
 

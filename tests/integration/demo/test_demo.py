@@ -28,7 +28,7 @@ from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import answers
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.url import SCHEMA_VARIABLE
-from offsetstore.spark.tuning import tuned
+from offsetstore.spark import tuned
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and their children with them.
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from offsetstore import Append
-from offsetstore.spark.tuning import MANAGER, tuned
+from offsetstore.spark import tuned
 from tests.support.transforms import events
-from tests.support.world import FILE_MANAGER, World
+from tests.support.world import FILE_MANAGER, MANAGER, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 
