@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from offsetstore.demo.job import Pause
@@ -43,6 +45,7 @@ def test_with_broken_flights_two_more_points_are_killed(seed: int) -> None:
 @pytest.mark.parametrize("point", [point for point in POISON_POINTS if point != "random_time"])
 def test_a_point_is_armed_when_its_batch_begins(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, "")  # the job arms it: undone with this
+    monkeypatch.setattr(failpoints, "_reached", Counter[str]())  # by earlier tests of this process
     for name, value in Kill("offsetstore", point, "process group", 3, 0.5).environment().items():
         monkeypatch.setenv(name, value)
     job = Pause()
