@@ -60,12 +60,12 @@ class PeopleSession(Session, Protocol):
         """Clear what letters that are locked hold of their records: bytes, texts, and the digest of the key."""
         ...
 
-    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
-        """How many letters of these states have had them since before that time."""
+    def count_prunable(self, group: str, states: Collection[State], before: datetime, *, up_to: int, lock: bool) -> int:
+        """How many letters of these states have had them since before that time; count, or lock, at most ``up_to``."""
         ...
 
     def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
-        """Delete them, at most ``limit``, in order; return how many.
+        """Delete them, at most ``limit``, in order; return how many. They are locked.
 
         :raises MissingPrivilege: the role may not delete letters; a job's role may not.
         """

@@ -255,16 +255,15 @@ WHERE {_EXACTLY}
 _PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
   AND l.created_at < :before AND l.decided_at < :before"""
 
-COUNT_PRUNABLE: Final = f"SELECT count(*) AS count FROM {{s}}dead_letters AS l WHERE {_PRUNABLE}"
+_PRUNED: Final = f"FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit"
 
-PRUNE_LETTERS: Final = f"""
-DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(
-SELECT l.ctid FROM {{s}}dead_letters AS l
-WHERE {_PRUNABLE}
-ORDER BY {_KEY}
-LIMIT :limit
-FOR UPDATE OF l))
-"""
+COUNT_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED}) AS prunable"
+LOCK_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED} FOR UPDATE OF l) AS prunable"
+
+# The caller has locked them, in their order.
+PRUNE_LETTERS: Final = (
+    f"DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(SELECT l.ctid {_PRUNED} FOR UPDATE OF l))"
+)
 
 HAS_REQUESTED: Final = """
 SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
@@ -440,8 +439,10 @@ class StoredLetterStatements:
     def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
         self._run(ERASE_LETTERS, group=group, **_named(keys))
 
-    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
-        return self._one(COUNT_PRUNABLE, group=group, states=[*states], before=before).count
+    def count_prunable(self, group: str, states: Collection[State], before: datetime, *, up_to: int, lock: bool) -> int:
+        statement = LOCK_PRUNABLE if lock else COUNT_PRUNABLE
+        with needing("delete dead letters"):
+            return self._one(statement, group=group, states=[*states], before=before, limit=up_to).count
 
     def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
         with needing("delete dead letters"):
