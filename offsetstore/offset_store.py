@@ -37,9 +37,10 @@ from offsetstore.operations.letters import (
 from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
 from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
-from offsetstore.operations.people import ask, people
+from offsetstore.operations.people import StoreFacts, ask, people, read_facts, read_overview, read_runs
 from offsetstore.operations.reads import GroupState
 from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
+from offsetstore.operations.samples import Sample, Selection, read_samples, record_samples
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
@@ -51,8 +52,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.runs import JobError, Run, Source
-from offsetstore.protocol.samples import Sample, Selection
-from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.store.acquire import acquire
 from offsetstore.store.checkpoint_files import checkpoint_files
@@ -766,7 +766,7 @@ class OffsetStore:
         :raises ConfigurationError: an argument is invalid.
         """
         reads.check_limit(limit, "runs")
-        return ask(self.database, lambda session: session.runs(group, limit=limit))
+        return ask(self.database, lambda session: read_runs(session, group, limit=limit))
 
     def errors(
         self,
@@ -837,7 +837,7 @@ class OffsetStore:
         :raises LockTimeout: a table is locked, by a migration for example, for longer than `Timeouts.lock`.
         """
         before = time.time()
-        stored = ask(self.database, lambda session: session.overview(groups), lock_timeout=self.timeouts.lock)
+        stored = ask(self.database, lambda session: read_overview(session, groups), lock_timeout=self.timeouts.lock)
         skew = stored.at.timestamp() - (before + time.time()) / 2
         return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
 
@@ -853,7 +853,7 @@ class OffsetStore:
         """
         if samples := lag.samples():
             with transaction(self.database, name="offsetstore:samples", lock_timeout=self.timeouts.lock) as session:
-                people(session).record_samples(samples)
+                record_samples(people(session), samples)
 
     def samples(
         self, groups: Collection[str], span: timedelta, *, points: int | None = None
@@ -867,14 +867,14 @@ class OffsetStore:
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         """
         selection = Selection.of(span, points)
-        return ask(self.database, lambda session: session.samples(groups, selection))
+        return ask(self.database, lambda session: read_samples(session, groups, selection))
 
     def facts(self) -> StoreFacts:
         """Read what the store itself is like: its server and tables, and its oldest open transaction.
 
         It takes one round trip. A role needs SELECT on ``offsetstore_version`` only.
         """
-        return ask(self.database, lambda session: session.store_facts())
+        return ask(self.database, read_facts)
 
     def _decide(
         self,

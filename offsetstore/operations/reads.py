@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
-from offsetstore.operations.people import PeopleSession
+from offsetstore.operations.people import read_errors, read_runs
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
@@ -139,7 +140,8 @@ def read_group(session: Session, group: str) -> GroupState:
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
-    runs = session.runs(group, limit=1) if letters.get("requested") and isinstance(session, PeopleSession) else []
+    is_told = letters.get("requested") and isinstance(session, PostgresSession)
+    runs = read_runs(session, group, limit=1) if is_told else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     now = session.now()  # last, so that no age is negative
     partitions = {
@@ -212,9 +214,9 @@ class ErrorFilter:
             )
         check_limit(self.limit, "errors")
 
-    def read(self, session: PeopleSession, group: str) -> list[JobError]:
+    def read(self, session: PostgresSession, group: str) -> list[JobError]:
         """Read them, oldest first."""
-        return session.errors(group, since=self.since, sources=self.sources, limit=self.limit)
+        return read_errors(session, group, since=self.since, sources=self.sources, limit=self.limit)
 
 
 def check_limit(limit: int | None, what: str) -> None:

@@ -182,46 +182,42 @@ WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition =
                     AND (p.topic_id = n.topic_id OR p.topic_id IS NULL OR n.topic_id IS NULL))
 """
 
-RENAME_LETTERS: Final = "UPDATE {s}dead_letters SET consumer_group = :new WHERE consumer_group = :group"
-RENAME_FAILURES: Final = "UPDATE {s}failures SET consumer_group = :new WHERE consumer_group = :group"
-
 
 class LetterStatements:
     """A session's part that implements `LetterSession`."""
 
-    _rows: Callable[..., list[Any]]
-    _run: Callable[..., int]
+    rows: Callable[..., list[Any]]
+    run: Callable[..., int]
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         written = 0
         with refusing_letters():
             for part in _chunks(letters):
                 errors = error_columns(letter.error for letter in part)
-                written += self._run(WRITE_LETTERS, group=group, **_columns(part), **errors)
+                written += self.run(WRITE_LETTERS, group=group, **_columns(part), **errors)
         return written
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
         return {
-            TopicPartition(row.topic, row.partition): row.record_offset
-            for row in self._rows(LETTERS_AHEAD, group=group)
+            TopicPartition(row.topic, row.partition): row.record_offset for row in self.rows(LETTERS_AHEAD, group=group)
         }
 
     def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
         return {
             TopicPartition(row.topic, row.partition): row.record_offset
-            for row in self._rows(LETTERS_IN_SEQUENCE, group=group)
+            for row in self.rows(LETTERS_IN_SEQUENCE, group=group)
         }
 
     def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        return self._run(OVERTAKE, group=group, **_ends(ranges))
+        return self.run(OVERTAKE, group=group, **_ends(ranges))
 
     def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        self._rows(LOCK_PASSED, group=group, **_bounds(ranges))
+        self.rows(LOCK_PASSED, group=group, **_bounds(ranges))
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
-        rows = self._rows(LETTERS_IN, group=group, **_bounds(ranges))
+        rows = self.rows(LETTERS_IN, group=group, **_bounds(ranges))
         return {(TopicPartition(row.topic, row.partition), row.record_offset): row.sequence for row in rows}
 
     def supersede(
@@ -233,19 +229,19 @@ class LetterStatements:
         gone: Collection[tuple[TopicPartition, int]] = (),
     ) -> int:
         without = {f"gone_{name}": values for name, values in record_arrays(gone).items()}
-        return self._run(SUPERSEDE, group=group, actor=actor, **_bounds(ranges), **without)
+        return self.run(SUPERSEDE, group=group, actor=actor, **_bounds(ranges), **without)
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
-        self._run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
+        self.run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
 
     def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
         return {
             (TopicPartition(row.topic, row.partition), row.record_offset): Failed(row.attempts, row.errors)
-            for row in self._rows(FAILURES, group=group)
+            for row in self.rows(FAILURES, group=group)
         }
 
     def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
-        self._run(
+        self.run(
             WRITE_FAILURES,
             group=group,
             **record_arrays(failures),
@@ -254,11 +250,11 @@ class LetterStatements:
         )
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        self._run(END_FAILURES, group=group, **_ends(ranges))
+        self.run(END_FAILURES, group=group, **_ends(ranges))
 
     def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
         """Delete the attempts of partitions whose stored offset, or topic, will be another."""
-        self._run(
+        self.run(
             DROP_FAILURES,
             group=group,
             topics=[tp.topic for tp in offsets],

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
-from offsetstore.protocol.letters import LetterSession, State
+from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
@@ -140,43 +140,6 @@ class ListedGroup:
     topics: tuple[str, ...]
     advanced_for: timedelta | None
     dead_letters: int
-
-
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """The run of a group's last claim, as the job recorded it with its last heartbeat.
-
-    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
-    """
-
-    batch_since: datetime | None
-    ending: Ending | None
-    counters: Mapping[str, int]
-    memory: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOverview:
-    """What the database has of many groups, ``at`` a time of its own clock.
-
-    ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
-    of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
-    both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
-    those that this role may see.
-    """
-
-    at: datetime
-    groups: Mapping[str, GroupRow]
-    partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
-    letters: Mapping[str, Mapping[State, int]]
-    oldest_transaction: timedelta
-    runs: Mapping[str, LastRun]
-
-    @property
-    def batches(self) -> Mapping[str, datetime | None]:
-        """Since when a batch has been in flight, ``None`` if none is, of the groups whose last run has not ended."""
-        return {group: run.batch_since for group, run in self.runs.items() if run.ending is None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from offsetstore.errors import (
 )
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
-from offsetstore.operations.people import people
+from offsetstore.operations.people import people, read_overview
 from offsetstore.operations.resets import ShiftBy
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.policy import StartPolicy
@@ -318,8 +318,8 @@ class AdminContract(ContractParts):
     ) -> None:
         store.write_metadata(GROUP, P0, "a note", reason=REASON)
         store.claim(OTHER, topics=["refunds"]).close()
-        shown = reading(store.database, lambda session: people(session).overview(None))
-        one = reading(store.database, lambda session: people(session).overview([GROUP, "nobody"]))
+        shown = reading(store.database, lambda session: read_overview(people(session), None))
+        one = reading(store.database, lambda session: read_overview(people(session), [GROUP, "nobody"]))
         assert [*shown.groups] == sorted([GROUP, OTHER])
         assert (shown.groups[GROUP].token, shown.groups[OTHER].is_live) == (advanced.token, False)
         assert [*one.groups] == [*one.partitions] == [*shown.partitions] == [GROUP]

@@ -315,7 +315,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "history-ids-are-taken",
-        ("PostgresSession.append_history", "self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)", ""),
+        ("PostgresSession.append_history", "self.run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)", ""),
         tests=(_IDS,),
         why="After a failover of logical replication no claim could be made.",
     ),

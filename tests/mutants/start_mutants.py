@@ -487,8 +487,8 @@ START: Final[tuple[Mutant, ...]] = (
         "home-that-may-not-be-asked-for",
         (
             "StoreFactsStatements.identity",
-            "_, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
-            "[found] = self._send_together(sql.IDENTITY_ALONE)",
+            "_, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
+            "[found] = self.together(sql.IDENTITY_ALONE)",
         ),
         tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
         why="The same: the refused question would have ended the transaction.",

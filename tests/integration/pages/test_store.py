@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.monitoring.dashboard.serving import DashboardServer
-from offsetstore.protocol.store_facts import TableFacts
+from offsetstore.operations.people import TableFacts
 from offsetstore.store.sessions import transaction
 from tests.integration.pages.conftest import P0, give, text_of
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore.protocol.samples import Sample, Selection
+from offsetstore.operations.samples import Sample, Selection
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore.protocol.samples import RINGS, Rate, Sample, Selection, rates
+from offsetstore.operations.samples import RINGS, Rate, Sample, Selection, rates
 
 SLOT = timedelta(seconds=10)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
