@@ -67,7 +67,19 @@ _P = TypeVar("_P", bound=Plan)
 
 
 class OffsetStore:
-    """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not."""
+    """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not.
+
+    Decisions (`reset`, `pause`, `discard` and so on) have some arguments in common. ``reason`` is for those who read
+    the history, ``actor`` is who decides, by default user, host and process. ``dry_run`` locks and writes nothing, and
+    returns what would be done now; ``if_plan`` is the ``digest`` of that: do what it has shown, or nothing. A live job
+    is fenced or, with ``takeover="refuse"``, the decision is refused; ``takeover_timeout`` is how many seconds a job's
+    open transaction is waited for before its connection is terminated.
+
+    A decision without a reason is a `ConfigurationError`. `PlanChanged`: the plan is not ``if_plan``. `GroupBusy`: a
+    job is live, and was to be spared. `LockTimeout`: another transaction holds the rows for longer than
+    `Timeouts.lock`. Then nothing was written. `TransactionLost`: the connection broke, and the history shows whether
+    it happened.
+    """
 
     def __init__(
         self,
@@ -237,29 +249,20 @@ class OffsetStore:
 
         :param offsets: the next offset for each partition; or the target for all ``partitions``: ``"earliest"``,
             ``"latest"``, an offset, a time (the first record at or after it, or the end), or ``ShiftBy(n)``.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param takeover_timeout: seconds to wait for a job's open transaction before its connection is terminated.
         :param partitions: numbers by topic, ``None`` for all that have a stored offset; ``"all"``: those of all topics.
         :param broker: asked for the log's ends, so that an offset outside of the log is refused. Without it the next
             claim does that, and ``"earliest"``, ``"latest"`` and times can't be resolved.
         :param kafka_group: the group in Kafka, if it is not ``group``.
-        :param takeover: ``"fence"`` a live job, or ``"refuse"``.
         :param from_offset: the offset that must be stored for each of the partitions.
-        :param dry_run: lock and write nothing; return what a reset would do now.
         :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the job or decision
             that last took the group, and on what is stored, unless that job is live: then it goes on storing. For
             ``"latest"`` the log may have grown. It never goes back if it was to go forwards. A dry run compares it too.
         :raises OffsetMoved: the stored offset is not ``from_offset``; nothing was written.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
-        :raises ConfigurationError: an unknown partition, not an offset, no reason.
+        :raises ConfigurationError: an unknown partition, not an offset.
         :raises UnknownGroup: the store has no offsets of the group.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises BrokerError: a request to Kafka failed; nothing was written, and no job was fenced.
         :raises OffsetOutOfRange: the log does not hold the offset; nothing was written, and no job was fenced.
         :raises WrongCluster: the stored offset belongs to another cluster; nothing was written, and no job was fenced.
-        :raises LockTimeout: a transaction that belongs to no job of the group holds its rows.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         operation = ResetOffsets(
             group=group,
@@ -295,12 +298,7 @@ class OffsetStore:
         their records.
 
         :param new: a name that has no offsets.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: write nothing; return what a copy would do now.
-        :param if_plan: as for `reset`.
-        :raises ConfigurationError: an unknown group, a name that is taken, no reason.
-        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
+        :raises ConfigurationError: an unknown group, a name that is taken.
         """
         return self._decide(CopyGroup(group, new), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
@@ -323,15 +321,7 @@ class OffsetStore:
         its directory: move ``<base>/<group>/kept`` too, or the query starts with an empty state.
 
         :param new: a name that has no offsets.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param takeover_timeout: as for `reset`.
-        :param takeover: ``"fence"`` a live job, or ``"refuse"``.
-        :param dry_run: lock and write nothing; return what a rename would do now.
-        :param if_plan: as for `reset`.
-        :raises ConfigurationError: an unknown group, a name that is taken, no reason.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
-        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
+        :raises ConfigurationError: an unknown group, a name that is taken.
         """
         operation = RenameGroup(group=group, new=new, takeover=takeover, takeover_timeout=takeover_timeout)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -356,20 +346,12 @@ class OffsetStore:
         its history stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and one of the
         query's own: it would repeat its last batch. Only the tables' owner may delete.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param takeover_timeout: as for `reset`.
         :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
         :param discard_letters: delete dead letters too that were neither replayed nor discarded.
-        :param dry_run: lock and write nothing; return what would be deleted now.
-        :param if_plan: as for `reset`.
-        :raises ConfigurationError: no reason.
         :raises UnknownGroup: the group was never claimed, or not since it was deleted.
         :raises GroupRenamed: the group has another name now.
         :raises LettersOpen: it has open dead letters, without ``discard_letters``; nothing was written.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises MissingPrivilege: the role may not delete; nothing was written, and no job was fenced.
-        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
         operation = DeleteGroup(
             group=group, discard_letters=discard_letters, takeover=takeover, takeover_timeout=takeover_timeout
@@ -391,18 +373,12 @@ class OffsetStore:
         A batch that is being computed is still written. The job keeps its claim, and nothing is locked while it waits.
         A second pause replaces the first; a reset or a rename keeps it. Transactions of your own don't wait.
 
-        :param reason: for those who read the history, and the status.
         :param until: when it ends by itself, by the database's clock; ``None``: only `resume` ends it.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: lock and write nothing; return what would be done now.
         :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the pause that is
             replaced.
-        :raises ConfigurationError: no reason, or a time that has passed or has no zone.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
+        :raises ConfigurationError: a time that has passed or has no zone.
         :raises UnknownGroup: the group was never claimed.
         :raises GroupRenamed: the group has another name now.
-        :raises LockTimeout: another transaction holds the group's row for longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         return self._decide(PauseGroup(group, reason, until), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
@@ -417,11 +393,7 @@ class OffsetStore:
     ) -> PauseDecided:
         """End a group's pause; a job that waits goes on within a second or two. If there is none, nothing is written.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: as for `pause`, like ``if_plan``.
-        :raises ConfigurationError: no reason.
-        :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
+        :raises UnknownGroup, GroupRenamed: as for `pause`.
         """
         return self._decide(ResumeGroup(group), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
@@ -437,15 +409,8 @@ class OffsetStore:
         For a `pg_upgrade`, a switch to a logical replica, or a backup that was restored in place. The history of each
         group records it. If the store is at home already, nothing is written.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: lock and write nothing; return what would be done now.
-        :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing.
-        :raises ConfigurationError: no reason.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises MissingPrivilege: the role does not own the tables, or may not read which database this is.
         :raises LockTimeout: a claim or another decision takes longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         done = self._decide(MoveStore(), reason, actor, dry_run=dry_run, if_plan=if_plan)
         self.database.check_schema()
@@ -460,14 +425,9 @@ class OffsetStore:
         database's jobs a ``kafka_group=`` of its own, or the start is refused (`ForeignStore`, `KafkaGroupContested`).
         Also for a copy of the server's files, which PostgreSQL can't tell from the original.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: as for `moved`, like ``if_plan``: a claim, or the end of a job, makes it another plan.
-        :raises ConfigurationError: no reason.
-        :raises PlanChanged: as for `moved`.
+        :param if_plan: a claim, or the end of a job, makes it another plan.
         :raises MissingPrivilege: the role does not own the tables.
         :raises LockTimeout: a job's transaction, a claim or another decision takes longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         done = self._decide(NewStoreId(), reason, actor, dry_run=dry_run, if_plan=if_plan)
         self.database.check_schema()
@@ -525,15 +485,11 @@ class OffsetStore:
         keeps the new value, unless it writes one of its own.
 
         :param value: ``None`` clears it.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
         :param formats: as for `claim`; by default JSON.
         :return: the stored offset, to which the metadata belongs.
         :raises MetadataError: the serializer fails, or its text is too long.
-        :raises ConfigurationError: no reason, or no such partition.
+        :raises ConfigurationError: no such partition.
         :raises UnknownGroup: the store has no offsets of the group.
-        :raises LockTimeout: another transaction holds the row for longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         text = format_of(formats, tp.topic).dump(value)
         return self._decide(WriteMetadata(group, tp, text), reason, actor).offset
@@ -635,23 +591,18 @@ class OffsetStore:
         :param which: a letter, as `letters` returns it or its `LetterKey`, several of them, or a `LetterFilter`, of
             which those that are ``dead`` are chosen, in the order of partition and offset. All letters that are named
             must be fit for it, or nothing is written.
-        :param reason: for those who read the history, and the letter.
-        :param actor: who decides; by default user, host and process.
         :param forced: even where rows of later records may be replaced by older ones.
         :param limit: choose so many at most; `LettersDecided.more` tells if there are others.
-        :param dry_run: lock and write nothing; return what would be chosen now.
         :param if_plan: the ``digest`` of a dry run: decide about the letters that it has shown, as they were, or about
             none.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises UnknownLetter: there is no such letter.
         :raises LetterSettled: it was replayed, discarded or superseded.
         :raises PayloadMissing: its record is not kept.
-        :raises ConfigurationError: no reason, or an argument is invalid.
+        :raises ConfigurationError: an argument is invalid.
         :raises TypeError: ``which`` is something else.
         :raises UnknownGroup: the group was never claimed.
         :raises GroupRenamed: the group has another name now.
         :raises LockTimeout: another transaction, such as a replay, holds a letter for longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         operation = ReplayLetters(group, which, limit=limit, forced=forced)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -687,7 +638,7 @@ class OffsetStore:
             are settled, which keep their state. The bytes remain in the database's files until VACUUM, and in backups.
         :raises UnknownLetter, LetterSettled, ConfigurationError: as for `request_replay`, like the other parameters.
         :raises TypeError: as for `request_replay`.
-        :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        :raises UnknownGroup, GroupRenamed: as for `request_replay`.
         """
         operation = DiscardLetters(group, which, limit=limit, erase=erase)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -715,8 +666,8 @@ class OffsetStore:
         :param if_plan: the ``digest`` of a dry run: delete as many as it has counted, or none.
         :raises PlanChanged: the plan is not ``if_plan``; nothing was deleted.
         :raises MissingPrivilege: the role may not delete letters.
-        :raises ConfigurationError: no reason, another state, or an argument is invalid.
-        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        :raises ConfigurationError: another state, or an argument is invalid.
+        :raises UnknownGroup, GroupRenamed: as for `request_replay`.
         """
         operation = PruneLetters(group, older_than, tuple(states), limit)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)

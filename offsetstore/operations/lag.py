@@ -9,11 +9,11 @@ from typing import Final
 
 from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
 from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.operations.first_unread import FirstUnread, find_first_unread
 from offsetstore.operations.people import StoreOverview
 from offsetstore.operations.reads import beyond_end, lag_of
 from offsetstore.operations.samples import Sample
 from offsetstore.protocol.database import GroupRow
-from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
 from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
