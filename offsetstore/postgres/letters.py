@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, cast
 
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import refusing_letters
+from offsetstore.postgres.together import Statements
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, trace_id, writable
 
@@ -183,11 +184,8 @@ WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition =
 """
 
 
-class LetterStatements:
+class LetterStatements(Statements):
     """A session's part that implements `LetterSession`."""
-
-    rows: Callable[..., list[Any]]
-    run: Callable[..., int]
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         written = 0

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from psycopg.types.json import Jsonb
 
 from offsetstore.offsets import Token
+from offsetstore.postgres.together import Statements
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
 
@@ -69,11 +70,8 @@ DELETE FROM {s}job_errors WHERE consumer_group = :group AND id <= (
 """
 
 
-class RunStatements:
+class RunStatements(Statements):
     """See the module. `PostgresSession` runs the statements."""
-
-    rows: Callable[..., list[Any]]
-    run: Callable[..., int]
 
     def begin_run(self, group: str, token: Token, run: NewRun) -> None:
         self.run(

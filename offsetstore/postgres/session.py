@@ -14,21 +14,31 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
-from offsetstore.errors import ConfigurationError, ConnectionLost, SchemaError, UnexpectedCommit
+from offsetstore.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    MissingPrivilege,
+    OffsetStoreError,
+    SchemaError,
+    SchemaNotAtHead,
+    UnexpectedCommit,
+)
 from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
     driver_error,
     naming_texts,
+    needing,
+    printing,
     refusals,
     refused_at_commit,
     translate,
     translated,
 )
+from offsetstore.postgres.grants import needed_columns
 from offsetstore.postgres.letters import LetterStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
-from offsetstore.postgres.store_facts import StoreFactsStatements
 from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
@@ -44,6 +54,7 @@ from offsetstore.protocol.database import (
 from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.store_facts import StoreIdentity
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
@@ -70,7 +81,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, StoreFactsStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -429,25 +440,50 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
     def end_beat(self, claim_id: uuid.UUID) -> None:
         self.run(sql.END_BEAT, claim_id=claim_id)
 
+    def expect_grants(self) -> None:
+        tables, needed, columns = zip(*needed_columns(), strict=True)
+        with translated():
+            missing = self.rows(
+                sql.MISSING_GRANTS, place=self.place, tables=[*tables], privileges=[*needed], columns=[*columns]
+            )
+        if not missing:
+            return
+        role, schema = missing[0].role, missing[0].schema
+        raise MissingPrivilege(
+            "the role may not do all that a job does; no job was fenced",
+            found=f"role {quoted(role)} lacks {', '.join(f'{one.privilege} on {one.in_table}' for one in missing)}",
+            next_step="As the owner of the tables, pass to psql what this prints: "
+            f"`{printing((), role=role, schema=schema)}`.",
+        )
+
+    def identity(self) -> StoreIdentity:
+        assert self.connection  # BEGIN: the savepoint must not be lost with it
+        try:
+            with translated():
+                _, found, _ = self.together(sql.SAVE_IDENTITY, sql.IDENTITY, sql.KEEP_IDENTITY)
+        except OffsetStoreError:  # whatever it is: a service may lack the function
+            with translated():
+                _, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)
+        if not found.rows:
+            raise SchemaNotAtHead(
+                "the table store_identity is empty, so this store has no id",
+                next_step="Restore its row, which offsetstore's migration wrote.",
+            )
+        [row] = found.rows
+        return StoreIdentity(row.store_id, row.home, row.here)
+
+    def lock_identity(self) -> StoreIdentity:
+        with needing("change which store this is"):
+            self.run(sql.LOCK_CLAIMS)
+        return self.identity()
+
+    def set_identity(self, store_id: uuid.UUID, home: str | None) -> None:
+        with needing("change which store this is"):
+            self.run(sql.LOCK_CLAIMS)
+            self.run(sql.SET_IDENTITY, store_id=store_id, home=home)
+
     def now(self) -> datetime:
         return cast("datetime", self.one(sql.NOW)[0])
-
-    def rows(self, statement: str, **values: object) -> list[Any]:
-        with translated():
-            return self._send(statement, **values).rows
-
-    def one(self, statement: str, **values: object) -> Any:
-        [row] = self.rows(statement, **values)
-        return row
-
-    def first(self, statement: str, **values: object) -> Any:
-        """The first row, ``None`` if there is none."""
-        return next(iter(self.rows(statement, **values)), None)
-
-    def run(self, statement: str, **values: object) -> int:
-        """Run a statement that returns no rows; return how many it changed."""
-        with translated():
-            return self._send(statement, **values).count
 
     def _send(self, statement: str, **values: object) -> Result:
         """Send a statement, the first one with BEGIN before it."""

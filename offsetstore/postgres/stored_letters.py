@@ -8,7 +8,7 @@ measuring it don't read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import error_columns, read_headers, record_arrays
 from offsetstore.postgres.schema import INDEXED
+from offsetstore.postgres.together import Statements
 from offsetstore.protocol.letters import (
     PAYLOADS,
     SEQUENCE_BYTES,
@@ -320,12 +321,8 @@ GROUP BY l.sequence
 """
 
 
-class StoredLetterStatements:
+class StoredLetterStatements(Statements):
     """A session's part that implements `StoredLetterSession`."""
-
-    rows: Callable[..., list[Any]]
-    one: Callable[..., Any]
-    run: Callable[..., int]
 
     def letters(
         self,

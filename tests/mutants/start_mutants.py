@@ -486,7 +486,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "home-that-may-not-be-asked-for",
         (
-            "StoreFactsStatements.identity",
+            "PostgresSession.identity",
             "_, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
             "[found] = self.together(sql.IDENTITY_ALONE)",
         ),
