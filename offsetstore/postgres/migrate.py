@@ -291,7 +291,6 @@ class IncludeName(Protocol):
 
     def __call__(self, name: str | None, kind: str, parents: MutableMapping[str, str | None], /) -> bool:
         """Return whether it does; ``kind`` is Alembic's: schema, table, column, index and so on."""
-        ...
 
 
 def exclude(include_name: IncludeName | None = None, *, schema: str | None = None) -> IncludeName:

@@ -86,25 +86,21 @@ class StoreFactsSession(Protocol):
 
         :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
         """
-        ...
 
     def identity(self) -> StoreIdentity:
         """Which store it is, and in which database.
 
         :raises SchemaNotAtHead: that was never written.
         """
-        ...
 
     def lock_identity(self) -> StoreIdentity:
         """Lock out claims, and others who would change it, until the transaction ends; then read which store it is.
 
         :raises MissingPrivilege: the role may not lock the groups.
         """
-        ...
 
     def set_identity(self, store_id: UUID, home: str | None) -> None:
         """Make it another store, or give it another home. Claims wait until the transaction ends.
 
         :raises MissingPrivilege: the role does not own the tables.
         """
-        ...
