@@ -3,6 +3,8 @@
 Only the tables' owner may: the answer decides whose results count, and a job must not give it for itself.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +50,6 @@ class _OfStore(Operation[StoreDecided]):
     group = ""
 
     def begin(self, database: Database, by: By) -> AbstractContextManager[Session]:
-        """See `Operation`."""
         return transaction(database, name="offsetstore:admin", lock_timeout=by.lock_timeout)
 
 
@@ -57,7 +58,6 @@ class MoveStore(_OfStore):
     """Take this database for the store's home; see `OffsetStore.moved`."""
 
     def plan(self, session: Session) -> StoreDecided:
-        """See `Operation`."""
         before = session.identity()
         if before.here is None:
             raise MissingPrivilege(
@@ -70,7 +70,7 @@ class MoveStore(_OfStore):
         return _plan("moved", before, after, groups, [one.group for one in groups])
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
-        """See `Operation`. A store that is at home is left alone."""
+        """A store that is at home is left alone."""
         plan = self.plan(session)
         if not plan.is_empty:
             session.lock_identity()  # it may have been given an id meanwhile, or have been moved
@@ -78,7 +78,6 @@ class MoveStore(_OfStore):
         yield plan
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        """See `Operation`."""
         session.set_identity(plan.after.store_id, plan.after.home)
         why = f"from database {plan.before.home or 'unknown'} to {plan.after.home}: {by.reason}"
         return {group: [by.event("moved", owner.token, why)] for group, owner in plan.groups.items()}
@@ -95,7 +94,6 @@ class NewStoreId(_OfStore):
     store_id: UUID = field(default_factory=uuid4)
 
     def plan(self, session: Session) -> StoreDecided:
-        """See `Operation`."""
         before = session.identity()
         # The others were renamed or deleted.
         groups = [one for one in session.groups() if one.partitions or one.owner.alive_for is not None]
@@ -103,12 +101,10 @@ class NewStoreId(_OfStore):
         return _plan("new-id", before, StoreIdentity(self.store_id, before.here, before.here), groups, owners)
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
-        """See `Operation`."""
         session.lock_identity()
         yield self.plan(session)
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        """See `Operation`."""
         session.set_identity(plan.after.store_id, plan.after.home)
         why = f"this database is a copy of store {plan.before.store_id}, and is store {self.store_id} now: {by.reason}"
         history: dict[str, Sequence[HistoryEvent]] = {}

@@ -4,6 +4,8 @@ A decision locks the letters, in their order, and writes one line into the group
 were chosen, who decided it and why. Each letter's own row says the same of the last decision about it.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 import time
@@ -187,11 +189,6 @@ class _Letters(Operation[LettersDecided]):
     limit: int = field(default=MOST, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        :raises ConfigurationError: naming the argument.
-        :raises TypeError: ``which`` is something else.
-        """
         expect_group(self.group)
         _expect_limit(self.limit)
         if isinstance(self.which, LetterFilter):
@@ -229,11 +226,10 @@ class _Letters(Operation[LettersDecided]):
         return False
 
     def plan(self, session: Session) -> LettersDecided:
-        """See `Operation`."""
         return self._choose(session, known(session, self.group).token, lock=False)
 
     def locked(self, session: Session) -> Iterator[LettersDecided]:
-        """See `Operation`: the group's row comes before any letter."""
+        """The group's row comes before any letter."""
         session.share_group(self.group)
         yield self._choose(session, known(session, self.group).token, lock=True)
 
@@ -262,7 +258,7 @@ class _Letters(Operation[LettersDecided]):
         return digest_of(self.kind[1], self.group, [*chosen.items()])
 
     def write(self, session: Session, plan: LettersDecided, by: By) -> History:
-        """See `Operation`. One line for all: how many, which, and where they are if they are of one partition."""
+        """One line for all: how many, which, and where they are if they are of one partition."""
         self.change(session, plan.chosen, by)
         keys, (event, words) = plan.letters, self.kind
         if isinstance(self.which, LetterFilter):
@@ -286,21 +282,17 @@ class ReplayLetters(_Letters):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """See `_Letters`."""
         return "replay", "to be replayed, forced" if self.forced else "to be replayed"
 
     @property
     def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
-        """See `_Letters`."""
         return ("dead",), ("kept",)
 
     @property
     def counts_overtaken(self) -> bool:
-        """See `_Letters`."""
         return self.forced
 
     def check(self, key: LetterKey, letter: ChosenLetter) -> None:
-        """See `_Letters`."""
         _expect_open(key, letter, "replayed")
         if letter.payload_state != "kept":
             raise PayloadMissing(
@@ -310,7 +302,6 @@ class ReplayLetters(_Letters):
             )
 
     def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
-        """See `_Letters`."""
         session.decide_letters(self.group, chosen, "requested", actor=by.who, reason=by.reason, forced=self.forced)
 
 
@@ -322,21 +313,19 @@ class DiscardLetters(_Letters):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """See `_Letters`."""
         return ("erase", "erased") if self.erase else ("discard", "discarded")
 
     @property
     def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
-        """See `_Letters`. Those that were erased already would be chosen again and again."""
+        """Those that were erased already would be chosen again and again."""
         return (STATES, ("kept", "left out")) if self.erase else (OPEN, PAYLOADS)
 
     def check(self, key: LetterKey, letter: ChosenLetter) -> None:
-        """See `_Letters`: any letter can be erased."""
+        """Any letter can be erased."""
         if not self.erase:
             _expect_open(key, letter, "discarded", "If its contents have to go, erase it.")
 
     def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
-        """See `_Letters`."""
         if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
             session.decide_letters(self.group, still_open, "discarded", actor=by.who, reason=by.reason)
         if self.erase:
@@ -353,10 +342,6 @@ class PruneLetters(Operation[LettersPruned]):
     limit: int = MOST
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        :raises ConfigurationError: naming the argument.
-        """
         expect_group(self.group)
         _expect_limit(self.limit)
         if self.older_than < timedelta(0):
@@ -370,11 +355,10 @@ class PruneLetters(Operation[LettersPruned]):
             )
 
     def plan(self, session: Session) -> LettersPruned:
-        """See `Operation`."""
         return self._count(session, lock=False)
 
     def locked(self, session: Session) -> Iterator[LettersPruned]:
-        """See `Operation`. Two prunes of one group wait for each other, at the letters; a job's work for neither."""
+        """Two prunes of one group wait for each other, at the letters; a job's work for neither."""
         session.share_group(self.group)
         yield self._count(session, lock=True)
 
@@ -387,7 +371,6 @@ class PruneLetters(Operation[LettersPruned]):
         return LettersPruned(self.group, count, more, before, token, digest=digest)
 
     def write(self, session: Session, plan: LettersPruned, by: By) -> History:
-        """See `Operation`."""
         people(session).prune_letters(self.group, self.states, plan.before, limit=plan.count)
         how = f"{', '.join(self.states)} before {plan.before.isoformat(timespec='seconds')}"
         return {self.group: [by.event("prune", plan.token, _in_words(plan.count, "deleted", how, by.reason))]}

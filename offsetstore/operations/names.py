@@ -4,6 +4,8 @@ A copy leaves the group and its job alone. A rename and a delete fence the job; 
 nothing comes back under it.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,24 +108,17 @@ class CopyGroup(Operation[NewName]):
     group: str
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         _expect_names(self.copied, self.group)
 
     def plan(self, session: Session) -> NewName:
-        """See `Operation`."""
         return _plan(session, "copy", self.copied, self.group)
 
     def locked(self, session: Session) -> Iterator[NewName]:
-        """See `Operation`."""
         session.lock_group(self.group)
         session.lock_group_partitions(self.group)
         yield self.plan(session)
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
-        """See `Operation`."""
         token = Token(session.lock_group(self.group).epoch + 1, uuid4())
         write_token(session, self.group, token, by.who)
         new = {tp: _same_offset(row, keep_contested=False) for tp, row in plan.rows.items()}
@@ -142,24 +137,17 @@ class RenameGroup(Fencing[NewName]):
     new: str
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         super().__post_init__()
         _expect_names(self.group, self.new)
 
     def plan(self, session: Session) -> NewName:
-        """See `Operation`."""
         return _plan(session, "rename", self.group, self.new, self.met)
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Fencing`."""
         return sorted((self.group, self.new))
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
-        """See `Operation`."""
         group, new, owner = self.group, self.new, plan.owner
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
@@ -237,7 +225,6 @@ class DeleteGroup(Fencing[DeletedGroup]):
         return found
 
     def write(self, session: Session, plan: DeletedGroup, by: By) -> History:
-        """See `Operation`."""
         assert plan.owner is not None
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
         token = Token(plan.owner.token.epoch + 1, uuid4())

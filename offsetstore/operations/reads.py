@@ -169,10 +169,6 @@ class HistoryFilter:
     before: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments.
-
-        :raises ConfigurationError: naming the argument.
-        """
         _check_since(self.since)
         if unknown := sorted(set(self.events) - set(EVENTS)):
             raise ConfigurationError(
@@ -203,10 +199,6 @@ class ErrorFilter:
     limit: int | None
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments.
-
-        :raises ConfigurationError: naming the argument.
-        """
         _check_since(self.since)
         if unknown := sorted(set(self.sources) - set(SOURCES)):
             raise ConfigurationError(
