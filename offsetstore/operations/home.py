@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID, uuid4
 
 from offsetstore.errors import MissingPrivilege
 from offsetstore.offsets import Token
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, held_by, write_token
+from offsetstore.operations.people import people
+from offsetstore.postgres.errors import needing
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.sessions import transaction
+
+# A claim inserts or updates a row before it reads the identity.
+LOCK_CLAIMS: Final = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
+SET_IDENTITY: Final = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +81,12 @@ class MoveStore(_OfStore):
         """A store that is at home is left alone."""
         plan = self.plan(session)
         if not plan.is_empty:
-            session.lock_identity()  # it may have been given an id meanwhile, or have been moved
+            lock_identity(people(session))  # it may have been given an id meanwhile, or have been moved
             plan = self.plan(session)
         yield plan
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        session.set_identity(plan.after.store_id, plan.after.home)
+        set_identity(people(session), plan.after.store_id, plan.after.home)
         why = f"from database {plan.before.home or 'unknown'} to {plan.after.home}: {by.reason}"
         return {group: [by.event("moved", owner.token, why)] for group, owner in plan.groups.items()}
 
@@ -101,11 +109,11 @@ class NewStoreId(_OfStore):
         return _plan("new-id", before, StoreIdentity(self.store_id, before.here, before.here), groups, owners)
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
-        session.lock_identity()
+        lock_identity(people(session))
         yield self.plan(session)
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        session.set_identity(plan.after.store_id, plan.after.home)
+        set_identity(people(session), plan.after.store_id, plan.after.home)
         why = f"this database is a copy of store {plan.before.store_id}, and is store {self.store_id} now: {by.reason}"
         history: dict[str, Sequence[HistoryEvent]] = {}
         for group in plan.groups:
@@ -122,3 +130,17 @@ def _plan(
 ) -> StoreDecided:
     digest = digest_of(event, "", str(before.store_id), before.home, before.here, facts)
     return StoreDecided(before, after, {one.group: one.owner for one in groups}, digest=digest)
+
+
+def lock_identity(session: PostgresSession) -> StoreIdentity:
+    """Lock out claims, and others who would change it, until the transaction ends; then read which store it is."""
+    with needing("change which store this is"):
+        session.run(LOCK_CLAIMS)
+    return session.identity()
+
+
+def set_identity(session: PostgresSession, store_id: UUID, home: str | None) -> None:
+    """Make it another store, or give it another home. Claims wait until the transaction ends."""
+    with needing("change which store this is"):
+        session.run(LOCK_CLAIMS)
+        session.run(SET_IDENTITY, store_id=store_id, home=home)

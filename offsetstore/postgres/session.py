@@ -28,7 +28,6 @@ from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
     driver_error,
     naming_texts,
-    needing,
     printing,
     refusals,
     refused_at_commit,
@@ -471,16 +470,6 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
             )
         [row] = found.rows
         return StoreIdentity(row.store_id, row.home, row.here)
-
-    def lock_identity(self) -> StoreIdentity:
-        with needing("change which store this is"):
-            self.run(sql.LOCK_CLAIMS)
-        return self.identity()
-
-    def set_identity(self, store_id: uuid.UUID, home: str | None) -> None:
-        with needing("change which store this is"):
-            self.run(sql.LOCK_CLAIMS)
-            self.run(sql.SET_IDENTITY, store_id=store_id, home=home)
 
     def now(self) -> datetime:
         return cast("datetime", self.one(sql.NOW)[0])

@@ -359,10 +359,7 @@ WHERE NOT has_table_privilege(needed.oid, privilege)
 ORDER BY in_table, privilege
 """
 
-# A claim inserts or updates a row before it reads the identity.
-LOCK_CLAIMS = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
 TAKE_HOME = f"UPDATE {{s}}store_identity SET home = {_HERE}"  # noqa: S608 - constants alone
-SET_IDENTITY = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
 
 # The group as a range keeps the planner from the primary key, where the lines of other groups may be in between.
 HISTORY = """

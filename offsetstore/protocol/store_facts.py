@@ -92,15 +92,3 @@ class StoreFactsSession(Protocol):
 
         :raises SchemaNotAtHead: that was never written.
         """
-
-    def lock_identity(self) -> StoreIdentity:
-        """Lock out claims, and others who would change it, until the transaction ends; then read which store it is.
-
-        :raises MissingPrivilege: the role may not lock the groups.
-        """
-
-    def set_identity(self, store_id: UUID, home: str | None) -> None:
-        """Make it another store, or give it another home. Claims wait until the transaction ends.
-
-        :raises MissingPrivilege: the role does not own the tables.
-        """

@@ -29,6 +29,7 @@ from offsetstore.errors import (
 )
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
+from offsetstore.operations.home import set_identity
 from offsetstore.operations.people import people, read_overview
 from offsetstore.operations.resets import ShiftBy
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
@@ -761,7 +762,7 @@ class AdminContract(ContractParts):
     @staticmethod
     def _set_home(store: OffsetStore, home: str | None) -> None:
         with transaction(store.database, name="test") as session:
-            session.set_identity(session.identity().store_id, home)
+            set_identity(people(session), session.identity().store_id, home)
         store.database.check_schema()
 
     @pytest.mark.behaviour("START-27", "START-23")

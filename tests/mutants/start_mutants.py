@@ -507,13 +507,13 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "moved-reads-the-store-under-its-lock",
-        ("MoveStore.locked", "session.lock_identity()", "session.identity()"),
+        ("MoveStore.locked", "lock_identity(people(session))", "session.identity()"),
         tests=(f"{_TOGETHER}test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile",),
         why="A store moved that has waited for a new-id would write the id of the original back.",
     ),
     mutant(
         "new-id-reads-the-store-under-its-lock",
-        ("NewStoreId.locked", "session.lock_identity()", "session.identity()"),
+        ("NewStoreId.locked", "lock_identity(people(session))", "session.identity()"),
         tests=(f"{_TOGETHER}test_a_new_id_names_the_store_that_the_database_was_until_then",),
         why="The history would name another store than the one that the database was a copy of.",
     ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.protocol.letters import OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
@@ -112,13 +111,6 @@ class StoredLetterMemory(LetterMemory):
             group,
             keys,
             lambda letter: replace(letter, state=state, forced=forced, decided_at=now, actor=actor, reason=reason),
-        )
-
-    def _prunable(self, group: str, states: Collection[State], before: datetime) -> list[LetterKey]:
-        return sorted(
-            letter.key
-            for letter in self._of(group)
-            if letter.state in states and letter.decided_at is not None and letter.decided_at < before
         )
 
     def has_requested(self, group: str) -> bool:
