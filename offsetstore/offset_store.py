@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import ConfigurationError, OffsetStoreError
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations import reads
 from offsetstore.operations.home import MoveStore, NewStoreId, StoreDecided
@@ -50,11 +50,13 @@ from offsetstore.protocol.metadata import Formats, format_of, load
 from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
+from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.runs import JobError, Run, Source
+from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
-from offsetstore.store.acquire import acquire
+from offsetstore.store.acquire import acquire, resolve_unlocked
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.identity import ClaimInfo
@@ -868,3 +870,35 @@ class OffsetStore:
             claim.end_with(error)
         with not_hiding(error):
             self.close()
+
+
+def resolve_starting_offsets(
+    broker: BrokerOffsets,
+    *,
+    group: str,
+    topics: Collection[str] | None = None,
+    store: OffsetStore | None = None,
+    policy: StartPolicy | None = None,
+    kafka_group: str | None = None,
+) -> StartingOffsets:
+    """Resolve where ``group`` would start now. Read-only: this fences no job and writes nothing.
+
+    It takes one round trip to the database and a constant number to Kafka, however many partitions there are.
+
+    :param store: ``None`` to use only the offsets committed in Kafka.
+    :raises BrokerError, StartError: as `OffsetStore.claim` does.
+    """
+    names = [topics] if isinstance(topics, str) else topics if topics is not None else broker.topics
+    if not names:
+        raise ConfigurationError(
+            "no topics to resolve", expected='topics=["..."], or a broker made from Spark\'s options'
+        )
+    stored = store.offsets(group) if store else {}
+    identity = store.database.identity() if store else None
+    if store is not None and identity is not None:
+        identity.expect_home(store.database.schema)
+    timestamp_ms = policy.timestamp_ms if policy else None
+    view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)
+    if store is None or identity is None:
+        return resolve(stored, view, policy)
+    return resolve_unlocked(store.database, group, stored, view, policy, store_id=identity.store_id)

@@ -6,11 +6,11 @@ once, even through PgBouncer.
 
 from __future__ import annotations
 
-from collections.abc import Generator, MutableMapping
+from collections.abc import Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from importlib.resources import files
 from io import StringIO
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import alembic.context
 import alembic.op
@@ -286,11 +286,9 @@ OURS = frozenset({*metadata.tables, VERSION_TABLE})
 """The names of all our tables."""
 
 
-class IncludeName(Protocol):
-    """Alembic's ``include_name`` of ``context.configure``: whether autogenerate considers a name."""
-
-    def __call__(self, name: str | None, kind: str, parents: MutableMapping[str, str | None], /) -> bool:
-        """Return whether it does; ``kind`` is Alembic's: schema, table, column, index and so on."""
+IncludeName: TypeAlias = Callable[[str | None, str, MutableMapping[str, str | None]], bool]
+"""Alembic's ``include_name`` of ``context.configure``: whether autogenerate considers a name of a kind (schema, table,
+column, index and so on)."""
 
 
 def exclude(include_name: IncludeName | None = None, *, schema: str | None = None) -> IncludeName:
@@ -302,7 +300,7 @@ def exclude(include_name: IncludeName | None = None, *, schema: str | None = Non
         elsewhere.
     """
 
-    def include(name: str | None, kind: str, parents: MutableMapping[str, str | None], /) -> bool:
+    def include(name: str | None, kind: str, parents: MutableMapping[str, str | None]) -> bool:
         if kind == "table" and name in OURS and _is_our_schema(parents.get("schema_name"), schema):
             return False
         return include_name is None or include_name(name, kind, parents)

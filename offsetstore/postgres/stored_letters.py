@@ -369,21 +369,7 @@ class StoredLetterStatements(Statements):
             rows = self.rows(LETTER_ERRORS, **values)
         else:
             rows = self.rows(LETTER_ERRORS_WITHIN, within=within, **values, **_after(None))
-        return [
-            ErrorGroup(
-                row.cause,
-                row.error_class,
-                row.sqlstate,
-                row.table_name,
-                row.constraint_name,
-                row.column_name,
-                row.count,
-                row.first_at,
-                row.last_at,
-                _key(row),
-            )
-            for row in rows
-        ]
+        return [ErrorGroup(*row[:9], _key(row)) for row in rows]  # as _ERRORS has them
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         return self.one(
@@ -412,18 +398,7 @@ class StoredLetterStatements(Statements):
         if overtaken:
             statement = statement.replace(_CHOSEN, _OVERTAKEN)
         rows = self.rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
-        return {
-            _key(row): ChosenLetter(
-                row.state,
-                row.payload,
-                row.forced,
-                row.times,
-                row.attempts,
-                row.created_at,
-                is_overtaken=overtaken and row.overtaken,
-            )
-            for row in rows
-        }
+        return {_key(row): ChosenLetter(*row[4:]) for row in rows}  # after the key, as _CHOSEN has them
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
         return self.one(COUNT_WITHOUT_PAYLOAD, group=group, **_fitting(which)).count

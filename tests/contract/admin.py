@@ -27,7 +27,7 @@ from offsetstore.errors import (
     StoreRewound,
     UnknownGroup,
 )
-from offsetstore.offset_store import OffsetStore
+from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.operations.home import set_identity
 from offsetstore.operations.people import people, read_overview
@@ -38,7 +38,6 @@ from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import LetterFilter
-from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
