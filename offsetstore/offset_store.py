@@ -28,8 +28,7 @@ from offsetstore.operations.letters import (
     PruneLetters,
     ReplayLetters,
     Which,
-    read_counts,
-    read_errors,
+    check_limits,
     read_letter,
     read_page,
     wait_for_replay,
@@ -37,7 +36,7 @@ from offsetstore.operations.letters import (
 from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
 from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
-from offsetstore.operations.people import StoreFacts, ask, people, read_facts, read_overview, read_runs
+from offsetstore.operations.people import StoreFacts, ask, people, read_errors, read_facts, read_overview, read_runs
 from offsetstore.operations.reads import GroupState
 from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
 from offsetstore.operations.samples import Sample, Selection, read_samples, record_samples
@@ -47,6 +46,7 @@ from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, List
 from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, State
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
@@ -554,7 +554,9 @@ class OffsetStore:
 
         :param up_to: bound the time: count no further than this, so that a count which reaches it may be more.
         """
-        return read_counts(self.database, group, up_to)
+        if up_to is not None:
+            check_whole("up_to", up_to, "dead letters", least=1)
+        return self._read(lambda session: session.count_letters(group, up_to=up_to))
 
     def letter_errors(
         self,
@@ -571,7 +573,9 @@ class OffsetStore:
         :param within: bound the time: look at the newest so many letters in these states only.
         """
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
-        return read_errors(self.database, group, LetterFilter(states, topic=topic), limit=limit, within=within)
+        which = LetterFilter(states, topic=topic)
+        check_limits(limit, within)
+        return ask(self.database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
 
     def request_replay(
         self,
@@ -697,8 +701,14 @@ class OffsetStore:
         :param before: only those with a lower ``id``: to go back page by page, that of the page's first line.
         :raises ConfigurationError: an argument is invalid.
         """
-        chosen = reads.HistoryFilter(since, events, limit, topic_partition, before)
-        return self._read(lambda session: chosen.read(session, group))
+        reads.check_history(since, events, limit)
+        if before is not None:
+            check_whole("before", before)
+        return self._read(
+            lambda session: session.history(
+                group, since=since, events=events, topic_partition=topic_partition, limit=limit, before=before
+            )
+        )
 
     def follow_history(
         self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
@@ -707,7 +717,7 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `history`.
         """
-        reads.HistoryFilter(since, events, limit)  # refuses invalid arguments now, and not at the first event
+        reads.check_history(since, events, limit)  # refuses invalid arguments now, and not at the first event
         return reads.follow(lambda at: self.history(group, since=at, events=events), since=since, limit=limit)
 
     def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
@@ -738,8 +748,10 @@ class OffsetStore:
         :param limit: only so many, the last ones.
         :raises ConfigurationError: an argument is invalid.
         """
-        chosen = reads.ErrorFilter(since, sources, limit)
-        return ask(self.database, lambda session: chosen.read(session, group))
+        reads.check_errors(since, sources, limit)
+        return ask(
+            self.database, lambda session: read_errors(session, group, since=since, sources=sources, limit=limit)
+        )
 
     def follow_errors(
         self, group: str, *, since: datetime | None = None, sources: Collection[Source] = (), limit: int | None = None
@@ -748,7 +760,7 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `errors`.
         """
-        reads.ErrorFilter(since, sources, limit)
+        reads.check_errors(since, sources, limit)
         return reads.follow(lambda at: self.errors(group, since=at, sources=sources), since=since, limit=limit)
 
     def owner(self, group: str) -> GroupRow | None:

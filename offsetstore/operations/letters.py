@@ -19,11 +19,11 @@ from typing import Any, Final, TypeAlias, cast
 from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
-from offsetstore.operations.people import ask, people
+from offsetstore.operations.people import people
 from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
+from offsetstore.protocol.stored_letters import STATES, ChosenLetter, LetterCursor, LetterFilter
 from offsetstore.protocol.texts import check_text
 from offsetstore.store.sessions import read
 
@@ -113,8 +113,7 @@ def read_page(
     within: int | None,
 ) -> LetterPage:
     """Read a part of the list; see `OffsetStore.letters`."""
-    _expect_limit(limit)
-    _expect_within(within)
+    check_limits(limit, within)
     if within is not None and contents:
         raise ConfigurationError("within is for lists of dead letters without their contents")
     cursor = None if after is None else LetterCursor.parse(after)
@@ -164,22 +163,6 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
         time.sleep(min(_INTERVAL, left))
 
 
-def read_counts(database: Database, group: str, up_to: int | None) -> dict[State, int]:
-    """Count the letters; see `OffsetStore.letter_counts`."""
-    if up_to is not None:
-        check_whole("up_to", up_to, "dead letters", least=1)
-    return read(database, lambda session: session.count_letters(group, up_to=up_to))
-
-
-def read_errors(
-    database: Database, group: str, which: LetterFilter, *, limit: int, within: int | None
-) -> list[ErrorGroup]:
-    """Read the errors; see `OffsetStore.letter_errors`."""
-    _expect_limit(limit)
-    _expect_within(within)
-    return ask(database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
-
-
 @dataclass(frozen=True)
 class _Letters(Operation[LettersDecided]):
     """A decision about letters, which are named or chosen by a filter."""
@@ -190,7 +173,7 @@ class _Letters(Operation[LettersDecided]):
 
     def __post_init__(self) -> None:
         expect_group(self.group)
-        _expect_limit(self.limit)
+        check_limits(self.limit)
         if isinstance(self.which, LetterFilter):
             return
         named = keys_of(self.which)
@@ -343,7 +326,7 @@ class PruneLetters(Operation[LettersPruned]):
 
     def __post_init__(self) -> None:
         expect_group(self.group)
-        _expect_limit(self.limit)
+        check_limits(self.limit)
         if self.older_than < timedelta(0):
             raise ConfigurationError("older_than must not be negative", found=self.older_than)
         if not self.states or not set(self.states) <= set(FINAL):
@@ -439,10 +422,11 @@ def _unknown(group: str, key: LetterKey) -> UnknownLetter:
     )
 
 
-def _expect_limit(limit: int) -> None:
+def check_limits(limit: int, within: int | None = None) -> None:
+    """Refuse limits below 1.
+
+    :raises ConfigurationError: naming the argument.
+    """
     check_whole("limit", limit, "dead letters", least=1)
-
-
-def _expect_within(within: int | None) -> None:
     if within is not None:
         check_whole("within", within, "dead letters", least=1)

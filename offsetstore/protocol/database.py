@@ -17,7 +17,7 @@ from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Sus
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
-from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
 EVENTS: Final = (
@@ -213,7 +213,7 @@ class Savepoints(Protocol):
         """Undo all that came after savepoint ``number``, also an error; that savepoint stays."""
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -354,6 +354,18 @@ class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession,
 
     def end_beat(self, claim_id: UUID) -> None:
         """Remove the heartbeat: the owner has left."""
+
+    def expect_grants(self) -> None:
+        """Expect that the role may do all that a job does; a new revision may have added to it.
+
+        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
+        """
+
+    def identity(self) -> StoreIdentity:
+        """Which store it is, and in which database.
+
+        :raises SchemaNotAtHead: that was never written.
+        """
 
     def now(self) -> datetime:
         """The database's clock at this moment, not at the transaction's beginning; with a time zone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from offsetstore.errors import StoreMoved
@@ -76,19 +76,3 @@ class StoreIdentity:
                 f"original goes on: `{command('store', 'new-id', '--reason', '...', schema=schema)}`, and give each "
                 "job of the copy a kafka_group= of its own.",
             )
-
-
-class StoreFactsSession(Protocol):
-    """The part of a `Session` for the store itself."""
-
-    def expect_grants(self) -> None:
-        """Expect that the role may do all that a job does; a new revision may have added to it.
-
-        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
-        """
-
-    def identity(self) -> StoreIdentity:
-        """Which store it is, and in which database.
-
-        :raises SchemaNotAtHead: that was never written.
-        """
