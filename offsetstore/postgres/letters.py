@@ -70,30 +70,27 @@ WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.se
 GROUP BY l.topic, l.partition
 """  # noqa: S608 - a constant alone
 
-# Locked in the order in which decisions lock them.
+# What is passed, locked in the order in which decisions lock it.
+_PASSED: Final = "WITH passed AS MATERIALIZED (\nSELECT l.topic, l.partition, l.record_offset, l.topic_id\n"
+_LOCKED: Final = 'ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"\nFOR UPDATE OF l)\n'
+_IS_PASSED: Final = """FROM passed
+WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
+  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
+"""
+
 OVERTAKE: Final = f"""
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:untils AS bigint[]))
+{_PASSED}FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:untils AS bigint[]))
      AS n (topic, partition, until_offset)
 JOIN {{s}}dead_letters AS l
   ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
  AND l.record_offset < n.until_offset
 WHERE l.state IN ('dead', 'requested') AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
-ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
-FOR UPDATE OF l
-)
-UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
-FROM passed
-WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
-  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
-"""  # noqa: S608 - constants alone
+{_LOCKED}UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
+{_IS_PASSED}"""  # noqa: S608 - constants alone
 
 # What the statements above and below lock, in the order of both together.
 LOCK_PASSED: Final = f"""
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
+{_PASSED}FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
 JOIN {{s}}dead_letters AS l
   ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
@@ -101,10 +98,7 @@ JOIN {{s}}dead_letters AS l
 WHERE l.state IN ('dead', 'requested')
   AND (l.record_offset >= n.from_offset
        OR l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES})
-ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
-FOR UPDATE OF l
-)
-SELECT count(*) AS count FROM passed
+{_LOCKED}SELECT count(*) AS count FROM passed
 """  # noqa: S608 - constants alone
 
 _IN_RANGES: Final = """FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
@@ -119,24 +113,15 @@ WHERE l.state IN ('dead', 'requested')"""
 
 LETTERS_IN: Final = f"SELECT l.topic, l.partition, l.record_offset, l.sequence {_IN_RANGES}"
 
-# Locked in the order in which decisions lock them.
 SUPERSEDE: Final = f"""
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-{_IN_RANGES}
+{_PASSED}{_IN_RANGES}
   AND (l.topic, l.partition, l.record_offset) NOT IN (
       SELECT g.topic, g.partition, g.record_offset
       FROM unnest(CAST(:gone_topics AS text[]), CAST(:gone_partitions AS integer[]), CAST(:gone_offsets AS bigint[]))
            AS g (topic, partition, record_offset))
-ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
-FOR UPDATE OF l
-)
-UPDATE {{s}}dead_letters AS l
+{_LOCKED}UPDATE {{s}}dead_letters AS l
 SET state = 'superseded', decided_at = clock_timestamp(), actor = :actor, reason = 'the job has read the record again'
-FROM passed
-WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
-  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
-"""  # noqa: S608 - constants alone
+{_IS_PASSED}"""  # noqa: S608 - constants alone
 
 ADOPT_LETTERS: Final = """
 UPDATE {s}dead_letters AS l SET topic_id = n.topic_id
@@ -196,15 +181,14 @@ class LetterStatements(Statements):
         return written
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
-        return {
-            TopicPartition(row.topic, row.partition): row.record_offset for row in self.rows(LETTERS_AHEAD, group=group)
-        }
+        return self._highest(LETTERS_AHEAD, group)
 
     def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
-        return {
-            TopicPartition(row.topic, row.partition): row.record_offset
-            for row in self.rows(LETTERS_IN_SEQUENCE, group=group)
-        }
+        return self._highest(LETTERS_IN_SEQUENCE, group)
+
+    def _highest(self, statement: str, group: str) -> dict[TopicPartition, int]:
+        rows = self.rows(statement, group=group)
+        return {TopicPartition(row.topic, row.partition): row.record_offset for row in rows}
 
     def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         return self.run(OVERTAKE, group=group, **_ends(ranges))
