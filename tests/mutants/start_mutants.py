@@ -99,7 +99,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "log-judged-by-its-id",
         ("_judge_log", "row.topic_id != log.topic_id", "not tp"),
-        tests=(f"{_RESOLVED}test_a_recreated_topic_that_is_longer_is_noticed_by_its_id",),
+        tests=(f"{_RESOLVED}test_a_restart_begins_the_whole_topic_anew[longer]",),
         why="The first records of a recreated topic would be skipped, up to the old log's offset.",
     ),
     mutant(

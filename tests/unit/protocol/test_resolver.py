@@ -13,7 +13,6 @@ from offsetstore.errors import (
     KafkaGroupContested,
     KafkaGroupShared,
     LogTruncated,
-    NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
     StoreRewound,
@@ -137,14 +136,6 @@ def test_neither_is_there(policy: StartPolicy, offset: int, reason: Reason) -> N
 
 
 @pytest.mark.behaviour("START-5")
-def test_neither_is_there_and_none_is_given() -> None:
-    with pytest.raises(NoStartingOffset) as caught:
-        resolve({}, kafka({0: (0, 100)}), StartPolicy(auto_offset_reset="none"))
-
-    assert caught.value.topic_partition == P0
-
-
-@pytest.mark.behaviour("START-5")
 @pytest.mark.parametrize("reset", ["earliest", "latest", NOON], ids=str)
 def test_a_new_partition_of_a_known_topic_starts_at_its_beginning(reset: str | datetime) -> None:
     policy = replace(StartPolicy(), auto_offset_reset=reset)
@@ -195,14 +186,6 @@ def test_a_copy_beyond_the_row_stops_the_start(epoch: int, prefer: str) -> None:
     assert (caught.value.topic_partition, caught.value.found) == (P0, "offset 40 stored")
     assert caught.value.expected == f"at least 60, copied by store {US}, epoch {epoch}"
     assert 'on_rewound="stored"' in caught.value.next_step
-
-
-@pytest.mark.behaviour("START-6")
-def test_a_copy_without_a_row_stops_the_start() -> None:
-    with pytest.raises(StoreRewound) as caught:
-        resolve({}, copy(kafka({0: (0, 100)}), 60), store_id=US)
-
-    assert caught.value.found == "no stored offset"
 
 
 @pytest.mark.behaviour("START-6")
@@ -473,15 +456,6 @@ def test_without_a_store_a_copy_is_a_committed_offset_like_any_other() -> None:
 
 
 @pytest.mark.behaviour("START-7")
-def test_records_that_are_gone_are_an_error_with_their_range() -> None:
-    with pytest.raises(OffsetOutOfRange, match=r"the records \[40, 50\) are no longer in the log") as caught:
-        resolve({P0: row(40)}, kafka({0: (50, 100)}))
-
-    assert caught.value.topic_partition == P0
-    assert 'on_data_loss="earliest"' in caught.value.next_step
-
-
-@pytest.mark.behaviour("START-7")
 def test_their_loss_can_be_accepted() -> None:
     start = resolve({P0: row(40)}, kafka({0: (50, 100)}), StartPolicy(on_data_loss="earliest"))
 
@@ -513,14 +487,6 @@ def test_a_recreated_topic_that_is_shorter_is_noticed_without_any_id() -> None:
     assert 'on_recreated="restart"' in caught.value.next_step
 
 
-@pytest.mark.behaviour("START-8")
-def test_a_recreated_topic_that_is_longer_is_noticed_by_its_id() -> None:
-    with pytest.raises(TopicRecreated, match="deleted and created again") as caught:
-        resolve({P0: row(40)}, kafka({0: (0, 100)}, topic_id="another"))
-
-    assert (caught.value.found, caught.value.expected) == ("topic id another", "topic id this")
-
-
 @pytest.mark.behaviour("START-24")
 @pytest.mark.parametrize("policy", [StartPolicy(), StartPolicy(on_recreated="restart")], ids=["fail", "restart"])
 def test_a_log_that_ends_below_the_row_under_the_same_id_is_no_other_topic(policy: StartPolicy) -> None:
@@ -542,14 +508,6 @@ def test_a_log_that_ends_below_the_row_and_may_be_another_one_can_be_restarted(
     )
 
     assert only(start) == (0, Reason.RECREATED_RESTART)
-
-
-@pytest.mark.behaviour("START-8")
-def test_a_vanished_partition_is_noticed() -> None:
-    with pytest.raises(TopicRecreated, match="no longer has this partition") as caught:
-        resolve({P0: row(40), P1: row(7)}, kafka({0: (0, 100)}))
-
-    assert caught.value.topic_partition == P1
 
 
 @pytest.mark.behaviour("START-8")
