@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from offsetstore import Lag, OffsetStore
 from offsetstore.operations.samples import RINGS, Selection
-from offsetstore.postgres import samples as sql
+from offsetstore.operations import samples as sql
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP
