@@ -256,15 +256,15 @@ WHERE {_EXACTLY}
 _PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
   AND l.created_at < :before AND l.decided_at < :before"""
 
-_PRUNED: Final = f"FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit"
+_PRUNED: Final = f"FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit FOR UPDATE OF l"
 
-COUNT_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED}) AS prunable"
-LOCK_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED} FOR UPDATE OF l) AS prunable"
+COUNT_PRUNABLE: Final = f"""
+SELECT count(*) AS count FROM (SELECT FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} LIMIT :limit) AS prunable
+"""
+LOCK_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED}) AS prunable"
 
 # The caller has locked them, in their order.
-PRUNE_LETTERS: Final = (
-    f"DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(SELECT l.ctid {_PRUNED} FOR UPDATE OF l))"
-)
+PRUNE_LETTERS: Final = f"DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(SELECT l.ctid {_PRUNED}))"
 
 HAS_REQUESTED: Final = """
 SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
