@@ -61,8 +61,8 @@ SELECT target.relkind, target.insert_rules,
     ) AS unsafe,
     pg_catalog.row_security_active(target.oid) AS has_policies,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY') AS allows_temporary,
-    a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
-    CASE WHEN is_array THEN 'array' ELSE base.kind END, CASE WHEN is_array THEN base.kind END, of_domain,
+    a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), CASE WHEN is_array THEN 'array' ELSE base.kind END,
+    a.attnum, typed.modifier, CASE WHEN is_array THEN base.kind END, of_domain,
     a.attnotnull OR declared.typnotnull,
     a.attnotnull AND declared.typtype <> 'd' AND NOT EXISTS (
         SELECT FROM tree JOIN pg_catalog.pg_trigger ON tgrelid = tree.oid
@@ -126,7 +126,7 @@ _WHY_UNSAFE = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a target.
+    """One column of a target; its fields are in the order of the query.
 
     :param type_name: as written in SQL: ``numeric(10,2)``.
     :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
@@ -193,30 +193,16 @@ def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[A
 
     :param rows: those of `target_query`, if it was sent before.
     :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
-    :raises ColumnMismatch: as `read_columns` does.
-    """
-    found = _read(connection, table) if rows is None else rows
-    if not found:
-        raise missing(table, connection.info.dbname)
-    if unsafe := found[0][2]:
-        raise _unsafe(connection, table, unsafe)
-    kind, _, _, has_policies, allows_temporary, *_ = found[0]
-    return Target(_columns(table, found), kind == "p", has_policies, allows_temporary)
-
-
-def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
-    """Read the columns by name, in the table's order.
-
     :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would bypass.
     """
-    return _columns(table, _read(connection, table))
-
-
-def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
-    rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
+    if rows is None:
+        rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
         raise missing(table, connection.info.dbname)
-    return rows
+    if unsafe := rows[0][2]:
+        raise _unsafe(connection, table, unsafe)
+    kind, _, _, has_policies, allows_temporary, *_ = rows[0]
+    return Target(_columns(table, rows), kind == "p", has_policies, allows_temporary)
 
 
 def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
@@ -234,38 +220,8 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
             expected="no rules ON INSERT",
             next_step="Name the table that the rule writes to, or replace the rule by a trigger.",
         )
-    columns: dict[str, Column] = {}
-    for (
-        *_,
-        name,
-        number,
-        type_name,
-        modifier,
-        kind,
-        element,
-        of_domain,
-        not_null,
-        refuses_null,
-        has_default,
-        computed,
-        denied,
-    ) in rows:
-        if name is not None:  # None for a table without columns
-            columns[name] = Column(
-                name=name,
-                type_name=type_name,
-                kind=kind,
-                number=number,
-                modifier=modifier,
-                element=element,
-                of_domain=of_domain,
-                not_null=not_null,
-                refuses_null=refuses_null,
-                has_default=has_default,
-                computed=computed,
-                denied=denied,
-            )
-    return columns
+    # A row has what it says of the table, then a column's fields in their order; or no column, if the table has none.
+    return {name: Column(name, *fields) for _, _, _, _, _, name, *fields in rows if name is not None}
 
 
 def read_unique_keys(connection: Connection, table: TableName) -> list[frozenset[str]]:
