@@ -18,9 +18,8 @@ from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
 from offsetstore.writers.arrow.copying import driver_connection, find_misfits, locate_target, locked_target
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.misfits import Misfit
-from offsetstore.writers.table.catalogue import Target, check_rights, read_target
+from offsetstore.writers.table.catalogue import TableName, Target, check_rights, read_target
 from offsetstore.writers.table.matching import Match, match_columns
-from offsetstore.writers.table.names import TableName
 
 
 class IntoTable(ABC):

@@ -19,8 +19,7 @@ from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT, before_rows
 from offsetstore.postgres.together import execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS, Encoding
-from offsetstore.writers.table.catalogue import Target, locate, missing, read_target, target_query
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import TableName, Target, locate, missing, read_target, target_query
 
 # ONLY: partitions, of which there may be thousands, can't change their types without the partitioned table.
 _LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")

@@ -17,8 +17,7 @@ from offsetstore.errors import ColumnMismatch
 from offsetstore.postgres.url import make_engine
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.writers import Append
-from offsetstore.writers.table.catalogue import read_target
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import TableName, read_target
 from tests.support import type_pairs
 from tests.support.postgres import Database
 from tests.support.type_pairs import COLUMNS, SOURCES, VALUES, ZONE
