@@ -39,11 +39,11 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.spark.collecting import LARGE
-from offsetstore.spark.cropping import with_checked_coordinates, with_coordinates
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.spark.function_errors import is_over_limit
+from offsetstore.spark.kafka_columns import with_checked_coordinates, with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row

@@ -358,7 +358,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-limit-in-an-errors-text",
         (
-            "_is_over_limit",
+            "is_over_limit",
             "... and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)",
             "... and _OVER_LIMIT in last.text",
         ),

@@ -1,11 +1,13 @@
 """The running query behind a micro-batch: which one it is, and exactly which ranges it has read.
 
-In ``foreachBatch`` the DataFrame's session is a clone whose stream manager does not list the query; the state that all
-sessions share does. This module reads Spark's internals, over py4j: no public API gives a batch's exact ranges.
+The ranges never come from the rows: a batch of 100 offsets may hold 70 records, or none. In ``foreachBatch`` the
+DataFrame's session is a clone whose stream manager does not list the query; the state that all sessions share does.
+This module reads Spark's internals, over py4j: no public API gives a batch's exact ranges.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,21 +15,17 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore.errors import UnsupportedQuery
+from offsetstore.errors import SinkError, UnsupportedQuery
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import QueryStarted
 from offsetstore.spark.plans import each
-from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
 
 _QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``.
-
-    A partition that was created since begins at 0.
-    """
+    """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``."""
 
     begin: dict[TopicPartition, int]
     end: dict[TopicPartition, int]
@@ -49,14 +47,18 @@ class RunningQuery:
         :raises UnsupportedQuery: the batch belongs to no running query.
         """
         query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-        execution = _execution(batch, query_id)
+        session: Any = batch.sparkSession
+        execution = None
+        if query_id is not None:
+            identifier = session._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001 - py4j's gateway
+            execution = session._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
         if query_id is None or execution is None:
             raise UnsupportedQuery(
                 "the sink was called outside of a running streaming query",
                 found=f"query id {query_id}",
                 expected="a call by writeStream.foreachBatch(sink)",
             )
-        return cls(query_id, execution.runId().toString(), execution, _session(batch)._jvm)  # noqa: SLF001 - py4j's gateway
+        return cls(query_id, execution.runId().toString(), execution, session._jvm)  # noqa: SLF001 - py4j's gateway
 
     @classmethod
     def started_as(cls, query: StreamingQuery) -> RunningQuery:
@@ -101,20 +103,34 @@ class RunningQuery:
 
         :raises UnsupportedQuery: two of its sources read the same topic.
         """
-        spans = list(self._spans())
-        refuse_shared(end for _, end in spans)
-        return merge(ranges_between(begin, end) for begin, end in spans)
+        at = self.positions()
+        try:
+            ranges = {tp: OffsetRange(at.begin[tp], until) for tp, until in sorted(at.end.items())}
+        except ValueError as error:
+            raise SinkError("Spark reports impossible offsets for the batch", found=str(error)) from error
+        return {tp: range_ for tp, range_ in ranges.items() if range_}
 
     def positions(self) -> Positions:
         """Where the current batch begins and ends in every partition of its sources, with or without new records.
 
-        :raises UnsupportedQuery: as `ranges`.
+        A partition that was created since begins at 0: the source reads it from there, and fails if its log begins
+        later, since ``failOnDataLoss`` is true.
+
+        :raises UnsupportedQuery: two of its sources read the same topic, and its rows would count twice.
         """
-        spans = list(self._spans())
-        refuse_shared(end for _, end in spans)
-        begin = {tp: offset for one, _ in spans for tp, offset in one.items()}
-        end = {tp: offset for _, one in spans for tp, offset in one.items()}
-        return Positions({tp: begin.get(tp, 0) for tp in end} | begin, end)
+        begin: dict[TopicPartition, int] = {}
+        end: dict[TopicPartition, int] = {}
+        for one_begin, one_end in self._spans():
+            if shared := sorted(end.keys() & one_end):
+                raise UnsupportedQuery(
+                    "two sources of the query read the same topic",
+                    topic_partition=shared[0],
+                    expected="each topic in one source",
+                    next_step="Read it once, and branch in transform; or run two queries with a group each.",
+                )
+            begin |= one_begin
+            end |= one_end
+        return Positions(dict.fromkeys(end, 0) | begin, end)
 
     def initial(self) -> dict[TopicPartition, int]:
         """Where the query's checkpoint first began."""
@@ -123,10 +139,8 @@ class RunningQuery:
 
     def _spans(self) -> Iterator[tuple[dict[TopicPartition, int], dict[TopicPartition, int]]]:
         """The begin and end of the current batch, for each source."""
-        committed, available = (
-            _progress(self.execution.committedOffsets()),
-            _progress(self.execution.availableOffsets()),
-        )
+        committed = _progress(self.execution.committedOffsets())
+        available = _progress(self.execution.availableOffsets())
         for source in each(self.execution.sources()):
             key = source.toString()
             if key in available:
@@ -135,16 +149,14 @@ class RunningQuery:
                 yield parse_offsets(begin), parse_offsets(available[key])
 
 
-def _execution(batch: DataFrame, query_id: str | None) -> Any:
-    if query_id is None:
-        return None
-    session = _session(batch)
-    identifier = session._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001 - py4j's gateway
-    return session._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
-
-
-def _session(batch: DataFrame) -> Any:
-    return batch.sparkSession
+def parse_offsets(text: str) -> dict[TopicPartition, int]:
+    """Read ``{"topic": {"0": 42}}``, as the Kafka source writes its offsets."""
+    topics: dict[str, dict[str, int]] = json.loads(text)
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in topics.items()
+        for partition, offset in partitions.items()
+    }
 
 
 def _progress(progress: Any) -> dict[str, str]:

@@ -21,7 +21,6 @@ SIZE = 5_000
 
 @pytest.fixture
 def _all_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "SMALL", 0)
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
 
 
@@ -59,11 +58,9 @@ def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World) -> 
 
 @pytest.mark.behaviour("SINK-8")
 @pytest.mark.usefixtures("_limit")
-@pytest.mark.parametrize("small", [0, 1000])
 def test_what_spark_refuses_to_collect_at_once_is_collected_partition_by_partition(
-    world: World, topic: str, monkeypatch: pytest.MonkeyPatch, small: int
+    world: World, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "SMALL", small)
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
     seen: list[str] = []
 

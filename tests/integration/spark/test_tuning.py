@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from offsetstore import Append
-from offsetstore.spark.tuning import MANAGER, tuned
+from offsetstore.spark.settings import MANAGER, tuned
 from tests.support.transforms import events
 from tests.support.world import World
 
