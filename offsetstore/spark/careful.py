@@ -287,7 +287,7 @@ def computed_carefully(
             computed[name] = _without_rejects(table, rejected)
         yield Careful(
             numbering,
-            any(_replaces_in_order(outputs, name) for name in computed),
+            any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in computed),
             numbers,
             {number: key for number, key in by_number if key is not None},
             rejected,
@@ -431,10 +431,6 @@ def _or_failed(compute: Callable[[], _T]) -> _T | FunctionFailed:
         if (failed := function_failed(error)) is None:
             raise
         return failed
-
-
-def _replaces_in_order(outputs: Outputs, name: str) -> bool:
-    return declares(outputs.writers[name], "replaces_in_order") and outputs.uses_kafka(name)
 
 
 def _digest(topic: Column, partition: Column) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -19,6 +19,7 @@ from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
 from offsetstore.spark.kafka_columns import with_coordinates, within
 from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
@@ -99,9 +100,8 @@ class MicroBatch:
 
         :raises Exception: Spark's own: it can't read the records, for a reason that is in none of them.
         """
-        java: Any = self.frame
         try:
-            java._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
+            execution(self.frame).toRdd().count()  # its own count() would leave out columns
         except Exception as error:
             if not is_out_of_range(error):
                 raise

@@ -44,8 +44,7 @@ from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
 from offsetstore.spark.plans.admission import admit, check_connector
-from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.plans.status import SinkQuery
+from offsetstore.spark.plans.query import RunningQuery, SinkQuery
 from offsetstore.spark.settings import Atomicity, SinkSettings
 from offsetstore.spark.stateful import Stateful
 from offsetstore.store.claim import Claim

@@ -30,7 +30,12 @@ def is_renamed(column: Any) -> bool:
     return simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference"
 
 
+def execution(frame: DataFrame) -> Any:
+    """Spark's own object for how a DataFrame is computed."""
+    classic: Any = frame
+    return classic._jdf.queryExecution()  # noqa: SLF001 - there is no public way to it
+
+
 def analyzed(frame: DataFrame) -> Any:
     """The DataFrame's plan, with its columns resolved."""
-    classic: Any = frame
-    return classic._jdf.queryExecution().analyzed()  # noqa: SLF001 - there is no public way to a plan
+    return execution(frame).analyzed()

@@ -8,19 +8,25 @@ This module reads Spark's internals, over py4j: no public API gives a batch's ex
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from py4j.protocol import Py4JNetworkError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore.errors import SinkError, UnsupportedQuery
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.events import QueryStarted
-from offsetstore.spark.plans import each
+from offsetstore.protocol.events import QueryStarted, QueryStatus
+from offsetstore.spark.plans import each, simple_name
+from offsetstore.store.claim import Claim
 
 _QUERY_ID = "sql.streaming.queryId"
+_NONE = QueryStatus(is_active=False)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +167,65 @@ def parse_offsets(text: str) -> dict[TopicPartition, int]:
 
 def _progress(progress: Any) -> dict[str, str]:
     return {pair._1().toString(): pair._2().json() for pair in each(progress.toSeq())}  # noqa: SLF001 - a Scala tuple
+
+
+class SinkQuery:
+    """Whether a sink's query runs, and when it last looked for records, before its first batch too; see `WatchedQuery`.
+
+    A `StreamingQueryListener` would be told the same, but a query posts its events to the session that it was started
+    in, which the sink does not know before the first batch; each is a call from Java into the driver's Python; and it
+    says nothing while a trigger hangs.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._execution: Any = None
+        self._has_warned = False
+
+    def found(self, execution: Any) -> None:
+        """Keep Spark's own object for the query, which its batches know."""
+        self._execution = execution
+
+    def status(self) -> QueryStatus:
+        """Ask Spark.
+
+        :raises Exception: Java does not answer.
+        """
+        session: Any = SparkSession._instantiatedSession  # pyright: ignore[reportPrivateUsage] # noqa: SLF001 - another thread than the session's
+        if session is None:
+            return _NONE
+        pid = int(session._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001 - py4j's gateway
+        try:
+            return self._read(session, pid)
+        except Py4JNetworkError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Spark has changed, or the query ends meanwhile: Java may be well
+            session._jvm.java.lang.System.nanoTime()  # noqa: SLF001 - raises if it is Java that is gone
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("could not read the state of the streaming query: %s", type(error).__name__)
+            return QueryStatus(is_active=None, pid=pid)
+
+    def _read(self, session: Any, pid: int) -> QueryStatus:
+        queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+        known = self._execution
+        execution = queries.get(known.id()) if known is not None else self._probable(queries)
+        if execution is None:
+            has_failed = None if known is None else bool(known.exception().isDefined())
+            return QueryStatus(is_active=False, pid=pid, has_failed=has_failed)
+        context = execution.getLatestExecutionContext()  # null until the query has read its checkpoint
+        trigger = None if context is None else int(context.currentTriggerStartTimestamp())
+        return QueryStatus(is_active=True, trigger=trigger, interval=_interval(execution.trigger()), pid=pid)
+
+    def _probable(self, queries: Any) -> Any:
+        """The one with the claim's own checkpoint; if its checkpoint is not the claim's, any that runs."""
+        claim = self._claim
+        own = claim.checkpoint_name if claim.checkpoint_base is not None and not claim.keeps_checkpoint else ""
+        for execution in queries.values():
+            if own in str(execution.resolvedCheckpointRoot()):
+                return execution
+        return None
+
+
+def _interval(trigger: Any) -> float:
+    return int(trigger.intervalMs()) / 1000 if simple_name(trigger) == "ProcessingTimeTrigger" else 0.0

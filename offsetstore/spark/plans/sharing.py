@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.function_errors import has_lost_block
-from offsetstore.spark.plans import analyzed, each, simple_name
+from offsetstore.spark.plans import analyzed, each, execution, simple_name
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
@@ -112,7 +112,7 @@ class _Sharing:
 
     def _cached(self, plan: Any) -> Any:
         """Return the builder of the plan's persisted rows, or ``None`` if they are not persisted."""
-        found = _any(_frame(self._batch, plan))._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark's own
+        found = execution(_frame(self._batch, plan)).withCachedData()
         return found.cacheBuilder() if simple_name(found) == "InMemoryRelation" else None
 
     def _shared_blocks(self) -> list[str]:

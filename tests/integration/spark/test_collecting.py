@@ -95,8 +95,7 @@ def test_rows_that_an_executor_loses_before_they_are_fetched_are_not_computed_ag
         def losing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield batch
-                if "lost" not in calls:
-                    assert lose_blocks(world.spark, number=3)
+                if "lost" not in calls and lose_blocks(world.spark, number=3):  # nothing is kept at the first try
                     calls.append("lost")
 
     def transform(batch: DataFrame) -> DataFrame:
