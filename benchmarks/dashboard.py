@@ -33,7 +33,7 @@ from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermark
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.samples import RINGS
+from offsetstore.operations.samples import RINGS
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.testing import StaticBroker
 from tests.support.browser import browse
