@@ -15,9 +15,9 @@ from offsetstore.writers.arrow.batches import KAFKA
 KAFKA_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """The Kafka source's own; ``headers`` only with ``includeHeaders``."""
 
-_SCHEMA: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp bigint, timestampType int, "
-    "headers array<struct<key: string, value: binary>>"
+_SCHEMA: Final = (  # quoted: a session may reserve some of the words
+    "`key` binary, `value` binary, `topic` string, `partition` int, `offset` bigint, `timestamp` bigint, "
+    "`timestampType` int, `headers` array<struct<`key`: string, `value`: binary>>"
 )
 
 
