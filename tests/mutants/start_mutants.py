@@ -260,7 +260,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "marked-batch-planned-anew",
-        ("spark:judge", "_expect_same(batch_id, end, stored)", ""),
+        ("spark:judge", "stored[tp] != offset", "False"),
         tests=(f"{_CONTINUITY}test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoint",),
         why="Records that an older checkpoint adds to a batch of that number would be dropped with its rows.",
     ),
@@ -527,7 +527,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "marked-batch-of-a-store-that-was-set-back",
-        ("spark:judge", "_expect_not_beyond(..., begin, stored)", ""),
+        ("spark:judge", "if at < offset: ...", "if at < offset and not is_marked: raise CheckpointAhead(ends)"),
         tests=(f"{_CONTINUITY}test_the_marked_batch_of_a_store_below_what_is_committed_is_ahead",),
         why="The error would tell to restore the checkpoint where the database was set back.",
     ),
