@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Never, Protocol
 
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.between import Flush
-from offsetstore.processing.blame import SECONDS, AcceptedThen, Verdict, conclude, isolate, schema_of
+from offsetstore.processing.blame import SECONDS, AcceptedThen, blame, named
 from offsetstore.processing.delivery import CountedRows, Delivery, KeptRows
 from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
 from offsetstore.processing.recovery import Recovery
@@ -115,9 +116,16 @@ class Whole:
             tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK))
             return sum(tried.rows.values()) if tried is not None else 0
 
-        remaining = plan.remaining()
-        verdict = isolate(refused, remaining, attempt, proof=delivery.proof, seconds=seconds)
-        return self._conclude(verdict, remaining, self._storing(delivery, plan, stored))
+        return blame(
+            refused,
+            plan.remaining(),
+            attempt,
+            self._claim,
+            self._storing(delivery, plan, stored),
+            repeats=delivery.repeats,
+            check=partial(delivery.sleep, 0),
+            seconds=seconds,
+        )
 
     def blame_failed(self, failed: FunctionFailed, delivery: Delivery, stored: Stored) -> RowsRefused:
         """Find the first record with which rows can't be computed, and store those before it.
@@ -127,15 +135,10 @@ class Whole:
         """
         plan = Plan.of(self._claim, delivery.ranges)
         create_rows(self._claim, plan)
-        ranges = plan.remaining()
-        verdict = search_failed(failed, delivery, ranges, is_found=self._recovery is not None)
-        return self._conclude(verdict, ranges, self._storing(delivery, plan, stored), by_partition=self._by_partition)
-
-    def _conclude(
-        self, verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], None], *, by_partition: bool = False
-    ) -> RowsRefused:
-        claim = self._claim
-        return conclude(verdict, ranges, store, group=claim.group, schema=schema_of(claim), by_partition=by_partition)
+        if self._recovery is not None:
+            return unreadable(failed, delivery, plan.remaining(), self._claim) or _raise_own(failed)
+        store = self._storing(delivery, plan, stored)
+        return blame_failed(failed, delivery, plan.remaining(), self._claim, store, by_partition=self._by_partition)
 
     def _storing(self, delivery: Delivery, plan: Plan, stored: Stored) -> Callable[[Ranges], None]:
         """Make a function that stores the first of the remaining records."""
@@ -173,23 +176,24 @@ def texts_of(
     return metadata.texts(BatchInfo(number, ranges, {name: output.rows for name, output in rows.items()}))
 
 
-def search_failed(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, *, is_found: bool = False) -> Verdict:
-    """Find the first record with which rows can't be computed. Parts are only computed.
+def blame_failed(
+    failed: FunctionFailed,
+    delivery: Delivery,
+    ranges: Ranges,
+    claim: Claim,
+    store: Callable[[Ranges], object] | None = None,
+    *,
+    by_partition: bool = False,
+) -> RowsRefused:
+    """Find the first record with which rows can't be computed, and return the error to raise. Parts are only computed.
 
-    :param is_found: whether each record that can't be computed is known already: only one that can't be read is not.
+    :param store, by_partition: see `blame`.
     :raises Exception: the source's own, if it does not recur, or can't be looked for.
     """
-    if (next_step := delivery.unreadable()) is not None:
-        delivery.sleep(0)  # a source that is being stopped
-        error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
-        [record, *others] = [(tp, range_.from_) for tp, range_ in ranges.items()] or [None]
-        is_one = not others and count_offsets(ranges) == 1
-        return Verdict(error, {}, ranges, record if is_one else None)
-    if is_found:
-        raise failed.__cause__ or failed from None
+    if (error := unreadable(failed, delivery, ranges, claim)) is not None:
+        return error
 
     def attempt(part: Ranges, without: Collection[Record]) -> int:
-        delivery.sleep(0)
         try:
             return sum(output.rows for output in delivery.rows(part, without).values())
         except Exception as error:
@@ -197,12 +201,27 @@ def search_failed(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, *,
                 raise
             raise again from error
 
+    check = partial(delivery.sleep, 0)
     try:
-        verdict = isolate(failed, ranges, attempt, proof=delivery.proof)
-    except AcceptedThen:  # a worker that died, say: the source's own error tells more
-        raise failed.__cause__ or failed from None
-    delivery.sleep(0)
-    return verdict
+        return blame(failed, ranges, attempt, claim, store, check=check, by_partition=by_partition)
+    except AcceptedThen:  # a worker that died, say
+        _raise_own(failed)
+
+
+def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim) -> RowsRefused | None:
+    """The error for records that the source itself can't read; ``None`` if it can."""
+    if (next_step := delivery.unreadable()) is None:
+        return None
+    delivery.sleep(0)  # a source that is being stopped
+    error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
+    is_one = count_offsets(ranges) == 1
+    record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
+    return named(error, claim, ranges, record, {}, is_cause=is_one)
+
+
+def _raise_own(failed: FunctionFailed) -> Never:
+    """Raise the source's own error, which tells more."""
+    raise failed.__cause__ or failed from None
 
 
 class _InMemory:
@@ -239,12 +258,7 @@ class _InMemory:
         except Exception as error:
             if (failed := delivery.failed(error)) is None:
                 raise
-            verdict = search_failed(failed, delivery, delivery.ranges)
-            alone = Verdict(verdict.error, {}, verdict.suspects, verdict.record)
-            claim = self._claim
-            raise conclude(
-                alone, delivery.ranges, lambda _: None, group=claim.group, schema=schema_of(claim)
-            ) from error
+            raise blame_failed(failed, delivery, delivery.ranges, self._claim) from error
 
 
 class Marked:

@@ -26,12 +26,10 @@ from offsetstore.errors import (
     StaleClaim,
     UnsafeTarget,
 )
-from offsetstore.processing.computing import NoneComputed
+from offsetstore.processing.blame import Halve, TooManyFailed, discover
 from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
 from offsetstore.processing.delivery import CarefulPart, ComputeLetters, CountedRows
-from offsetstore.processing.discovery import DiscoveryEnded, discover
 from offsetstore.processing.pause import is_paused
-from offsetstore.processing.recovery import Halve
 from offsetstore.processing.unit import (
     Along,
     Decisions,
@@ -154,8 +152,8 @@ class PutBack:
         except PlanOutdated as outdated:
             _log.info("a replay is left for later: %s", outdated)
             return
-        except NoneComputed as none:
-            self._give_back(run, letters, none.failed)
+        except TooManyFailed as none:
+            self._give_back(run, letters, none.error)
             return
         except Halve as halve:
             if len(letters) == 1:
@@ -220,20 +218,18 @@ class PutBack:
     ) -> Mapping[int, RowsRefused]:
         """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
         numbers = sorted({*kept}.intersection(part.with_rows))
-        try:
-            return discover(
-                self._claim,
-                self._stored(letters),
-                numbers,
-                part.keys,
-                lambda work, some: write_all(_or_halve(part.rows_of(some)), work),
-                seconds=self._settings.seconds,
-                limit=None,
-                check=run.check,
-                hint=part.hinted,
-            ).dead
-        except DiscoveryEnded:
-            raise Halve(refused) from None
+        return discover(
+            self._claim,
+            self._stored(letters),
+            numbers,
+            part.keys,
+            lambda work, some: write_all(_or_halve(part.rows_of(some)), work),
+            refused=refused,
+            seconds=self._settings.seconds,
+            limit=None,
+            check=run.check,
+            hint=part.hinted,
+        ).dead
 
     def _commit(
         self,

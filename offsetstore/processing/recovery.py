@@ -20,8 +20,15 @@ from typing import Final, Never, cast
 from offsetstore.errors import FunctionFailed, RecordsRejected, RowsRefused, SinkError, TooManyLetters
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.blame import cut, speaks_for_itself
-from offsetstore.processing.computing import NoneComputed
+from offsetstore.processing.blame import (
+    Found,
+    Halve,
+    TooManyFailed,
+    cut,
+    discover,
+    now_and_then,
+    speaks_for_itself,
+)
 from offsetstore.processing.dead_letters import (
     DeadLetter,
     DeadLetters,
@@ -33,14 +40,6 @@ from offsetstore.processing.dead_letters import (
     name_of,
 )
 from offsetstore.processing.delivery import CarefulPart, Delivery
-from offsetstore.processing.discovery import (
-    DiscoveryEnded,
-    Found,
-    NothingAccepted,
-    TooManyRefused,
-    discover,
-    now_and_then,
-)
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.plan import Plan, commit_plan, create_rows
 from offsetstore.processing.unit import (
@@ -77,23 +76,6 @@ _PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
 _WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter: it is replayed after that")
 
 _log = logging.getLogger(__name__)
-
-
-class Halve(Exception):
-    """The part can't be written as a whole.
-
-    :param why: the error to raise if there is nothing to halve.
-    :param place: where to cut, in offsets from the begin, if not in the middle.
-    :param suspects: records that have failed, each with the error that it has alone.
-    """
-
-    def __init__(
-        self, why: Exception, *, place: int | None = None, suspects: Mapping[Record, FunctionFailed] | None = None
-    ) -> None:
-        super().__init__(type(why).__name__)
-        self.why = why
-        self.place = place
-        self.suspects = suspects or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +253,8 @@ class Recovery:
                     dead = self._failed(run, plan, part)
                     if dead is not None:
                         self._write_computed(run, plan, part, dead)
-            except NoneComputed as none:
-                raise self._too_many(none.failed, str(none)) from none.failed
+            except TooManyFailed as none:
+                raise self._too_many(none.error, str(none)) from none.error
 
     def _computed(self, run: _Run, ranges: Ranges) -> AbstractContextManager[CarefulPart]:
         suspects = dict.fromkeys(self._known()) | run.suspects
@@ -445,18 +427,15 @@ class Recovery:
                 numbers,
                 part.keys,
                 lambda work, some: write_all(part.rows_of(some), work),
+                refused=refused,
                 seconds=self._settings.seconds,
                 limit=self._settings.limit - run.letters - _letters_in(dead),
                 suspects=[number for number in numbers if part.record(number) in known],
                 check=now_and_then(lambda: run.delivery.sleep(0)),
                 hint=part.hinted,
             )
-        except DiscoveryEnded:
-            raise Halve(refused) from None
-        except NothingAccepted as why:
-            raise self._too_many(why.refused, f"all {len(numbers)} records tried were refused") from None
-        except TooManyRefused as why:
-            raise self._too_many(why.refused, f"{why}, of {len(numbers)} tried") from None
+        except TooManyFailed as why:
+            raise self._too_many(why.error, str(why)) from None
         finally:
             run.watch.lap("search")
 

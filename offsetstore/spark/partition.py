@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.blame import SECONDS, is_ours
+from offsetstore.processing.blame import SECONDS
 from offsetstore.processing.plan import Plan, check_topics, create_rows
 from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.recovery import Recovery
@@ -50,6 +50,8 @@ from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import Placed, place
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
+from offsetstore.writers.append import Append
+from offsetstore.writers.upsert import Upsert
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch that has at most as many."""
@@ -91,7 +93,7 @@ class PerPartition:
         self._metadata = metadata
         self._whole = Whole(claim, metadata, recovery, by_partition=True)
         self._recovery = recovery
-        self._threshold = threshold if is_ours(self._writer) else 0
+        self._threshold = threshold if type(self._writer) in {Append, Upsert} else 0
         self._was_checked = False
         self._has_warned = False
         self._retryable: Exception | None = None

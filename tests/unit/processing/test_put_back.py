@@ -24,9 +24,8 @@ from offsetstore.errors import (
     StaleClaim,
     UnsafeTarget,
 )
-from offsetstore.processing.computing import NoneComputed
+from offsetstore.processing.blame import Halve, TooManyFailed
 from offsetstore.processing.put_back import PutBack
-from offsetstore.processing.recovery import Halve
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
@@ -78,7 +77,7 @@ class Job:
         if len(letters) > self.at_once:
             raise Halve(MemoryError("too many rows"))
         if {*values.values()} == {"raise"} and len(values) >= 10:
-            raise NoneComputed(RAISED, 19)
+            raise TooManyFailed("all 19 records tried failed", RAISED)
         if self.meanwhile:
             self.meanwhile.pop(0)()
         keys = {n: letter.sequence for n, letter in enumerate(letters) if letter.sequence is not None}

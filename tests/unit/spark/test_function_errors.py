@@ -18,7 +18,6 @@ from pyspark.logger import PySparkLogger
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.blame import Proof
 from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import Stored
@@ -312,8 +311,8 @@ class Failing(MicroBatch):
 
     def unreadable(self) -> None: ...
 
-    def proof(self, refused: RowsRefused) -> Proof:  # noqa: ARG002
-        return Proof.ROW
+    def repeats(self) -> bool:
+        return True
 
 
 P1 = TopicPartition("payments", 1)
