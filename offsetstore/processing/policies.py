@@ -16,12 +16,11 @@ from typing import Never, Protocol
 
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
-from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.between import Flush
 from offsetstore.processing.blame import SECONDS, AcceptedThen, blame, named
-from offsetstore.processing.delivery import CountedRows, Delivery, KeptRows
-from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.delivery import Delivery, KeptRows
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Ending,
     Once,
@@ -37,7 +36,6 @@ from offsetstore.processing.unit import (
 )
 from offsetstore.protocol.events import FlushEnded
 from offsetstore.protocol.marking import Position
-from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
 
@@ -75,7 +73,7 @@ class Whole:
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
         """See `Policy`."""
-        with self.naming_record(delivery, stored):
+        with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
             if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
                 return self._recovery.write(delivery, stored)
             watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges)
@@ -92,18 +90,8 @@ class Whole:
     def write_carefully(self, delivery: Delivery, stored: Stored) -> Written | None:
         """Write what remains; records that can't be written become dead letters. Only with a `Recovery`."""
         assert self._recovery is not None
-        with self.naming_record(delivery, stored):
+        with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
             return self._recovery.write(delivery, stored)
-
-    @contextmanager
-    def naming_record(self, delivery: Delivery, stored: Stored) -> Generator[None]:
-        """Turn an error of the source that a record can cause into ours, which names it."""
-        try:
-            yield
-        except Exception as error:
-            if (failed := delivery.failed(error)) is None:
-                raise
-            raise self.blame_failed(failed, delivery, stored) from error
 
     def blame(
         self, refused: RowsRefused, delivery: Delivery, plan: Plan, stored: Stored, *, seconds: float = SECONDS
@@ -155,8 +143,19 @@ class Whole:
             return commit_plan(self._claim, plan, Unit(plan.decisions, None), watch)
         remaining = plan.remaining()
         rows = delivery.rows(remaining)
-        texts = texts_of(self._metadata, delivery.number, remaining, rows)
+        texts = self._metadata.texts(delivery.number, remaining, rows)
         return commit_plan(self._claim, plan, Unit(plan.decisions, rows, metadata=texts), watch)
+
+
+@contextmanager
+def naming_record(delivery: Delivery, name: Callable[[FunctionFailed], RowsRefused]) -> Generator[None]:
+    """Turn an error of the source that a record can cause into ours, which names it."""
+    try:
+        yield
+    except Exception as error:
+        if (failed := delivery.failed(error)) is None:
+            raise
+        raise name(failed) from error
 
 
 def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
@@ -167,13 +166,6 @@ def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
         return False
     _log.warning("looking for the records that can't be computed: %s", failed.what)
     return True
-
-
-def texts_of(
-    metadata: BatchMetadata, number: int, ranges: Ranges, rows: Mapping[str, CountedRows]
-) -> dict[TopicPartition, Text]:
-    """The metadata that a delivery takes along."""
-    return metadata.texts(BatchInfo(number, ranges, {name: output.rows for name, output in rows.items()}))
 
 
 def blame_failed(
@@ -230,8 +222,7 @@ class _InMemory:
     After an error with which it may not agree, nothing more is written.
     """
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
+    def __init__(self) -> None:
         self._broken_by: str | None = None
 
     def broke(self, error: BaseException) -> None:
@@ -250,16 +241,6 @@ class _InMemory:
                 next_step="Start the job again with a new claim: it reads from the stored offsets.",
             )
 
-    @contextmanager
-    def naming_record(self, delivery: Delivery) -> Generator[None]:
-        """Name a record that can't be computed. What waits in memory, or was delivered, is not stored."""
-        try:
-            yield
-        except Exception as error:
-            if (failed := delivery.failed(error)) is None:
-                raise
-            raise blame_failed(failed, delivery, delivery.ranges, self._claim) from error
-
 
 class Marked:
     """Lets a function write each delivery and mark what is done, once: it can't know of a rollback.
@@ -269,13 +250,13 @@ class Marked:
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        self._memory = _InMemory(claim)
+        self._memory = _InMemory()
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:  # noqa: ARG002 - the Policy's
         """See `Policy`."""
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
-        with self._memory.naming_record(delivery):
+        with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
             plan = Plan.of(claim, delivery.ranges, claim.delivered)
             watch.lap("plan")
             rows = None
@@ -348,7 +329,7 @@ class Buffered:
     def __init__(self, claim: Claim, metadata: BatchMetadata, limits: Flush) -> None:
         self._claim = claim
         self._metadata = metadata
-        self._memory = _InMemory(claim)
+        self._memory = _InMemory()
         self._alone = Whole(claim, metadata)
         self._buffer = _Buffer(limits)
         self._has_failed = False
@@ -367,7 +348,7 @@ class Buffered:
         """Compute and keep a delivery, and flush if that is due."""
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
-        with self._memory.naming_record(delivery):
+        with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
             delivered = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
             plan = Plan.of(claim, delivery.ranges, delivered)
             watch.lap("plan")
@@ -459,7 +440,7 @@ class Buffered:
         rows = {
             name: first.joined([each.outputs[name] for each in kept[1:]]) for name, first in kept[0].outputs.items()
         }
-        texts = texts_of(self._metadata, kept[-1].number, ranges, rows)
+        texts = self._metadata.texts(kept[-1].number, ranges, rows)
         plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()})
         try:
             written = commit_plan(claim, plan, Unit(plan.decisions, rows, metadata=texts), Stopwatch())

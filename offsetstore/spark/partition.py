@@ -20,11 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
-from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.blame import SECONDS
-from offsetstore.processing.plan import Plan, check_topics, create_rows
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
 from offsetstore.processing.policies import Whole, may_be_of_records
-from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import (
     UNNAMED,
     Decisions,
@@ -130,7 +129,7 @@ class PerPartition:
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
-        texts = self._metadata.texts(BatchInfo(batch.number, remaining, None))
+        texts = self._metadata.texts(batch.number, remaining, None)
         try:
             results = self._run(batch, stored, plan, number, texts)
         except Exception as error:

@@ -201,7 +201,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "record-that-can-t-be-computed",
-        ("Whole.naming_record", "self.blame_failed(failed, delivery, stored)", "failed"),
+        ("Whole.write", "self.blame_failed(failed, delivery, stored)", "failed"),
         tests=(f"{_COMPUTED}[way0-4]",),
         why="The error would not say which record it is, and the records before it would not be stored.",
     ),
@@ -215,8 +215,8 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         "records-before-it-of-what-is-kept",
         (
             "Buffered.write",
-            "self._memory.naming_record(delivery)",
-            "self._alone.naming_record(delivery, stored)",
+            "blame_failed(failed, delivery, delivery.ranges, claim)",
+            "self._alone.blame_failed(failed, delivery, stored)",
         ),
         tests=(f"{_COMPUTED}[way2-0]",),
         why="With a buffer, a part of a batch would be stored before the batches that are kept.",

@@ -40,12 +40,12 @@ from offsetstore.errors import (
     TooManyLetters,
     TransactionLost,
 )
-from offsetstore.processing import recovery as module
-from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
+from offsetstore.processing import letters as module
 from offsetstore.processing.blame import Halve, TimeIsUp, TooManyFailed, find_failing
 from offsetstore.processing.dead_letters import Choice
+from offsetstore.processing.letters import CAREFUL, Recovery
 from offsetstore.processing.pause import GroupPaused
-from offsetstore.processing.recovery import CAREFUL, Recovery
+from offsetstore.processing.plan import BatchInfo, BatchMetadata
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol import failpoints

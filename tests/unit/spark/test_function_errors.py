@@ -17,9 +17,9 @@ from pyspark.logger import PySparkLogger
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
-from offsetstore.processing.batch_metadata import BatchMetadata
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.policies import Whole, may_be_of_records
-from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import Stored
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import collecting, function_errors
