@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, DeadLetters, Execute, Flush, LetterFilter, OffsetRange, TopicPartition, Upsert, Work
-from offsetstore.errors import FunctionFailed, Outage, SinkError, TooManyLetters, UnsupportedQuery
+from offsetstore.errors import FunctionFailed, Outage, UnsupportedQuery
 from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.protocol.events import BatchEnded
@@ -201,74 +201,6 @@ def test_a_letter_keeps_the_record_as_kafka_had_it(world: World) -> None:
         assert (letter.payload.key, letter.payload.value) == (key, value)
         assert letter.payload.headers == tuple(names)
         assert (letter.payload.timestamp_ms, letter.payload.timestamp_type) == (at, 0)
-
-
-@pytest.mark.behaviour("DLQ-2")
-@ways
-def test_if_a_letter_is_swallowed_the_record_is_not_passed(world: World, way: str) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
-    world.database.execute(
-        "CREATE TRIGGER swallow BEFORE INSERT ON dead_letters FOR EACH ROW EXECUTE FUNCTION swallow()"
-    )
-    topic = world.topic(["a", "bad"])
-
-    failed = world.run_to_failure(
-        world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
-    )
-
-    assert isinstance(failed.error, SinkError)
-    assert "dead letters" in failed.error.what
-    assert world.database.column(VALUES) == []
-    assert world.stored(topic) == {0: 0}
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_too_many_letters_are_an_error_and_nothing_is_written(world: World) -> None:
-    topic = world.events_topic(["a", "bad 1", "bad 2", "bad 3"])
-
-    failed = world.run_to_failure(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters(limit=2))
-
-    assert isinstance(failed.error, TooManyLetters)
-    assert world.database.column(VALUES) == []
-    assert letters(world, topic) == []
-    assert world.stored(topic) == {0: 0}
-
-
-@pytest.mark.behaviour("DLQ-13")
-@pytest.mark.parametrize("a_trigger", [1, 20])
-def test_if_ten_records_are_refused_in_a_row_and_none_is_accepted_they_are_not_to_blame(
-    world: World, a_trigger: int
-) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (value IS NULL)")
-    topic = world.topic([str(number) for number in range(20)])
-
-    failed = world.run_to_failure(
-        world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE, maxOffsetsPerTrigger=str(a_trigger)
-    )
-
-    assert isinstance(failed.error, TooManyLetters)
-    assert world.stored(topic) == {0: 9 if a_trigger == 1 else 0}
-
-
-@pytest.mark.behaviour("DLQ-10", "DLQ-14")
-def test_after_a_reset_a_record_that_passes_closes_its_letter_and_one_that_fails_again_reopens_it(world: World) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)")
-    topic = world.topic(["a", "four", "seven77"])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-    assert letters(world, topic) == [(0, 1, "refused", "four"), (0, 2, "refused", "seven77")]
-
-    world.database.execute("ALTER TABLE events DROP CONSTRAINT rule, ADD CONSTRAINT rule CHECK (length(value) < 7)")
-    world.store.reset(world.group, {TopicPartition(topic, 0): 1}, reason="the rule was wrong")
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-
-    assert world.database.column(VALUES) == ["a", "four"]
-    assert world.database.rows("SELECT record_offset, state, times FROM dead_letters ORDER BY 1") == [
-        (1, "superseded", 1),
-        (2, "dead", 2),
-    ]
 
 
 def test_an_upsert_merges_the_good_records_alone(world: World, offsetstore_topic: NewTopic) -> None:

@@ -113,56 +113,6 @@ def test_drain_needs_dead_letters_and_the_claim(world: World, offsetstore_topic:
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_record_that_is_rejected_again_is_dead_again_with_the_new_reason(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["bad 1", "bad 2"])
-    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the transform is mended")
-
-    def mended(batch: DataFrame) -> DataFrame:
-        return traced(batch).withColumn("_reject", F.when(F.col("value") == "bad 2", F.lit("still bad")))
-
-    with world.claim(topic) as claim:
-        assert sink(claim, transform=mended).drain(world.spark) == 1
-
-    assert world.database.column(VALUES) == ["bad 1"]
-    assert world.database.rows("SELECT record_offset, state, error_text FROM dead_letters ORDER BY 1") == [
-        (0, "replayed", "is bad: bad 1"),
-        (1, "dead", "still bad"),
-    ]
-
-
-@pytest.mark.behaviour("DLQ-11")
-def test_the_letters_of_a_key_are_replayed_in_order_and_stop_at_the_first_that_fails(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("ALTER TABLE events ADD CONSTRAINT rule CHECK (value NOT IN ('1', '3'))")
-    topic = offsetstore_topic(1)
-    world.produce_keyed(topic, [("k", "1"), ("k", "2"), ("k", "3"), ("k", "4"), ("other", "5")])
-    claim = world.claim(topic)
-    world.run(claim, traced, Append("events"), dead_letters=DeadLetters(max_retries=0, sequence="key"))
-    assert world.database.column(VALUES) == ["5"]
-
-    world.database.execute(
-        "ALTER TABLE events DROP CONSTRAINT rule, ADD CONSTRAINT rule CHECK (value <> '3'), ADD COLUMN id serial"
-    )
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule is better")
-    with world.claim(topic) as claim:
-        assert sink(claim, sequence="key").drain(world.spark) == 2
-
-    assert world.database.column("SELECT value FROM events ORDER BY id") == ["5", "1", "2"]
-    assert world.database.rows(STATES) == [(0, "replayed"), (1, "replayed"), (2, "dead"), (3, "requested")]
-
-    world.produce_keyed(topic, [("k", "6")])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=DeadLetters(max_retries=0, sequence="key"))
-    assert world.database.column("SELECT value FROM events ORDER BY id") == ["5", "1", "2"]
-
-
-@pytest.mark.behaviour("DLQ-7")
 def test_an_older_row_replaces_no_newer_one_unless_it_is_forced_to(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute("CREATE TABLE latest (name text PRIMARY KEY, amount int CHECK (amount <> 7))")
     topic = offsetstore_topic(1)
