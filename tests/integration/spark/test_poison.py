@@ -28,8 +28,7 @@ CONSTRAINTS = {
 
 
 @pytest.mark.behaviour("TX-17", "OPS-22")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize(("constraint", "atomicity"), [("deferred", "batch"), ("checked", "partition")])
 def test_the_command_in_the_error_passes_over_the_named_record_alone(
     world: World, constraint: str, atomicity: Atomicity
 ) -> None:
@@ -128,27 +127,6 @@ def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them
     assert world.stored(topic) == {0: 2}
     assert world.database.column(VALUES) == ["a", "b"]
     assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 1), ("b", 1)]
-
-
-@pytest.mark.behaviour("TX-18")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_batch_whose_refusal_does_not_recur_is_written(world: World, atomicity: Atomicity) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("CREATE TABLE topics (name text PRIMARY KEY)")
-    world.database.execute("ALTER TABLE events ADD FOREIGN KEY (topic) REFERENCES topics")
-    topic = world.topic(["a", "b", "c", "d"])
-    asked: list[DataFrame] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        asked.append(batch)
-        if len(asked) == 2:  # the first part of the search: another job has brought the parent meanwhile
-            world.database.execute(f"INSERT INTO topics VALUES ('{topic}')")
-        return traced(batch)
-
-    world.run(world.claim(topic), transform, Append("events"), atomicity=atomicity)
-
-    assert world.database.column(VALUES) == ["a", "b", "c", "d"]
-    assert world.stored(topic) == {0: 4}
 
 
 def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
