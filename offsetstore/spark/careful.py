@@ -26,8 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.computing import TimeIsUp, find_failing
-from offsetstore.processing.recovery import Halve
+from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
 from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.letters import Letter, LetterError, Payload
 from offsetstore.protocol.ports import Writer, declares
@@ -267,7 +266,7 @@ def computed_carefully(
     :raises UnsupportedQuery, KafkaColumnsMissing: a row is not made from one record.
     :raises Halve: the rows, or letters that are read in the block, are too many bytes for the driver; or there was not
         enough time.
-    :raises NoneComputed: no record of many can be computed.
+    :raises TooManyFailed: no record of many can be computed.
     :raises Exception: Spark's own.
     """
     place = (F.col("topic"), F.col("partition"), F.col("offset"))

@@ -30,7 +30,7 @@ from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.record_batches import Parts
-from offsetstore.spark.function_errors import is_over_limit
+from offsetstore.spark.function_errors import causes, function_failed, is_over_limit
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.spark.schemas import arrow_schema
 
@@ -133,7 +133,7 @@ def collect(frame: DataFrame) -> Rows:
 def collect_by_partition(frame: DataFrame) -> Rows:
     """Compute the DataFrame's rows, and fetch them one of Spark's partitions after the other, in order.
 
-    :raises SinkError: the temporary file can't be written.
+    :raises SinkError: executors can't keep the rows, or the temporary file can't be written.
     :raises PlanOutdated: executors have lost rows that were not fetched yet.
     :raises Exception: Spark's own, if it can't compute them.
     """
@@ -141,7 +141,20 @@ def collect_by_partition(frame: DataFrame) -> Rows:
     context: Any = parts.context
     parts.rdd.persist(context._getJavaStorageLevel(StorageLevel.DISK_ONLY))  # noqa: SLF001 - as RDD.persist() does
     try:
-        count = parts.rdd.count()
+        try:
+            count = parts.rdd.count()
+        except Exception as error:
+            if function_failed(error) is None:
+                raise
+            parts.rdd.unpersist(False)  # noqa: FBT003 - Java
+            parts.rdd.count()  # fails again if a record can't be computed, and not if the rows could only not be kept
+            raise SinkError(
+                "executors can compute the rows of a large batch, but not keep them; nothing was written",
+                found=causes(error)[-1].name,
+                expected="space for them in spark.local.dir, until the driver has fetched them",
+                next_step="Free space there, make batches smaller with maxOffsetsPerTrigger, let tasks write with "
+                'atomicity="partition", or raise spark.driver.maxResultSize.',
+            ) from error
         with closing(_by_partition(parts, count)) as batches:
             return Rows(arrow_schema(frame, as_collected=True), batches)
     finally:

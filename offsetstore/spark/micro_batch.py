@@ -10,9 +10,8 @@ from typing import Final
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.errors import FunctionFailed
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
-from offsetstore.processing.blame import Proof, is_of_values
 from offsetstore.processing.unit import Ranges, Record
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
@@ -20,7 +19,7 @@ from offsetstore.spark.function_errors import function_failed, is_out_of_range
 from offsetstore.spark.kafka_columns import with_coordinates, within
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans import execution
-from offsetstore.spark.plans.lineage import is_deterministic, is_row_by_row
+from offsetstore.spark.plans.lineage import is_deterministic
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.store.claim import Claim
@@ -108,14 +107,6 @@ class MicroBatch:
             return _UNREADABLE
         return None
 
-    def proof(self, refused: RowsRefused) -> Proof:
-        """See `Delivery`; where a function failed, whether it makes the same rows each time does not matter."""
-        given = with_coordinates(self.frame)
-        frames = self.outputs.transform(given)
-        if isinstance(refused, FunctionFailed) and refused.output is None:
-            return Proof.ROW if all(is_row_by_row(given, frame) for frame in frames.values()) else Proof.BATCH
-        if not all(map(is_deterministic, frames.values())):
-            return Proof.NONE
-        if refused.output is None or not is_of_values(refused, self.outputs.writers[refused.output]):
-            return Proof.BATCH
-        return Proof.ROW if is_row_by_row(given, frames[refused.output]) else Proof.BATCH
+    def repeats(self) -> bool:
+        """See `Delivery`."""
+        return all(map(is_deterministic, self.outputs.transform(with_coordinates(self.frame)).values()))

@@ -20,11 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
-from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
-from offsetstore.processing.blame import SECONDS, is_ours
-from offsetstore.processing.plan import Plan, check_topics, create_rows
+from offsetstore.processing.blame import SECONDS
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
 from offsetstore.processing.policies import Whole, may_be_of_records
-from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import (
     UNNAMED,
     PlanOutdated,
@@ -49,6 +48,8 @@ from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
+from offsetstore.writers.append import Append
+from offsetstore.writers.upsert import Upsert
 
 TASK_THRESHOLD: Final = 10_000
 """In offsets: the driver writes a batch that has at most as many."""
@@ -90,7 +91,7 @@ class PerPartition:
         self._metadata = metadata
         self._whole = Whole(claim, metadata, recovery, by_partition=True)
         self._recovery = recovery
-        self._threshold = threshold if is_ours(self._writer) else 0
+        self._threshold = threshold if type(self._writer) in {Append, Upsert} else 0
         self._was_checked = False
         self._has_warned = False
         self._retryable: Exception | None = None
@@ -128,7 +129,7 @@ class PerPartition:
         create_rows(self._claim, plan)
         watch.lap("plan")
         remaining = plan.remaining()
-        texts = self._metadata.texts(BatchInfo(batch.number, remaining, None))
+        texts = self._metadata.texts(batch.number, remaining, None)
         try:
             results = self._run(batch, stored, plan, number, texts)
         except Exception as error:

@@ -24,9 +24,9 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
-from offsetstore.processing.batch_metadata import MetadataFunction
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Taken
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import SinkMade

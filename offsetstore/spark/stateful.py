@@ -17,10 +17,9 @@ from uuid import UUID
 
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
 from offsetstore.offsets import TopicPartition, count_offsets, describe
-from offsetstore.processing.batch_metadata import BatchMetadata
 from offsetstore.processing.blame import speaks_for_itself
-from offsetstore.processing.plan import Plan, commit_plan
-from offsetstore.processing.policies import texts_of
+from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan
+from offsetstore.processing.policies import naming_record
 from offsetstore.processing.unit import BatchMark, PlanOutdated, Rows, Stopwatch, Stored, Unit, Written
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import declares
@@ -67,12 +66,8 @@ class Stateful:
 
         :raises CheckpointAhead, CheckpointBehind: the checkpoint and the database are from different times.
         """
-        try:
+        with naming_record(batch, lambda failed: among(failed, batch)):
             return self._write(batch)
-        except Exception as error:
-            if (failed := batch.failed(error)) is None:
-                raise
-            raise among(failed, batch) from error
 
     def _write(self, batch: MicroBatch) -> Written | None:
         watch, claim = Stopwatch(), self._claim
@@ -86,7 +81,7 @@ class Stateful:
         texts: dict[TopicPartition, Text] = {}
         if outcome is Outcome.APPLY:
             computed = rows = self._compute_whole(batch)
-            texts = texts_of(self._metadata, batch.number, batch.ranges, rows)
+            texts = self._metadata.texts(batch.number, batch.ranges, rows)
         elif outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()

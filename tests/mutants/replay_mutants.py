@@ -72,7 +72,7 @@ REPLAY: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "touch",
-        ("PutBack._touch", "Ending.TOUCH", "Ending.ADVANCE"),
+        ("PutBack._commit", "Ending.TOUCH", "Ending.ADVANCE"),
         tests=(f"{_REPLAYS}test_a_replay_whose_commit_has_no_answer_is_looked_up",),
         why="No row would show whether a replay whose answer is lost was committed.",
     ),

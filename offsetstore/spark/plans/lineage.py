@@ -63,15 +63,6 @@ def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PA
         raise _missing(f"a column {KAFKA} that transform made itself", needed_by)
 
 
-def is_row_by_row(batch: DataFrame, result: DataFrame) -> bool:
-    """Tell from the plan whether each row of the result comes from one record of the batch, even without ``_kafka``."""
-    try:
-        _kafka_columns(analyzed(batch), analyzed(result))
-    except _NotRowByRow:
-        return False
-    return True
-
-
 def is_deterministic(result: DataFrame) -> bool:
     """Tell from the plan whether the result has the same rows each time (no ``rand()``, ``uuid()``, ...)."""
     return bool(analyzed(result).deterministic())
