@@ -140,8 +140,8 @@ def read_group(session: Session, group: str) -> GroupState:
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
-    is_told = letters.get("requested") and isinstance(session, PostgresSession)
-    runs = read_runs(session, group, limit=1) if is_told else []
+    asked = letters.get("requested")
+    runs = read_runs(session, group, limit=1) if asked and isinstance(session, PostgresSession) else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     now = session.now()  # last, so that no age is negative
     partitions = {

@@ -369,7 +369,7 @@ class StoredLetterStatements(Statements):
             rows = self.rows(LETTER_ERRORS, **values)
         else:
             rows = self.rows(LETTER_ERRORS_WITHIN, within=within, **values, **_after(None))
-        return [ErrorGroup(*row[:9], _key(row)) for row in rows]  # as _ERRORS has them
+        return [ErrorGroup(*row[:9], example=_key(row)) for row in rows]  # as _ERRORS has them
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         return self.one(

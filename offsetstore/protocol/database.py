@@ -199,6 +199,7 @@ class Savepoints(Protocol):
 
         :return: the ``transaction_timeout`` that the server applies, in seconds, ``None`` if there is none.
         """
+        ...
 
     def check_and_save(self, number: int) -> None:
         """Check deferred constraints, defer again those that are deferred at first, and set savepoint ``number``.
@@ -207,9 +208,11 @@ class Savepoints(Protocol):
 
         :raises RowsRefused: the database refuses the rows; the next call must be `rollback_to`.
         """
+        ...
 
     def rollback_to(self, number: int) -> None:
         """Undo all that came after savepoint ``number``, also an error; that savepoint stays."""
+        ...
 
 
 class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
@@ -222,12 +225,15 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
     @property
     def connection(self) -> Any:
         """The SQLAlchemy ``Connection`` that user code writes with."""
+        ...
 
     def in_savepoint(self) -> bool:
         """Whether a savepoint is open."""
+        ...
 
     def may_have_raised(self, error: BaseException) -> bool:
         """Whether an error of a database can come from this transaction; user code may have other connections."""
+        ...
 
     def is_whole(self) -> bool:
         """Whether it is still the transaction that was begun, with all its advances.
@@ -235,63 +241,81 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
         ``False`` after a COMMIT or ROLLBACK in user code, and after ROLLBACK TO a savepoint that is older than an
         advance.
         """
+        ...
 
     def check_deferred(self) -> None:
         """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
 
         :raises RowsRefused: the database refuses the rows.
         """
+        ...
 
     def commit(self) -> None:
         """Commit the transaction."""
+        ...
 
     def rollback(self) -> None:
         """Roll the transaction back, even if the connection is gone. Raises nothing."""
+        ...
 
     def lock_group(self, group: str) -> Token:
         """Create the group's row if it is missing, lock it FOR UPDATE, and return its token."""
+        ...
 
     def share_group(self, group: str) -> Token | None:
         """Lock the group's row FOR SHARE: no claim can be made until this transaction ends."""
+        ...
 
     def group(self, group: str) -> GroupRow | None:
         """Who claimed the group last, without a lock."""
+        ...
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
+        ...
 
     def groups(self) -> list[ListedGroup]:
         """All groups that were ever claimed, by name."""
+        ...
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
         """Pause the group, or resume it. Needs the lock of its row."""
+        ...
 
     def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """Lock all rows of the group FOR UPDATE in order of (topic, partition)."""
+        ...
 
     def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
         """Lock the rows FOR UPDATE in order of (topic, partition), not in that of ``partitions``."""
+        ...
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """All rows of the group, in order, without a lock."""
+        ...
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         """Do `group` and `read_partitions`, in one round trip, and without the metadata."""
+        ...
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
         """Insert rows in order, skip those that exist, and return those that were inserted."""
+        ...
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         """Insert or overwrite rows. The caller must hold the locks of the group and of the rows.
 
         Metadata and failed attempts belong to their offset: where that changes, they are deleted.
         """
+        ...
 
     def advance(self, move: Advance) -> int:
         """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
+        ...
 
     def count_mark(self) -> None:
         """Count a mark: `is_whole` is ``False`` if a ROLLBACK TO takes back what was written before it."""
+        ...
 
     def finish(self, move: Advance) -> tuple[int, bool]:
         """Do `advance`, `check_deferred` and `is_whole`, in one round trip.
@@ -299,36 +323,46 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
         :return: the answers of `advance` and `is_whole`.
         :raises RowsRefused: as `check_deferred` does.
         """
+        ...
 
     def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
         """The metadata of one partition, or of all the topic's partitions that have rows, without a lock."""
+        ...
 
     def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
         """Write the texts to rows that have the token; return how many. Needs the rows' locks."""
+        ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Clear ``pinned`` and ``contested`` in rows that still have the token. Needs the rows' locks."""
+        ...
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Set ``contested`` in rows that still have the token. Needs the rows' locks."""
+        ...
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
         """Write the pairs of rows that still have the token, and are not locked; return how many.
 
         It waits for nobody, and touches neither ``updated_at`` nor ``transaction_id``.
         """
+        ...
 
     def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
         """Write the evidence to rows that still have the token and have none; return which. Needs the rows' locks."""
+        ...
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch that the stateful query has written, ``None`` before the first."""
+        ...
 
     def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
         """Move the mark to ``batch_id``; return ``False`` if it is already there or beyond. It never goes back."""
+        ...
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         """Write the events in order; the database sets ``at``."""
+        ...
 
     def history(
         self,
@@ -341,33 +375,41 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
         before: int | None = None,
     ) -> list[HistoryEvent]:
         """The group's events, oldest first: all that are asked for, or only the last ones of them."""
+        ...
 
     def replaced_since(self, group: str, epoch: int) -> bool:
         """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name."""
+        ...
 
     def deleted_epoch(self, group: str) -> int:
         """The epoch in which the group was last deleted, 0 if it never was."""
+        ...
 
     def beat(self, claim_id: UUID) -> bool:
         """Renew the heartbeat; return ``False`` if a newer claim has removed it."""
+        ...
 
     def end_beat(self, claim_id: UUID) -> None:
         """Remove the heartbeat: the owner has left."""
+        ...
 
     def expect_grants(self) -> None:
         """Expect that the role may do all that a job does; a new revision may have added to it.
 
         :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
         """
+        ...
 
     def identity(self) -> StoreIdentity:
         """Which store it is, and in which database.
 
         :raises SchemaNotAtHead: that was never written.
         """
+        ...
 
     def now(self) -> datetime:
         """The database's clock at this moment, not at the transaction's beginning; with a time zone."""
+        ...
 
 
 class Database(Protocol):
@@ -383,9 +425,11 @@ class Database(Protocol):
         :param dedicated: use connections apart from the job's pool, which the job's transactions can't exhaust.
         :raises StoreUnavailable: no connection.
         """
+        ...
 
     def translate(self, error: BaseException) -> BaseException:
         """Translate a driver's error into ours, with it as the cause; else return it without row values."""
+        ...
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
         """While the block runs, terminate connections that block ``session`` for longer than ``after`` seconds.
@@ -393,21 +437,27 @@ class Database(Protocol):
         Only those whose name begins with ``older_than`` are terminated: claims of the same group. A
         ``statement_timeout`` of the role or the database does not end the wait; the session's ``lock_timeout`` does.
         """
+        ...
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         """The first of the rows that another transaction has locked, and its description; ``None`` if unknown."""
+        ...
 
     def identity(self) -> StoreIdentity:
         """Which store it is, and in which database, as the last `check_schema` read it; claims read it anew."""
+        ...
 
     def store_id(self) -> UUID:
         """The store's id, of `identity`."""
+        ...
 
     def check_schema(self) -> None:
         """Check that this version runs on the tables, and read the store's identity.
 
         :raises SchemaMissing, SchemaNotAtHead: they are not.
         """
+        ...
 
     def close(self) -> None:
         """Close the connections that it opened itself."""
+        ...

@@ -42,6 +42,7 @@ class WatchedQuery(Protocol):
 
         :raises Exception: Java does not answer at all.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
