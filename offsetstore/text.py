@@ -28,13 +28,16 @@ ERROR_LINES: Final = 15
 _LINE: Final = 1_000  # characters
 
 
-def describe_error(error: OffsetStoreError) -> tuple[str, dict[str, str]]:
+def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tuple[str, dict[str, str]]:
     """What happened and where; and what was found, what was expected, and the next step, as far as the error has them.
 
     They have no more than `ERROR_LINES` lines together: the middle of what is too long is left out.
+
+    :param next_step: in other words than the error's.
     """
+    step = error.next_step if next_step is None else next_step
     what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
-    details = {"found": error.found, "expected": error.expected, "next step": error.next_step or None}
+    details = {"found": error.found, "expected": error.expected, "next step": step or None}
     return shortened(
         what if error.doing is None else f"{what}, {error.doing}",
         {label: str(value) for label, value in details.items() if value is not None},

@@ -97,7 +97,6 @@ def adopt(
     else:
         _print(adoption, asked_store=group is not None)
     if adoption.refusal is not None:
-        adoption.refusal.next_step += " (To see where the job would then start: --on-uncertain skip, or replay.)"
         raise adoption.refusal
 
 

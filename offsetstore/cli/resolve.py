@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, get_args
 
@@ -10,15 +11,6 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
-from offsetstore.errors import (
-    KafkaGroupContested,
-    NoStartingOffset,
-    OffsetOutOfRange,
-    OffsetsDisagree,
-    StartError,
-    StoreRewound,
-    TopicRecreated,
-)
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.reads import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
@@ -32,14 +24,6 @@ _PARTITION = (
     "beginning=log.beginning end=log.end skips=skipped"
 )
 _SHOWN = 5
-_HINTS: dict[type[StartError], str] = {
-    OffsetsDisagree: "--prefer larger or --prefer stored",
-    NoStartingOffset: "--auto-offset-reset earliest",
-    OffsetOutOfRange: "--on-data-loss earliest",
-    TopicRecreated: "--on-recreated restart",
-    KafkaGroupContested: "--prefer stored",
-    StoreRewound: "--on-rewound stored or --on-rewound kafka",
-}
 
 
 @click.command()
@@ -137,20 +121,11 @@ def resolve(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     policy = StartPolicy(prefer, auto_offset_reset, on_data_loss, on_recreated, on_rewound)
     broker = kafka.connect()
-    try:
-        if no_store:
-            start = resolve_starting_offsets(broker, group=group, topics=topics, policy=policy, kafka_group=kafka.group)
-        else:
-            without = ", or use only Kafka's committed offsets: --no-store"
-            with database.open(otherwise=without) as store:
-                start = resolve_starting_offsets(
-                    broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka.group
-                )
-    except StartError as error:
-        # An error with a next step of its own is not settled by the option.
-        if type(error) in _HINTS and error.next_step == error.default_next_step:
-            error.next_step += f" (To see where the job would then start: {_HINTS[type(error)]}.)"
-        raise
+    without = ", or use only Kafka's committed offsets: --no-store"
+    with nullcontext() if no_store else database.open(otherwise=without) as store:
+        start = resolve_starting_offsets(
+            broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka.group
+        )
     if format_ == "spark":
         click.echo(start.json())
     elif format_ == "json":

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore import errors
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import OffsetStoreError, step_for
 from offsetstore.monitoring.dashboard.context import (
     Deciding,
     as_sent,
@@ -41,7 +41,7 @@ from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.letters import LettersDecided, ReplayLetters
-from offsetstore.operations.operation import STOP_IT, By, Plan, carry_out, plan_of
+from offsetstore.operations.operation import By, Plan, carry_out, plan_of
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.texts import MOST_REASON
@@ -73,11 +73,6 @@ _STATUSES: Final[tuple[tuple[int, tuple[type[OffsetStoreError], ...]], ...]] = (
 _UNAVAILABLE: Final = 503
 _REFUSALS: Final = (errors.OffsetStoreError, *DATABASE_ERRORS)
 
-_WORDS: Final = {
-    # The library's next steps, in the words of the pages.
-    STOP_IT: "Stop it first, or tick “Fence the live job”.",
-    errors.StoreUnavailable.default_next_step: "Check that the server runs, and that the role may connect.",
-}
 _OTHER_ROLE: Final = (
     "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL)."
 )
@@ -308,7 +303,7 @@ def _status(error: OffsetStoreError) -> int:
 def _next_step(error: OffsetStoreError | None) -> str:
     if isinstance(error, errors.MissingPrivilege):
         return _OTHER_ROLE  # and not more grants for the one that only reads
-    return "" if error is None else _WORDS.get(error.next_step, error.next_step)
+    return "" if error is None else step_for("page", error.next_step)
 
 
 ROUTES: Final = [
