@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import click
 
 from offsetstore import errors
-from offsetstore.cli.options import Database
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code, step_for
-from offsetstore.offset_store import OffsetStore
 from offsetstore.text import describe_error
-
-_T = TypeVar("_T")
 
 _SUMMARIES = {
     0: "done, or the answer is yes",
@@ -45,26 +40,6 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     what, details = describe_error(error, step_for("command", error.next_step))
     print_error(what, details)
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
-
-
-def show_done(decide: Callable[[], _T], show: Callable[[_T], None]) -> _T:
-    """Decide, and show what was done, or would be. If the plan has changed, show the new one, and end the command.
-
-    :param show: takes a plan too.
-    """
-    try:
-        done = decide()
-    except errors.PlanChanged as changed:
-        show(changed.plan)
-        fail(changed)
-    show(done)
-    return done
-
-
-def decide(database: Database, carry_out: Callable[[OffsetStore], _T], show: Callable[[_T], None]) -> _T:
-    """Do `show_done` in the store."""
-    with database.open() as store:
-        return show_done(lambda: carry_out(store), show)
 
 
 def fail_unknown(group: str) -> NoReturn:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import islice
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
+from offsetstore.cli.output import Table, document, print_json, print_text
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.reads import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
@@ -18,10 +18,11 @@ from offsetstore.protocol.starting import Reason, StartingOffsets
 from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.text import counted
 
-_COLUMNS = columns("partition, #start, #stored, #committed, #beginning, #end, reason")
-_PARTITION = (
-    "*tp start=offset reason explanation=reason.value stored=stored.next_offset committed=committed.next_offset "
-    "beginning=log.beginning end=log.end skips=skipped"
+_COLUMNS: Final = ("partition", "#start", "#stored", "#committed", "#beginning", "#end", "reason")
+_KEYS: Final = (
+    "group kafka_group records partitions=starts[*@ start=offset reason explanation=reason.value "
+    "stored=stored.next_offset committed=committed.next_offset beginning=log.beginning end=log.end skips=skipped] "
+    "vanished[topic partition] warning starting_offsets"
 )
 _SHOWN = 5
 
@@ -129,55 +130,40 @@ def resolve(
     if format_ == "spark":
         click.echo(start.json())
     elif format_ == "json":
-        print_json(_document(group, kafka.group or group, start))
+        named = {"group": group, "kafka_group": kafka.group or group}
+        print_json(document(start, _KEYS, **named, records=_records(start), starting_offsets=json.loads(start.json())))
     else:
-        _print(group, start)
+        print_text(*_text(group, start))
 
 
-def _print(group: str, start: StartingOffsets) -> None:
-    print_table(
-        _COLUMNS,
-        [
-            (
-                tp,
-                one.offset,
-                one.stored.next_offset if one.stored else None,
-                one.committed.next_offset if one.committed else None,
-                one.log.beginning,
-                one.log.end,
-                one.reason.name.lower(),
-            )
-            for tp, one in start.starts.items()
-        ],
-    )
+def _text(group: str, start: StartingOffsets) -> Iterator[str | Table]:
+    rows = [
+        (
+            tp,
+            one.offset,
+            one.stored.next_offset if one.stored else None,
+            one.committed.next_offset if one.committed else None,
+            one.log.beginning,
+            one.log.end,
+            one.reason.name.lower(),
+        )
+        for tp, one in start.starts.items()
+    ]
+    yield Table(_COLUMNS, rows)
     used = {one.reason for one in start.starts.values()}
-    explained = [(reason.name.lower(), reason.value) for reason in Reason if reason in used]
-    print_lines("")
-    print_table(columns("reason, meaning"), explained)
-    print_lines("")
-    skipped = {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}
-    if skipped:
-        records = count_offsets(skipped)
-        first = ", ".join(f"{tp} {range_}" for tp, range_ in islice(skipped.items(), _SHOWN))
+    yield ""
+    yield Table(("reason", "meaning"), [(reason.name.lower(), reason.value) for reason in Reason if reason in used])
+    yield ""
+    if skipped := {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}:
+        first = ", ".join(f"{tp} {range_}" for tp, range_ in [*skipped.items()][:_SHOWN])
         more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
-        print_lines(f"Would skip {counted(records, 'offset')} that the store has not seen: {first}{more}.")
-    print_lines(*(f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished))
-    print_lines(*([] if start.warning is None else [f"A warning: {start.warning}"]))
+        offsets = counted(count_offsets(skipped), "offset")
+        yield f"Would skip {offsets} that the store has not seen: {first}{more}."
+    yield from (f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished)
+    if start.warning is not None:
+        yield f"A warning: {start.warning}"
     left, partitions = counted(_records(start), "offset"), counted(len(start.starts), "partition")
-    print_lines(f"{group} would start with {left} to read in {partitions}.")
-
-
-def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str, object]:
-    return document(
-        start,
-        "group kafka_group records partitions vanished warning starting_offsets",
-        group=group,
-        kafka_group=kafka_group,
-        records=_records(start),
-        partitions=[document(one, _PARTITION, tp=tp) for tp, one in start.starts.items()],
-        vanished=[document(tp, "topic partition") for tp in start.vanished],
-        starting_offsets=json.loads(start.json()),
-    )
+    yield f"{group} would start with {left} to read in {partitions}."
 
 
 def _records(start: StartingOffsets) -> int:

@@ -155,13 +155,13 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-to-nobody-in-the-status",
-        ("status:_print", "state.replays_letters is False", "state.replays_letters is state"),
+        ("status:_head", "state.replays_letters is False", "state.replays_letters is state"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same in the status.",
     ),
     mutant(
         "requests-to-nobody-in-the-command",
-        ("_print_who_replays", "state.replays_letters is False", "state.replays_letters is state"),
+        ("_who_replays", "replays is False", "replays is owner"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same where they are requested.",
     ),

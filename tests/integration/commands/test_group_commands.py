@@ -219,7 +219,7 @@ def test_reset_says_which_evidence_of_loss_it_accepts(
     assert loss in planned
     assert loss in done
     assert "The reset would accept this loss" in planned
-    assert "only pin" not in planned
+    assert "accepts the loss below" in planned
     assert "The reset accepted this loss" in done
     assert "loss" not in run(*reset).stdout
 
