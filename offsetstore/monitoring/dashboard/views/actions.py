@@ -42,15 +42,14 @@ from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.letters import LettersDecided, ReplayLetters
 from offsetstore.operations.operation import By, Plan, carry_out, plan_of
+from offsetstore.operations.wording import in_words
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
-from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.texts import MOST_REASON
 from offsetstore.store.identity import this_process
 from offsetstore.text import visible
 
 SHOWN: Final = 100
-"""Partitions that a plan lists."""
-SHOWN_LETTERS: Final = 20
+"""Rows that a plan lists."""
 ERRORS: Final = 50
 
 LONGEST: Final = MOST_REASON
@@ -110,10 +109,9 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
     except TicketRefused as refused:
         return show(request, "action_refused.html", status=403, action=name, group=group, text=str(refused))
     try:
-        reason, store = given.get("reason", "").strip(), dashboard_of(request).store
+        reason = given.get("reason", "").strip()
         answers = _answers(request, group, reason=reason, fence=given.get("fence") == "yes")
         decision = read(name, planned, answers)
-        owner = _owner(store, group)  # nothing that can fail comes after the decision
         if wrong := _wrong(given, group):
             return _show_plan(request, name, decision, group, status=400, entered=given, wrong=wrong)
         by = By(reason, _actor(request, given.get("who", "").strip()), lock_timeout=actions.store.timeouts.lock)
@@ -130,12 +128,10 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         "action_done.html",
         action=name,
         group=group,
-        decision=decision,
         result=done,
-        owner=owner,
+        words=in_words(done),
         reason=reason,
         shown=SHOWN,
-        shown_letters=SHOWN_LETTERS,
     )
     answer.background = BackgroundTask(dashboard_of(request).snapshots.refresh)  # the next page shows what was done
     return answer
@@ -185,9 +181,8 @@ def _show_plan(
     error: OffsetStoreError | None = None,
 ) -> Response:
     """Show what would happen now, and ask for a reason and the group's name."""
-    actions, store = _actions(request), dashboard_of(request).store
-    owner = _owner(store, group)
-    result = _planned(actions, store, decision)
+    actions = _actions(request)
+    result = _planned(actions, dashboard_of(request).store, decision)
     planned = fields_of(decision)
     if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
         planned["topic_id"] = result.letters[0].topic_id or ""
@@ -209,13 +204,12 @@ def _show_plan(
         premise=rests_on,
         ticket=actions.tickets.issue(name, group, {**planned, "premise": rests_on}),
         result=result,
-        owner=owner,
+        words=in_words(result),
         entered=entered or {},
         wrong=wrong or {},
         error=error,
         next_step=_next_step(error),
         shown=SHOWN,
-        shown_letters=SHOWN_LETTERS,
         longest=LONGEST,
     )
 
@@ -224,12 +218,6 @@ def _planned(actions: Deciding, store: OffsetStore, decision: Decision) -> Plan:
     # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
     is_forced = isinstance(decision, ReplayLetters) and decision.forced
     return plan_of((actions.store if is_forced else store).database, decision)
-
-
-def _owner(store: OffsetStore, group: str) -> GroupRow:
-    if (owner := store.owner(group)) is None:
-        raise errors.UnknownGroup(f"the store has no group {group!r}")
-    return owner
 
 
 def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
