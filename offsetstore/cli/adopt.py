@@ -8,7 +8,7 @@ from typing import Final, get_args
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table, document
 from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
@@ -48,7 +48,7 @@ _KEYS: Final = "topic partition start ends stored uncertain"
     callback=options.names,
     help="Also read the store: partitions that this group has a stored offset of are not adopted.",
 )
-@asking
+@ask_options
 def adopt(*, checkpoint: str, dry_run: bool, on_uncertain: OnUncertain, group: str | None, ask: Ask) -> None:
     """Show what a job would take over from a checkpoint.
 

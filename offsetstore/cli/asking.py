@@ -22,7 +22,7 @@ _P = TypeVar("_P", bound=Plan)
 
 @dataclass(frozen=True, slots=True)
 class Ask(Database):
-    """The values of `asking`."""
+    """The values of `ask_options`."""
 
     format_: str
 
@@ -39,7 +39,7 @@ class Ask(Database):
             print_text(*text)
 
 
-asking = together(
+ask_options = together(
     database_options,
     format_option(),
     gathered("ask", lambda given: Ask((of := given.pop("database")).url, of.schema, given.pop("format_"))),
@@ -57,7 +57,7 @@ class How(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Decide(Ask):
-    """The values of `deciding`.
+    """The values of `decide_options`.
 
     :param at_once: whether the command decides without ``--execute``.
     :param force: whether a live job may be fenced.
@@ -116,8 +116,8 @@ class Decide(Ask):
         print_text(f"Plan {plan.digest}: {options} does this, or nothing.")
 
 
-def deciding(*, at_once: bool = False, force: bool = False, csv: str = "") -> Callable[[_F], _F]:
-    """``--reason``, ``--if-plan`` and what `asking` has, as the argument ``decide``.
+def decide_options(*, at_once: bool = False, force: bool = False, csv: str = "") -> Callable[[_F], _F]:
+    """``--reason``, ``--if-plan`` and what `ask_options` has, as the argument ``decide``.
 
     :param at_once: whether the command has ``--dry-run``; else it does nothing without ``--execute``.
     :param force: whether it has ``--force``.

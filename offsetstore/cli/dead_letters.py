@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, Decide, asking, deciding
+from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
 from offsetstore.cli.output import Table, cell, document, print_text
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
@@ -142,7 +142,7 @@ def dead_letters() -> None:
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Letters per page."
 )
-@asking
+@ask_options
 def list_letters(
     *, group: str, states: list[State] | None, by: str, after: str | None, limit: int, ask: Ask, **chosen: Any
 ) -> None:
@@ -186,7 +186,7 @@ def list_letters(
 @options.group_option
 @click.argument("letter", metavar="TOPIC:PARTITION:OFFSET", callback=options.parsed(_letter_key))
 @click.option("--topic-id", metavar="ID", help="Of a topic that was created again; by default, the newest letter's.")
-@asking
+@ask_options
 def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask) -> None:
     """Show one dead letter with its key, value, headers, error and traceback.
 
@@ -222,7 +222,7 @@ def show_letter(*, group: str, letter: LetterKey, topic_id: str | None, ask: Ask
     metavar="SECONDS",
     help="How long --wait waits.",
 )
-@deciding()
+@decide_options()
 def replay_letters(
     *, group: str, which: Which, limit: int, force: bool, wait: bool, timeout: float, decide: Decide
 ) -> None:
@@ -286,7 +286,7 @@ def replay_letters(
     is_flag=True,
     help="Delete keys, values, headers and error texts; also of letters that are settled, which keep their state.",
 )
-@deciding()
+@decide_options()
 def discard_letters(*, group: str, which: Which, limit: int, erase: bool, decide: Decide) -> None:
     """Give up dead letters: those named, or those that match. Their records stay out of the results.
 
@@ -362,7 +362,7 @@ def export_letters(*, group: str, states: list[State] | None, database: options.
     help="Only of this state. May be repeated.",
 )
 @_limit_option("At most N letters.")
-@deciding()
+@decide_options()
 def prune_letters(*, group: str, older_than: timedelta, states: tuple[State, ...], limit: int, decide: Decide) -> None:
     """Delete dead letters that were replayed, discarded or superseded long ago.
 

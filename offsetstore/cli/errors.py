@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table, document, print_followed
 from offsetstore.protocol.runs import SOURCES, Source
 
@@ -27,7 +27,7 @@ _KEYS: Final = "at epoch source error_class text sqlstate *topic_partition batch
     help=f"Only errors from this source: one of {', '.join(SOURCES)}. May be repeated.",
 )
 @options.lines_options("error")
-@asking
+@ask_options
 def errors(
     *, group: str, since: datetime | None, sources: tuple[Source, ...], limit: int | None, follow: bool, ask: Ask
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, Decide, asking, deciding
+from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
 from offsetstore.cli.output import Table, document
 from offsetstore.operations.group_status import in_words
 from offsetstore.text import short
@@ -36,7 +36,7 @@ def groups() -> None:
 
 
 @groups.command("list")
-@asking
+@ask_options
 def list_groups(*, ask: Ask) -> None:
     """List all consumer groups of the store.
 
@@ -75,7 +75,7 @@ def list_groups(*, ask: Ask) -> None:
 
 @groups.command("copy")
 @_naming_options
-@deciding()
+@decide_options()
 def copy_group(*, group: str, new: str, decide: Decide) -> None:
     """Give another name the stored offsets of a group, with their metadata.
 
@@ -101,7 +101,7 @@ def copy_group(*, group: str, new: str, decide: Decide) -> None:
 
 @groups.command("rename")
 @_naming_options
-@deciding(force=True)
+@decide_options(force=True)
 def rename_group(*, group: str, new: str, decide: Decide) -> None:
     """Give a group another name, with its offsets, metadata and dead letters.
 
@@ -128,7 +128,7 @@ def rename_group(*, group: str, new: str, decide: Decide) -> None:
 @groups.command("delete")
 @options.group_option
 @click.option("--discard-letters", is_flag=True, help="Also delete dead letters that were not replayed or discarded.")
-@deciding(force=True)
+@decide_options(force=True)
 def delete_group(*, group: str, discard_letters: bool, decide: Decide) -> None:
     """Delete a group: its offsets, their metadata, and its dead letters.
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, cast
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import document
 from offsetstore.errors import ExitCode
@@ -48,7 +48,7 @@ _PROBLEMS: Final = {
     "2h, 1d. Needs --bootstrap-servers.",
 )
 @options.broker_options(required=False, use="; for --max-lag")
-@asking
+@ask_options
 def health(
     *,
     port: int | None,

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table, document, print_followed
 from offsetstore.protocol.database import EVENTS
 
@@ -30,7 +30,7 @@ _KEYS: Final = (
     help=f"Only this event. May be repeated. One of {', '.join(EVENTS)}.",
 )
 @options.lines_options("event")
-@asking
+@ask_options
 def history(
     *, group: str, since: datetime | None, events: tuple[str, ...], limit: int | None, follow: bool, ask: Ask
 ) -> None:

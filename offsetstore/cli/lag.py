@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document, print_error, print_json, print_text
 from offsetstore.errors import ExitCode
@@ -55,7 +55,7 @@ _KEYS: Final = (
     help="Exit with 1 if a group is further behind: 10000 records, or a time such as 90s, 5m, 2h, 1d.",
 )
 @options.broker_options(required=True)
-@asking
+@ask_options
 def lag(
     *,
     group: str | None,

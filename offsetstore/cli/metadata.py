@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_PARTITION, TopicPartition
@@ -23,7 +23,7 @@ def metadata() -> None:
 @options.group_option
 @click.argument("topic", callback=options.names)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
-@asking
+@ask_options
 def get_metadata(*, group: str, topic: str, partition: int | None, ask: Ask) -> None:
     """Show the metadata of a topic's partitions, or of one, as text.
 
@@ -61,7 +61,7 @@ def get_metadata(*, group: str, topic: str, partition: int | None, ask: Ask) -> 
 @click.option("--text", is_flag=True, help="Store VALUE as it is, for a job with a format of its own.")
 @click.option("--clear", is_flag=True, help="Store none, instead of VALUE.")
 @options.reason_option
-@asking
+@ask_options
 def set_metadata(
     *,
     group: str,

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Decide, deciding
+from offsetstore.cli.asking import Decide, decide_options
 
 _KEYS: Final = "group executed plan=digest"
 
@@ -21,7 +21,7 @@ _KEYS: Final = "group executed plan=digest"
     metavar="TIME",
     help="When the pause ends by itself (2025-03-01T00:00Z), by the database's clock; without it, at `resume`.",
 )
-@deciding(at_once=True)
+@decide_options(at_once=True)
 def pause(*, group: str, until: datetime | None, decide: Decide) -> None:
     """Pause a consumer group.
 
@@ -49,7 +49,7 @@ def pause(*, group: str, until: datetime | None, decide: Decide) -> None:
 
 @click.command()
 @options.group_option
-@deciding(at_once=True)
+@decide_options(at_once=True)
 def resume(*, group: str, decide: Decide) -> None:
     """End a consumer group's pause.
 

@@ -11,7 +11,7 @@ from typing import IO, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Decide, deciding
+from offsetstore.cli.asking import Decide, decide_options
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
@@ -92,7 +92,7 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     help="Reset only if this is the stored offset; otherwise do nothing.",
 )
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime, --by-duration")
-@deciding(force=True, csv="as --from-file reads it")
+@decide_options(force=True, csv="as --from-file reads it")
 def reset(
     *,
     group: str,

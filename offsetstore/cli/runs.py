@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table, cell, document
 from offsetstore.protocol.runs import Run
 
@@ -24,7 +24,7 @@ _KEYS: Final = (
 @click.command()
 @options.group_option
 @click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N runs.")
-@asking
+@ask_options
 def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     """Show the runs of a consumer group's job, and how each ended.
 

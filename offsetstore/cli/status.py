@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.asking import Ask, asking
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document
 from offsetstore.offsets import TopicPartition
@@ -38,7 +38,7 @@ _DECIDED: Final = {
 @click.command()
 @options.group_option
 @options.broker_options(required=False, use="; without them, only the store is shown")
-@asking
+@ask_options
 def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     """Show a consumer group's owner, offsets and lag.
 

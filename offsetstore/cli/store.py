@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-from offsetstore.cli.asking import Decide, deciding
+from offsetstore.cli.asking import Decide, decide_options
 
 _KEYS: Final = "store_id=identity.store_id home=identity.home executed plan=digest groups[group=@ live=is_live]"
 
@@ -17,7 +17,7 @@ def store() -> None:
 
 
 @store.command()
-@deciding()
+@decide_options()
 def moved(*, decide: Decide) -> None:
     """Say that the store was moved: its jobs go on in this database.
 
@@ -40,7 +40,7 @@ def moved(*, decide: Decide) -> None:
 
 
 @store.command()
-@deciding()
+@decide_options()
 def new_id(*, decide: Decide) -> None:
     """Say that this database is a copy: it becomes a store of its own.
 

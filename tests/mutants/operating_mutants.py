@@ -206,7 +206,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-of-a-command",
         (
-            "deciding",
+            "decide_options",
             "How(**..., if_plan=given.pop('if_plan'))",
             "How(**..., if_plan=given.pop('if_plan') and None)",
         ),
@@ -242,7 +242,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-without-execute",
         (
-            "deciding",
+            "decide_options",
             "value is not None and context.params[flag] is at_once",
             "value is None and at_once is None",
         ),
