@@ -95,7 +95,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-letters-as-they-were",
-        ("_Letters._digest", "chosen.items()", "chosen"),
+        ("_Letters._plan", "chosen.items()", "chosen"),
         tests=(f"{_SHOWN}[discard]",),
         why="A letter that has failed again since it was shown, perhaps with another error, would be given up.",
     ),
