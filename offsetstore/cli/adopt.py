@@ -12,8 +12,7 @@ from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table, document
 from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
-from offsetstore.store.adoption import read_or_fail
-from offsetstore.store.checkpoint_files import LocalFiles
+from offsetstore.store.adoption import LocalFiles, read_or_fail
 from offsetstore.text import counted
 
 _COLUMNS: Final = ("partition", "#start", "#committed batch ends", "#uncertain", "#stored")
