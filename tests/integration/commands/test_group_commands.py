@@ -191,7 +191,7 @@ def test_the_plan_of_a_duration_is_repeated_with_the_time_that_it_has_led_to(
     claim.close()
     reset = ("reset", "-g", "billing", "-t", "payments", "-b", "kafka:1", *REASON)
     planned = run(*reset, "--by-duration", "PT1H").stdout
-    [(time, digest)] = re.findall(r"leads to (\S+): .*\nPlan (\w+)", planned)
+    [(time, digest)] = re.findall(r"leads to (\S+): .*\n.*\nPlan (\w+)", planned)
     broker.set_log(P0, 0, 20)
     assert datetime.now(UTC) - datetime.fromisoformat(time) >= timedelta(hours=1)
     assert json.loads(run(*reset, "--to-datetime", time, "--format", "json").stdout)["to_datetime"] == time
