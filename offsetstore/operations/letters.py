@@ -20,7 +20,7 @@ from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
 from offsetstore.operations.people import people
-from offsetstore.protocol.database import Database, Session
+from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, LetterCursor, LetterFilter
@@ -53,14 +53,18 @@ class LettersDecided(Plan):
     """What a decision did; for a dry run, what it would have done to the letters at that moment.
 
     :param chosen: the letters that were chosen, as they were, in the order in which they are replayed.
-    :param token: of the group's last claim.
+    :param decision: ``"replay"``, ``"discard"`` or ``"erase"``, as in the history.
+    :param is_forced: whether letters are replayed that a job has overtaken.
+    :param owner: the group's last claim.
     :param more: whether more letters fit than the limit allowed.
     :param without_payload: how many letters fit that can't be replayed, since their records are not kept.
     """
 
     group: str
+    decision: str
+    is_forced: bool
     chosen: Mapping[LetterKey, ChosenLetter] = field(repr=False)
-    token: Token
+    owner: GroupRow = field(repr=False, compare=False)
     more: bool = False
     without_payload: int = 0
 
@@ -85,9 +89,10 @@ class LettersDecided(Plan):
 
 @dataclass(frozen=True, slots=True)
 class LettersPruned(Plan):
-    """How many letters were deleted, or would be; ``more`` and ``token`` as for `LettersDecided`.
+    """How many letters were deleted, or would be; ``more`` is as for `LettersDecided`.
 
     :param before: the time before which they were settled.
+    :param token: of the group's last claim.
     """
 
     group: str
@@ -209,14 +214,14 @@ class _Letters(Operation[LettersDecided]):
         return False
 
     def plan(self, session: Session) -> LettersDecided:
-        return self._choose(session, known(session, self.group).token, lock=False)
+        return self._choose(session, known(session, self.group), lock=False)
 
     def locked(self, session: Session) -> Iterator[LettersDecided]:
         """The group's row comes before any letter."""
         session.share_group(self.group)
-        yield self._choose(session, known(session, self.group).token, lock=True)
+        yield self._choose(session, known(session, self.group), lock=True)
 
-    def _choose(self, session: Session, token: Token, *, lock: bool) -> LettersDecided:
+    def _choose(self, session: Session, owner: GroupRow, *, lock: bool) -> LettersDecided:
         group, overtaken, which = self.group, self.counts_overtaken, self.which
         if not isinstance(which, LetterFilter):
             named = keys_of(which)
@@ -224,21 +229,25 @@ class _Letters(Operation[LettersDecided]):
             _expect_all(group, named, chosen)
             for key, letter in chosen.items():
                 self.check(key, letter)
-            return LettersDecided(group, chosen, token, digest=self._digest(chosen))
+            return self._plan(owner, chosen)
         fit, payloads = self.fit
         states = tuple(one for one in fit if not which.states or one in which.states)
         if not states:
-            return LettersDecided(group, {}, token, digest=self._digest({}))
+            return self._plan(owner, {})
         which = replace(which, states=states)
         found = session.choose_letters(
             group, which, limit=self.limit + 1, payloads=payloads, lock=lock, overtaken=overtaken
         )
         chosen = dict([*found.items()][: self.limit])
         lost = session.count_without_payload(group, which) if payloads == ("kept",) else 0
-        return LettersDecided(group, chosen, token, len(found) > self.limit, lost, digest=self._digest(chosen))
+        return self._plan(owner, chosen, more=len(found) > self.limit, lost=lost)
 
-    def _digest(self, chosen: Mapping[LetterKey, ChosenLetter]) -> str:
-        return digest_of(self.kind[1], self.group, [*chosen.items()])
+    def _plan(
+        self, owner: GroupRow, chosen: Mapping[LetterKey, ChosenLetter], *, more: bool = False, lost: int = 0
+    ) -> LettersDecided:
+        (event, words), forced = self.kind, self.counts_overtaken
+        digest = digest_of(words, self.group, [*chosen.items()])
+        return LettersDecided(self.group, event, forced, chosen, owner, more, lost, digest=digest)
 
     def write(self, session: Session, plan: LettersDecided, by: By) -> History:
         """One line for all: how many, which, and where they are if they are of one partition."""
@@ -249,7 +258,7 @@ class _Letters(Operation[LettersDecided]):
         else:
             others = len(keys) - _NAMED
             how = ", ".join(map(str, keys[:_NAMED])) + (f" and {others} more" if others > 0 else "")
-        line = by.event(event, plan.token, _in_words(len(keys), words, how, by.reason))
+        line = by.event(event, plan.owner.token, _in_words(len(keys), words, how, by.reason))
         partitions = {key.topic_partition for key in keys}
         if len(partitions) == 1:
             [tp], offsets = partitions, [key.offset for key in keys]

@@ -51,6 +51,7 @@ WHERE NOT has_table_privilege(:place || name, 'DELETE') ORDER BY number
 class NewName(OwnedPlan):
     """Offsets that a group has under a name that had none, or would have.
 
+    :param is_copy: whether the group keeps them, and its job.
     :param open_letters: how many of the group's dead letters are to be decided about, or to be replayed. A rename takes
         them along; a copy leaves them, since with both groups they would be replayed twice.
     """
@@ -59,6 +60,7 @@ class NewName(OwnedPlan):
     new: str
     rows: Mapping[TopicPartition, StoredOffset] = field(repr=False)
     open_letters: int
+    is_copy: bool
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
@@ -89,7 +91,8 @@ def _plan(session: Session, event: str, group: str, new: str, met: GroupRow | No
         )
     held = held_by(owner, {tp: row.next_offset for tp, row in rows.items()})
     letters = sum(session.count_letters(group, OPEN).values())
-    return NewName(group, new, rows, letters, owner=owner, digest=digest_of(event, group, new, held))
+    digest = digest_of(event, group, new, held)
+    return NewName(group, new, rows, letters, event == "copy", owner=owner, digest=digest)
 
 
 def _expect_names(group: str, new: str) -> None:

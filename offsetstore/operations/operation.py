@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar, Final, Generic, Literal, Self, TypeAlias, TypeVar, get_args
 
-from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, PlanChanged, UnknownGroup
+from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, NextStep, PlanChanged, UnknownGroup
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session, deleted, renamed
 from offsetstore.protocol.numbers import check_seconds
@@ -25,7 +25,6 @@ from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
 
 AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
-STOP_IT: Final = 'Stop it first, or fence it with takeover="fence".'
 
 Decided: TypeAlias = Literal["fence", "refuse"]
 """What a decision does about a live job."""
@@ -197,7 +196,7 @@ class Fencing(Operation[_O]):
             raise GroupBusy(
                 f"a job of group {self.group!r} is live; nothing was written",
                 found=plan.owner.in_words(),
-                next_step=STOP_IT,
+                next_step=NextStep.STOP_OR_FENCE,
             )
 
     def begin(self, database: Database, by: By) -> AbstractContextManager[Session]:  # noqa: ARG002 - see `By`

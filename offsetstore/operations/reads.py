@@ -65,6 +65,11 @@ class PartitionState:
     log: Watermarks | None = None
 
     @property
+    def end(self) -> int | None:
+        """The log's end, see `end_of`."""
+        return None if self.log is None else end_of(self.log)
+
+    @property
     def lag(self) -> int | None:
         """Offsets from the stored one to the end of the log; ``None`` if not known, or if the log ends before it."""
         return None if self.stored is None or self.log is None else lag_of(self.stored.next_offset, self.log)

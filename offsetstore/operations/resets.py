@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Final, Literal, Self, TypeAlias
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, OffsetMoved, OffsetOutOfRange, UnknownGroup, WrongCluster
+from offsetstore.errors import ConfigurationError, NextStep, OffsetMoved, OffsetOutOfRange, UnknownGroup, WrongCluster
 from offsetstore.offsets import (
     MAX_OFFSET,
     MAX_PARTITION,
@@ -32,10 +32,6 @@ from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.store.sessions import read_offsets
-
-CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
-SHIFT: Final = "Shift by less, or reset to the earliest."
-NAME_BROKERS: Final = "Pass broker=Broker(...)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,7 @@ class ResetOffsets(Fencing[Reset]):
             target = as_offset("the offset to reset to", self.target, most=MAX_OFFSET)
             object.__setattr__(self, "target", target)
         if self.broker is None and isinstance(self.target, (str, datetime)):
-            raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NAME_BROKERS)
+            raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NextStep.NAME_BROKERS)
 
     def asked(self, database: Database) -> Self:
         if self.broker is None:
@@ -259,11 +255,13 @@ class ResetOffsets(Fencing[Reset]):
         new = self._offset(tp, row.next_offset, log)
         if not 0 <= new <= MAX_OFFSET:
             what = "the shift goes below offset 0" if new < 0 else "the shift goes above the largest offset"
-            raise OffsetOutOfRange(what, topic_partition=tp, found=new, expected="0 to 2**63 - 1", next_step=SHIFT)
+            raise OffsetOutOfRange(
+                what, topic_partition=tp, found=new, expected="0 to 2**63 - 1", next_step=NextStep.SHIFT_LESS
+            )
         if log is not None and not log.beginning <= new <= log.end:
             what = f"the log does not hold offset {new}"
             held = f"from {log.beginning} to {log.end}"
-            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=CHOOSE)
+            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=NextStep.NAME_OFFSET)
         return Move(tp, row, new, log)
 
     def _offset(self, tp: TopicPartition, stored: int, log: Watermarks | None) -> int:

@@ -118,6 +118,11 @@ class GroupRow:
         """Whether a running job owns the group; see `offsetstore.protocol.runs.is_live`."""
         return self.state == "live"
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has paused the group."""
+        return self.pause is not None
+
     def in_words(self) -> str:
         """Describe the owner, for an error message."""
         seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"

@@ -95,7 +95,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-letters-as-they-were",
-        ("_Letters._digest", "chosen.items()", "chosen"),
+        ("_Letters._plan", "chosen.items()", "chosen"),
         tests=(f"{_SHOWN}[discard]",),
         why="A letter that has failed again since it was shown, perhaps with another error, would be given up.",
     ),
@@ -203,28 +203,33 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         tests=(f"{_CONTRACT}test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset",),
         why="No plan about a job that runs could ever be carried out.",
     ),
-    *(
-        mutant(
-            f"plan-of-a-command-with-{kind.replace('_', '-')}",
-            (
-                f"{kind}_options",
-                "How(**..., if_plan=given.pop('if_plan'))",
-                "How(**..., if_plan=given.pop('if_plan') and None)",
-            ),
-            tests=tuple(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]" for name in names),
-            why="The command would do whatever there is to do by then, and say nothing.",
-        )
-        for kind, names in (
-            (
-                "execute",
-                ("reset", "replay", "discard", "copy", "rename", "delete", "prune", "new-id"),
-            ),
-            ("dry_run", ("pause", "resume")),
-        )
+    mutant(
+        "plan-of-a-command",
+        (
+            "decide_options",
+            "How(**..., if_plan=given.pop('if_plan'))",
+            "How(**..., if_plan=given.pop('if_plan') and None)",
+        ),
+        tests=tuple(
+            f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]"
+            for name in (
+                "reset",
+                "replay",
+                "discard",
+                "copy",
+                "rename",
+                "delete",
+                "prune",
+                "new-id",
+                "pause",
+                "resume",
+            )
+        ),
+        why="The command would do whatever there is to do by then, and say nothing.",
     ),
     mutant(
         "plan-that-has-changed-is-shown",
-        ("show_done", "show(changed.plan)", ""),
+        ("Decide.carry_out", "show(changed.plan)", ""),
         tests=(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[reset]",),
         why="Nobody could see what has changed, nor agree to it.",
     ),
@@ -237,9 +242,9 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-without-execute",
         (
-            "_if_plan_option",
-            "value is not None and context.params[flag] is not needs",
-            "value is None and needs is None",
+            "decide_options",
+            "value is not None and context.params[flag] is at_once",
+            "value is None and at_once is None",
         ),
         tests=(
             f"{_COMMANDS}test_a_condition_without_execute_is_wrong_usage[reset]",
