@@ -81,10 +81,101 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from enum import IntEnum
-from typing import Any, ClassVar, Final, Self
+from enum import IntEnum, StrEnum
+from typing import Any, ClassVar, Final, Literal, Self
 
 from offsetstore.offsets import OffsetRange, TopicPartition
+
+
+def _or_try(python: str, options: str) -> tuple[str, str]:
+    """Words of a start that is refused: a command can show what each answer would lead to."""
+    return python, f"{python} (To see where the job would then start: {options}.)"
+
+
+class NextStep(StrEnum):
+    """A next step that is another one in Python, at the command line and on a page of the dashboard.
+
+    As a text it is Python's, and ``command`` and ``page`` are the others'. `step_for` also takes a step that is worded
+    alike for all.
+    """
+
+    command: str
+    page: str
+
+    def __new__(cls, python: str, command: str | None = None, page: str | None = None) -> Self:
+        """Without words of their own, the others read Python's."""
+        made = str.__new__(cls, python)
+        made._value_ = python
+        made.command, made.page = command or python, page or python
+        return made
+
+    CONNECT = (
+        "Check OFFSETSTORE_URL, that the server runs, and that the role may connect.",
+        "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect.",
+        "Check that the server runs, and that the role may connect.",
+    )
+    LOOK_AGAIN = (
+        "Look at the new plan; to carry it out, pass its digest.",
+        "Look at the new plan, printed above; to carry it out, pass its digest.",
+    )
+    STOP_OR_FENCE = (
+        'Stop it first, or fence it with takeover="fence".',
+        "Stop it first, or fence it with --force.",
+        "Stop it first, or tick “Fence the live job”.",
+    )
+    NAME_OFFSET = (
+        "Name an offset that the log holds, or reset to the earliest or the latest.",
+        "Name an offset that the log holds, or use --to-earliest or --to-latest.",
+    )
+    SHIFT_LESS = (
+        "Shift by less, or reset to the earliest.",
+        "Shift by less, or use --to-earliest.",
+    )
+    NAME_BROKERS = ("Pass broker=Broker(...).", "Name its brokers with --bootstrap-servers.")
+    SETTLE_LETTERS = (
+        "Replay or discard them first; or delete them with the group: discard_letters=True.",
+        "Replay or discard them first; or delete them with the group: --discard-letters.",
+    )
+    PREFER_ONE = _or_try(
+        'Find out who moved one of them, then start with prefer="larger" or prefer="stored".',
+        "--prefer larger or --prefer stored",
+    )
+    SET_RESET = _or_try(
+        'Set StartPolicy(auto_offset_reset="earliest"), or give a timestamp.', "--auto-offset-reset earliest"
+    )
+    ACCEPT_LOSS = _or_try(
+        'Restore the records, or accept the loss with StartPolicy(on_data_loss="earliest"); the history records it.',
+        "--on-data-loss earliest",
+    )
+    RESTART_TOPIC = _or_try(
+        "If the topic was recreated on purpose, start once with "
+        'StartPolicy(on_recreated="restart"); the history records it.',
+        "--on-recreated restart",
+    )
+    JUDGE_REWIND = _or_try(
+        "If it was restored or has lost rows: restore the newer database, or read the lost records again: "
+        'StartPolicy(on_rewound="stored"). Only if their results are in this database, go on from Kafka\'s offset: '
+        'on_rewound="kafka". If a copy of this database runs: give the copy an id (`offsetstore store new-id`) and a '
+        'kafka_group= of its own, then start the original with on_rewound="stored", which loses nothing. Claim a '
+        "renamed group by its new name.",
+        "--on-rewound stored or --on-rewound kafka",
+    )
+    SEPARATE_GROUPS = _or_try(
+        "If the other application is still needed, give this job a group of its own in Kafka (kafka_group=). If not, "
+        'stop it, and start once with StartPolicy(prefer="stored"), which overwrites its offset. To go on from its '
+        "offset instead, use `offsetstore reset`. The history says when it was seen.",
+        "--prefer stored",
+    )
+    LOOK_FOR_RESULTS = _or_try(
+        "Look in the results for records of that range. If they are there, claim with "
+        'StartPolicy(on_uncertain="skip"), otherwise with on_uncertain="replay". The history records it.',
+        "--on-uncertain skip or --on-uncertain replay",
+    )
+
+
+def step_for(audience: Literal["command", "page"], step: str) -> str:
+    """Word an error's next step for those who have not called Python."""
+    return getattr(step, audience) if isinstance(step, NextStep) else step
 
 
 class OffsetStoreError(Exception):
@@ -181,7 +272,7 @@ class MissingDependency(ConfigurationError):
 class StoreUnavailable(OffsetStoreError):
     """The database could not be reached, or refused the connection."""
 
-    default_next_step = "Check OFFSETSTORE_URL, that the server runs, and that the role may connect."
+    default_next_step = NextStep.CONNECT
 
 
 class MissingPrivilege(OffsetStoreError):
@@ -209,7 +300,7 @@ class PlanChanged(OffsetStoreError):
     ``plan`` is what it would do now, as a dry run returns it.
     """
 
-    default_next_step = "Look at the new plan; to carry it out, pass its digest."
+    default_next_step = NextStep.LOOK_AGAIN
 
     def __init__(self, what: str, *, plan: Any = None, **fields: Any) -> None:
         self.plan = plan
@@ -278,13 +369,13 @@ class StartError(OffsetStoreError):
 class OffsetsDisagree(StartError):
     """``prefer="agree"``: the store and Kafka hold different offsets."""
 
-    default_next_step = 'Find out who moved one of them, then start with prefer="larger" or prefer="stored".'
+    default_next_step = NextStep.PREFER_ONE
 
 
 class NoStartingOffset(StartError):
     """Neither the store nor Kafka has an offset, and the policy gives none."""
 
-    default_next_step = 'Set StartPolicy(auto_offset_reset="earliest"), or give a timestamp.'
+    default_next_step = NextStep.SET_RESET
 
 
 class OffsetOutOfRange(StartError):
@@ -294,9 +385,7 @@ class OffsetOutOfRange(StartError):
     ``read_committed``, an unclean truncation, an offset that was set too high.
     """
 
-    default_next_step = (
-        'Restore the records, or accept the loss with StartPolicy(on_data_loss="earliest"); the history records it.'
-    )
+    default_next_step = NextStep.ACCEPT_LOSS
 
 
 class LogTruncated(OffsetOutOfRange):
@@ -315,10 +404,7 @@ class LogTruncated(OffsetOutOfRange):
 class TopicRecreated(StartError):
     """The log is not the one that the stored offset belongs to, or ends below the offset and might be another one."""
 
-    default_next_step = (
-        "If the topic was recreated on purpose, start once with "
-        'StartPolicy(on_recreated="restart"); the history records it.'
-    )
+    default_next_step = NextStep.RESTART_TOPIC
 
 
 class WrongCluster(StartError):
@@ -334,13 +420,7 @@ class StoreRewound(StartError):
     claimed the group while no job of this one ran.
     """
 
-    default_next_step = (
-        "If it was restored or has lost rows: restore the newer database, or read the lost records again: "
-        'StartPolicy(on_rewound="stored"). Only if their results are in this database, go on from Kafka\'s offset: '
-        'on_rewound="kafka". If a copy of this database runs: give the copy an id (`offsetstore store new-id`) and a '
-        'kafka_group= of its own, then start the original with on_rewound="stored", which loses nothing. Claim a '
-        "renamed group by its new name."
-    )
+    default_next_step = NextStep.JUDGE_REWIND
 
 
 class ForeignStore(StartError):
@@ -379,11 +459,7 @@ class KafkaGroupShared(StartError):
 class KafkaGroupContested(StartError):
     """Another application used the group in Kafka while the job ran; its offsets are not adopted."""
 
-    default_next_step = (
-        "If the other application is still needed, give this job a group of its own in Kafka (kafka_group=). If not, "
-        'stop it, and start once with StartPolicy(prefer="stored"), which overwrites its offset. To go on from its '
-        "offset instead, use `offsetstore reset`. The history says when it was seen."
-    )
+    default_next_step = NextStep.SEPARATE_GROUPS
 
 
 class KafkaGroupInUse(StartError):
@@ -413,10 +489,7 @@ class CheckpointBehind(StartError):
 class UncertainBatch(StartError):
     """The last batch of the checkpoint to adopt has no commit: its results may or may not have been written."""
 
-    default_next_step = (
-        "Look in the results for records of that range. If they are there, claim with "
-        'StartPolicy(on_uncertain="skip"), otherwise with on_uncertain="replay". The history records it.'
-    )
+    default_next_step = NextStep.LOOK_FOR_RESULTS
 
 
 class ClaimError(OffsetStoreError):
@@ -573,7 +646,7 @@ class DeadLetterError(OffsetStoreError):
 class LettersOpen(DeadLetterError):
     """The group has dead letters whose records are not in the results, and may still get there; it was not deleted."""
 
-    default_next_step = "Replay or discard them first; or delete them with the group: discard_letters=True."
+    default_next_step = NextStep.SETTLE_LETTERS
 
 
 class UnknownLetter(DeadLetterError):

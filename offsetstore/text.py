@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from textwrap import wrap
 from typing import Final
 
 from offsetstore.errors import OffsetStoreError
@@ -28,13 +29,16 @@ ERROR_LINES: Final = 15
 _LINE: Final = 1_000  # characters
 
 
-def describe_error(error: OffsetStoreError) -> tuple[str, dict[str, str]]:
+def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tuple[str, dict[str, str]]:
     """What happened and where; and what was found, what was expected, and the next step, as far as the error has them.
 
     They have no more than `ERROR_LINES` lines together: the middle of what is too long is left out.
+
+    :param next_step: in other words than the error's.
     """
+    step = error.next_step if next_step is None else next_step
     what = error.what if error.topic_partition is None else f"{error.topic_partition}: {error.what}"
-    details = {"found": error.found, "expected": error.expected, "next step": error.next_step or None}
+    details = {"found": error.found, "expected": error.expected, "next step": step or None}
     return shortened(
         what if error.doing is None else f"{what}, {error.doing}",
         {label: str(value) for label, value in details.items() if value is not None},
@@ -52,17 +56,23 @@ def shortened(what: str, details: Mapping[str, str]) -> tuple[str, dict[str, str
     return texts.pop(""), texts
 
 
-def error_text(what: str, details: Mapping[str, str]) -> str:
-    """Return what happened, and each detail on a line of its own."""
-    width = max((len(label) for label in details), default=0) + 1
-    lines = [f"Error: {indented(what, 7)}"]
-    lines += [f"  {label + ':':<{width}} {indented(text, width + 3)}" for label, text in details.items()]
+def error_text(what: str, details: Mapping[str, str], *, width: int | None = None) -> str:
+    """Return what happened, and each detail on a line of its own.
+
+    :param width: of the terminal, for longer lines to be wrapped.
+    """
+    margin = max((len(label) for label in details), default=0) + 1
+    lines = [f"Error: {indented(what, 7, width)}"]
+    lines += [f"  {label + ':':<{margin}} {indented(text, margin + 3, width)}" for label, text in details.items()]
     return "\n".join(lines)
 
 
-def indented(text: str, by: int) -> str:
+def indented(text: str, by: int, width: int | None = None) -> str:
     """Indent the lines of a text after the first, such as the end of a log."""
-    return f"\n{' ' * by}".join(visible(line) for line in text.splitlines())
+    lines = [visible(line) for line in text.splitlines()]
+    if width is not None:
+        lines = [part for line in lines for part in wrap(line, max(20, width - by), replace_whitespace=False) or [""]]
+    return f"\n{' ' * by}".join(lines)
 
 
 def _cut(line: str) -> str:

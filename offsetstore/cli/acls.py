@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import ExitCode
-from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
-from offsetstore.errors import ConfigurationError
+from offsetstore.cli.output import Table, document, print_json, print_text
+from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls
 from offsetstore.text import counted
 
-_F = TypeVar("_F", bound="Callable[..., Any]")
-_NEEDED = columns("operation, resource, name, pattern")
-_KEYS = "principal resource name pattern operation host permission purpose command"
+_COLUMNS: Final = ("operation", "resource", "name", "pattern", "state")
+_KEYS: Final = "principal resource name pattern operation host permission purpose command"
 
 
 @click.group()
@@ -24,49 +21,44 @@ def acls() -> None:
     """Print, check and create the ACLs that a job needs in Kafka."""
 
 
-def _acl_options(function: _F) -> _F:
-    for option in reversed(
-        (
-            click.option("--principal", required=True, metavar="TYPE:NAME", help="As Kafka has it: User:billing."),
-            click.option(
-                "--topic",
-                "-t",
-                "topics",
-                multiple=True,
-                required=True,
-                callback=options.names,
-                metavar="TOPIC",
-                help="May be repeated.",
-            ),
-            click.option(
-                "--group",
-                "-g",
-                "groups",
-                multiple=True,
-                required=True,
-                callback=options.names,
-                metavar="GROUP",
-                help="The job's group in Kafka: its kafka_group, or its name. May be repeated.",
-            ),
-            click.option(
-                "--for",
-                "role",
-                type=click.Choice(["job", "operator"]),
-                default="job",
-                show_default=True,
-                help="For a job, or for those who only look: status, resolve, reset, an exporter.",
-            ),
-            click.option("--no-mirror", is_flag=True, help="The job copies no offsets to Kafka: mirror_every=None."),
-            click.option(
-                "--spark-groups",
-                metavar="PREFIX",
-                help="Only for Spark's deprecated offset reader (useDeprecatedOffsetFetching): the reader's "
-                "groupIdPrefix, by default spark-kafka-source.",
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+_acl_options = options.together(
+    click.option("--principal", required=True, metavar="TYPE:NAME", help="As Kafka has it: User:billing."),
+    click.option(
+        "--topic",
+        "-t",
+        "topics",
+        multiple=True,
+        required=True,
+        callback=options.names,
+        metavar="TOPIC",
+        help="May be repeated.",
+    ),
+    click.option(
+        "--group",
+        "-g",
+        "groups",
+        multiple=True,
+        required=True,
+        callback=options.names,
+        metavar="GROUP",
+        help="The job's group in Kafka: its kafka_group, or its name. May be repeated.",
+    ),
+    click.option(
+        "--for",
+        "role",
+        type=click.Choice(["job", "operator"]),
+        default="job",
+        show_default=True,
+        help="For a job, or for those who only look: status, resolve, reset, an exporter.",
+    ),
+    click.option("--no-mirror", is_flag=True, help="The job copies no offsets to Kafka: mirror_every=None."),
+    click.option(
+        "--spark-groups",
+        metavar="PREFIX",
+        help="Only for Spark's deprecated offset reader (useDeprecatedOffsetFetching): the reader's "
+        "groupIdPrefix, by default spark-kafka-source.",
+    ),
+)
 
 
 @acls.command("print")
@@ -113,25 +105,15 @@ def print_acls(*, bootstrap_servers: str | None, format_: str, **job: Any) -> No
 @acls.command()
 @_acl_options
 @options.broker_options(required=True, kafka_group=False)
-@options.format_option
-def check(
-    *,
-    kafka: options.Kafka,
-    format_: str,
-    **job: Any,
-) -> None:
+@options.format_option()
+def check(*, kafka: options.Kafka, format_: str, **job: Any) -> None:
     """Ask Kafka which of the ACLs that a job needs are missing.
 
     Use the job's own credentials; they need no other permission for this. Kafka decides, so that an ACL for a prefix
     counts, or a super user. Nothing is written, and a running job is not disturbed. For each permission that is
     missing, the command that adds it is printed; the principal is only for that.
 
-    \b
-    Exit codes:
-      0  nothing is missing
-      1  something is missing
-      2  wrong usage or configuration
-      4  Kafka can't be reached, refuses the credentials, or has no such topic
+    Exit code 1 if something is missing, and 4 if Kafka has no such topic.
 
     \b
     Keys of --format json:
@@ -146,14 +128,16 @@ def check(
     needed = _needed(**job)
     broker = kafka.connect()
     missing = broker.missing_acls(needed)
+    rows = [{**_document(acl, kafka.bootstrap_servers), "allowed": acl not in missing} for acl in needed]
+    states = ["MISSING" if acl in missing else "allowed" for acl in needed]
+    table = Table(
+        (*_COLUMNS, "purpose"), [(*_row(acl), state, acl.purpose) for acl, state in zip(needed, states, strict=True)]
+    )
     if format_ == "json":
-        rows = [{**_document(acl, kafka.bootstrap_servers), "allowed": acl not in missing} for acl in needed]
         print_json({"allowed": not missing, "acls": rows})
     else:
-        rows = [(*_row(acl), "MISSING" if acl in missing else "allowed", acl.purpose) for acl in needed]
-        print_table((*_NEEDED, *columns("state, purpose")), rows)
-        if missing:
-            print_lines(f"{counted(len(missing), 'permission')} missing, which an administrator adds with:")
+        adds = f"{counted(len(missing), 'permission')} missing, which an administrator adds with:"
+        print_text(table, *([adds] if missing else []))
         for acl in missing:
             click.echo(acl.command(kafka.bootstrap_servers))
     if missing:
@@ -164,25 +148,14 @@ def check(
 @_acl_options
 @options.broker_options(required=True, kafka_group=False)
 @click.option("--execute", is_flag=True, help="Do it; without this nothing is written.")
-@options.format_option
-def apply(
-    *,
-    kafka: options.Kafka,
-    execute: bool,
-    format_: str,
-    **job: Any,
-) -> None:
+@options.format_option()
+def apply(*, kafka: options.Kafka, execute: bool, format_: str, **job: Any) -> None:
     """Create the ACLs that a job needs and Kafka does not have.
 
     Use an administrator's credentials, which must be allowed to ALTER the cluster. No ACL is removed. If the brokers
     have allow.everyone.if.no.acl.found=true, a topic's or a group's first ACL shuts out all other principals.
 
-    \b
-    Exit codes:
-      0  done, or nothing to do; without --execute: what would be done
-      2  wrong usage or configuration
-      4  Kafka can't be reached, refuses, or has no authorizer
-         (which is seen with --execute only)
+    Exit code 4 if Kafka has no authorizer, which is seen with --execute only.
 
     \b
     Keys of --format json:
@@ -203,9 +176,9 @@ def apply(
         print_json({"executed": execute, "acls": rows})
         return
     new = "created" if execute else "to be created"
-    print_table((*_NEEDED, *columns("state")), [(*_row(acl), new if acl in created else "present") for acl in needed])
-    if created and not execute:
-        print_lines("Nothing was written. Add --execute to do it.")
+    rows = [(*_row(acl), new if acl in created else "present") for acl in needed]
+    not_done = ["Nothing was written. Add --execute to do it."] if created and not execute else []
+    print_text(Table(_COLUMNS, rows), *not_done)
 
 
 def _needed(

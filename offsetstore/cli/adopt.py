@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import get_args
+from collections.abc import Iterator
+from typing import Final, get_args
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
-from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.output import Table, document
 from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
-from offsetstore.store.adoption import read_or_fail
-from offsetstore.store.checkpoint_files import LocalFiles
+from offsetstore.store.adoption import LocalFiles, read_or_fail
 from offsetstore.text import counted
 
-_COLUMNS = columns("partition, #start, #committed batch ends, #uncertain")
-_STORED = columns("#stored")
-
-
-def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | tuple[str, ...] | None:
-    return None if value is None else options.names(context, parameter, value)
+_COLUMNS: Final = ("partition", "#start", "#committed batch ends", "#uncertain", "#stored")
+_KEYS: Final = "topic partition start ends stored uncertain"
 
 
 @click.command()
@@ -49,20 +44,11 @@ def _name(context: click.Context, parameter: click.Parameter, value: str | None)
     "--group",
     "-g",
     metavar="GROUP",
-    callback=_name,
+    callback=options.names,
     help="Also read the store: partitions that this group has a stored offset of are not adopted.",
 )
-@options.database_options
-@options.format_option
-def adopt(
-    *,
-    checkpoint: str,
-    dry_run: bool,
-    on_uncertain: OnUncertain,
-    group: str | None,
-    database: options.Database,
-    format_: str,
-) -> None:
+@ask_options
+def adopt(*, checkpoint: str, dry_run: bool, on_uncertain: OnUncertain, group: str | None, ask: Ask) -> None:
     """Show what a job would take over from a checkpoint.
 
     Reads from the checkpoint of a plain Spark query where its last committed batch ends, and what was begun after it.
@@ -91,58 +77,37 @@ def adopt(
             'store.claim(..., adopt_checkpoint="DIR").'
         )
     found = read_or_fail(LocalFiles(checkpoint), next_step="Correct --checkpoint.")
-    adoption = read_adoption(found, _stored(group, database), on_uncertain)
-    if format_ == "json":
-        print_json(_document(group, adoption))
-    else:
-        _print(adoption, asked_store=group is not None)
+    stored = {}
+    if group is not None:
+        with ask.open(otherwise=", or leave out --group") as store:
+            stored = store.offsets(group)
+    adoption = read_adoption(found, stored, on_uncertain)
+    rows = [
+        (tp, adoption.start(tp), end, found.uncertain.get(tp), stored[tp].next_offset if tp in stored else None)
+        for tp, end in sorted(found.offsets.items())
+    ]
+    partitions = [
+        document(tp, _KEYS, start=start, ends=end, stored=held, uncertain=uncertain)
+        for tp, start, end, uncertain, held in rows
+    ]
+    keys = "checkpoint=location group batch=batch_id uncertain_batch=uncertain_id partitions"
+    columns = len(_COLUMNS) if group is not None else len(_COLUMNS) - 1
+    table = Table(_COLUMNS[:columns], [row[:columns] for row in rows])
+    made = document(found, keys, group=group, partitions=partitions)
+    ask.show(made, table, "", *_notes(adoption, asked_store=group is not None))
     if adoption.refusal is not None:
-        adoption.refusal.next_step += " (To see where the job would then start: --on-uncertain skip, or replay.)"
         raise adoption.refusal
 
 
-def _stored(group: str | None, database: options.Database) -> Mapping[TopicPartition, StoredOffset]:
-    if group is None:
-        return {}
-    with database.open(otherwise=", or leave out --group") as store:
-        return store.offsets(group)
-
-
-def _print(adoption: Adoption, *, asked_store: bool) -> None:
-    found, stored = adoption.checkpoint, adoption.stored
-    rows = [(tp, adoption.start(tp), end, found.uncertain.get(tp)) for tp, end in sorted(found.offsets.items())]
-    if asked_store:
-        held = [stored[row[0]].next_offset if row[0] in stored else None for row in rows]
-        print_table((*_COLUMNS, *_STORED), [(*row, offset) for row, offset in zip(rows, held, strict=True)])
-    else:
-        print_table(_COLUMNS, rows)
-    print_lines("")
-    if found.batch_id is None:
-        print_lines("The checkpoint has no committed batch: these are the offsets at which the query began.")
-    else:
-        print_lines(f"Batch {found.batch_id} is the last one that is committed.")
-    if found.uncertain_id is not None:
-        print_lines(
-            f"Batch {found.uncertain_id} was started but not committed: look in the results table to see whether "
-            "its rows are stored."
-        )
-    print_lines(f"A job would adopt {len(adoption.adopted)} of {counted(len(found.offsets), 'partition')}.")
-    if not asked_store:
-        print_lines("The store was not read; name a --group to read it.")
-
-
-def _document(group: str | None, adoption: Adoption) -> dict[str, object]:
+def _notes(adoption: Adoption, *, asked_store: bool) -> Iterator[str]:
     found = adoption.checkpoint
-    partitions = [
-        document(
-            tp,
-            "topic partition start ends stored uncertain",
-            start=adoption.start(tp),
-            ends=end,
-            stored=adoption.stored[tp].next_offset if tp in adoption.stored else None,
-            uncertain=found.uncertain.get(tp),
-        )
-        for tp, end in sorted(found.offsets.items())
-    ]
-    keys = "checkpoint=location group batch=batch_id uncertain_batch=uncertain_id partitions"
-    return document(found, keys, group=group, partitions=partitions)
+    if found.batch_id is None:
+        yield "The checkpoint has no committed batch: these are the offsets at which the query began."
+    else:
+        yield f"Batch {found.batch_id} is the last one that is committed."
+    if found.uncertain_id is not None:
+        started = f"Batch {found.uncertain_id} was started but not committed"
+        yield f"{started}: look in the results table to see whether its rows are stored."
+    yield f"A job would adopt {len(adoption.adopted)} of {counted(len(found.offsets), 'partition')}."
+    if not asked_store:
+        yield "The store was not read; name a --group to read it."

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from offsetstore.cli.output import print_lines
+from offsetstore.cli.output import print_text
 from offsetstore.errors import ConfigurationError
 
 _FOLDERS: Final = {"grafana": "grafana", "alerts": "prometheus", "kubernetes": "kubernetes", "systemd": "systemd"}
@@ -54,6 +54,6 @@ def assets(*, kind: str, out: Path, force: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-            print_lines(str(path))
+            print_text(str(path))
     except OSError as error:
         raise ConfigurationError(f"could not write to {out}", found=error.strerror) from error

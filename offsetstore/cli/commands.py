@@ -16,82 +16,54 @@ from offsetstore.postgres.errors import of_database
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A command that is not imported yet: the attribute ``name`` of ``module``, which needs the extra ``extra``.
+    """A command that is not imported yet, since it needs the extra ``extra``.
 
-    ``summary`` is its line in the list of commands, the same as the first sentence of the command's help.
+    ``summary`` is its line in the list of commands, the same as the first sentence of the command's help. It is in the
+    module of its name, or in that of ``beside``.
     """
 
     name: str
-    module: str
     summary: str
     extra: str = "cli"
+    beside: str | None = None
 
     def load(self) -> click.Command:
         """Import it.
 
         :raises MissingDependency: a package of its extra is not installed.
         """
-        return find(self.module, self.name.replace("-", "_"), what=f"`offsetstore {self.name}`", extra=self.extra)
+        attribute = self.name.replace("-", "_")
+        module = f"offsetstore.cli.{self.beside or attribute}"
+        return find(module, attribute, what=f"`offsetstore {self.name}`", extra=self.extra)
 
 
 COMMANDS: Final = {
     command.name: command
     for command in (
-        LazyCommand("migrate", "offsetstore.cli.migrate", "Create or upgrade offsetstore's tables."),
-        LazyCommand("grants", "offsetstore.cli.grants", "Print the GRANT statements for the job's role."),
-        LazyCommand(
-            "acls",
-            "offsetstore.cli.acls",
-            "Print, check and create the ACLs that a job needs in Kafka.",
-            extra="cli,kafka",
-        ),
-        LazyCommand("resolve", "offsetstore.cli.resolve", "Show where a job would start, and why."),
-        LazyCommand("adopt", "offsetstore.cli.adopt", "Show what a job would take over from a checkpoint."),
-        LazyCommand("status", "offsetstore.cli.status", "Show a consumer group's owner, offsets and lag."),
-        LazyCommand("lag", "offsetstore.cli.lag", "Show how far consumer groups are behind Kafka."),
-        LazyCommand("groups", "offsetstore.cli.groups", "List, copy, rename and delete consumer groups."),
-        LazyCommand("health", "offsetstore.cli.health", "Ask a job's process, or the database, whether a job is well."),
-        LazyCommand(
-            "exporter",
-            "offsetstore.cli.exporter",
-            "Serve all groups' lag and state for Prometheus.",
-            extra="cli,kafka,monitoring",
-        ),
-        LazyCommand(
-            "dashboard",
-            "offsetstore.cli.dashboard",
-            "Serve pages that show how groups, jobs and dead letters are.",
-            extra="cli,dashboard,kafka",
-        ),
-        LazyCommand("store", "offsetstore.cli.store", "Say whether the store was moved to this database, or copied."),
-        LazyCommand("history", "offsetstore.cli.history", "Show what was decided about a consumer group, and by whom."),
-        LazyCommand("runs", "offsetstore.cli.runs", "Show the runs of a consumer group's job, and how each ended."),
-        LazyCommand("errors", "offsetstore.cli.errors", "Show the errors that a consumer group's jobs met."),
-        LazyCommand("reset", "offsetstore.cli.reset", "Move a group's stored offsets."),
-        LazyCommand("pause", "offsetstore.cli.pause", "Pause a consumer group."),
-        LazyCommand("resume", "offsetstore.cli.pause", "End a consumer group's pause."),
-        LazyCommand(
-            "metadata", "offsetstore.cli.metadata", "Show or rewrite the metadata of a consumer group's offsets."
-        ),
-        LazyCommand(
-            "dead-letters", "offsetstore.cli.dead_letters", "List, replay and discard a consumer group's dead letters."
-        ),
-        LazyCommand(
-            "assets", "offsetstore.cli.assets", "Write the files for Grafana, Prometheus, Kubernetes or systemd."
-        ),
-        LazyCommand("completion", "offsetstore.cli.completion", "Print the script that completes commands in a shell."),
-        LazyCommand(
-            "local",
-            "offsetstore.cli.local",
-            "Run PostgreSQL and Kafka on this machine, without Docker.",
-            extra="local",
-        ),
-        LazyCommand(
-            "demo",
-            "offsetstore.cli.demo",
-            "Land 336,776 flights exactly once, while the job is killed.",
-            extra="demo",
-        ),
+        LazyCommand("migrate", "Create or upgrade offsetstore's tables."),
+        LazyCommand("grants", "Print the GRANT statements for the job's role."),
+        LazyCommand("acls", "Print, check and create the ACLs that a job needs in Kafka.", "cli,kafka"),
+        LazyCommand("resolve", "Show where a job would start, and why."),
+        LazyCommand("adopt", "Show what a job would take over from a checkpoint."),
+        LazyCommand("status", "Show a consumer group's owner, offsets and lag."),
+        LazyCommand("lag", "Show how far consumer groups are behind Kafka."),
+        LazyCommand("groups", "List, copy, rename and delete consumer groups."),
+        LazyCommand("health", "Ask a job's process, or the database, whether a job is well."),
+        LazyCommand("exporter", "Serve all groups' lag and state for Prometheus.", "cli,kafka,monitoring"),
+        LazyCommand("dashboard", "Serve pages that show how groups, jobs and dead letters are.", "cli,dashboard,kafka"),
+        LazyCommand("store", "Say whether the store was moved to this database, or copied."),
+        LazyCommand("history", "Show what was decided about a consumer group, and by whom."),
+        LazyCommand("runs", "Show the runs of a consumer group's job, and how each ended."),
+        LazyCommand("errors", "Show the errors that a consumer group's jobs met."),
+        LazyCommand("reset", "Move a group's stored offsets."),
+        LazyCommand("pause", "Pause a consumer group."),
+        LazyCommand("resume", "End a consumer group's pause.", beside="pause"),
+        LazyCommand("metadata", "Show or rewrite the metadata of a consumer group's offsets."),
+        LazyCommand("dead-letters", "List, replay and discard a consumer group's dead letters."),
+        LazyCommand("assets", "Write the files for Grafana, Prometheus, Kubernetes or systemd."),
+        LazyCommand("completion", "Print the script that completes commands in a shell."),
+        LazyCommand("local", "Run PostgreSQL and Kafka on this machine, without Docker.", "local"),
+        LazyCommand("demo", "Land 336,776 flights exactly once, while the job is killed.", "demo"),
     )
 }
 

@@ -10,7 +10,7 @@ import click
 
 from offsetstore import Broker
 from offsetstore.cli import options
-from offsetstore.cli.output import print_lines
+from offsetstore.cli.output import print_text
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
@@ -94,7 +94,7 @@ def dashboard(
             # A broker of its own: a snapshot uses the other one for seconds.
             actions = Deciding(decider, connect(), kafka_groups)
         server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
-        print_lines(f"The dashboard is at {server.url}")
+        print_text(f"The dashboard is at {server.url}")
         collect_garbage_seldom()
         server.run()
 

@@ -10,7 +10,7 @@ from typing import NoReturn, get_args
 
 import click
 
-from offsetstore.cli.output import Column, print_table
+from offsetstore.cli.output import Table, print_text
 from offsetstore.demo.flights import ALL
 from offsetstore.demo.job_settings import Atomicity
 from offsetstore.demo.kills import POINTS, JobName
@@ -94,7 +94,7 @@ def demo(
         produced, results = run_demo(Plan(flights, seed, jobs, atomicity, poison, dashboard), screen, logs)
     click.echo()
     (head, *jobs_of), rows = summary(produced, results)
-    print_table([Column(head), *(Column(name, number=True) for name in jobs_of)], rows)
+    print_text(Table([head, *(f"#{name}" for name in jobs_of)], rows))
     page = write_report(output, produced, results, seed)
     click.echo(f"\nThe picture: {page}")
     if not is_proven(produced, flights, results):

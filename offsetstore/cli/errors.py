@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import columns, document, print_followed, print_json, print_rows
+from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.output import Table, document, print_followed
 from offsetstore.protocol.runs import SOURCES, Source
 
-_COLUMNS = columns("at, source, #times, #batch, error=error_class, text")
-_KEYS = "at epoch source error_class text sqlstate *topic_partition batch ranges times"
+_COLUMNS: Final = "at, source, #times, #batch, error=error_class, text"
+_KEYS: Final = "at epoch source error_class text sqlstate *topic_partition batch ranges times"
 
 
 @click.command()
@@ -26,17 +27,9 @@ _KEYS = "at epoch source error_class text sqlstate *topic_partition batch ranges
     help=f"Only errors from this source: one of {', '.join(SOURCES)}. May be repeated.",
 )
 @options.lines_options("error")
-@options.database_options
-@options.format_option
+@ask_options
 def errors(
-    *,
-    group: str,
-    since: datetime | None,
-    sources: tuple[Source, ...],
-    limit: int | None,
-    follow: bool,
-    database: options.Database,
-    format_: str,
+    *, group: str, since: datetime | None, sources: tuple[Source, ...], limit: int | None, follow: bool, ask: Ask
 ) -> None:
     """Show the errors that a consumer group's jobs met.
 
@@ -45,7 +38,7 @@ def errors(
     rows: for others look into the job's log. An error that comes again within five seconds is one line. The newest
     thousand lines are kept.
 
-    The exit code is 1 if the store does not know the group, and 130 if --follow was interrupted.
+    Exit code 1 if the store does not know the group, and 130 if --follow was interrupted.
 
     \b
     Keys of --format json; with --follow, each error is one line:
@@ -57,15 +50,10 @@ def errors(
     Example, with OFFSETSTORE_URL set:
       offsetstore errors -g billing --source batch -n 5
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with database.open() as store:
-        if store.owner(group) is None:
-            fail_unknown(group)
+    with ask.about(group) as store:
         if follow:
             following = store.follow_errors(group, since=since, sources=sources, limit=limit)
-            print_followed(following, _COLUMNS, _KEYS, as_json=format_ == "json")
+            print_followed(following, _COLUMNS, _KEYS, as_json=ask.as_json)
             return
         found = store.errors(group, since=since, sources=sources, limit=limit)
-    if format_ == "json":
-        print_json({"group": group, "errors": [document(one, _KEYS) for one in found]})
-    else:
-        print_rows(_COLUMNS, found)
+    ask.show(document(found, f"group errors=.[{_KEYS}]", group=group), Table.of(_COLUMNS, found))

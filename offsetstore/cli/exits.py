@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import click
 
 from offsetstore import errors
-from offsetstore.cli.options import Database
 from offsetstore.cli.output import print_error
-from offsetstore.errors import ExitCode, exit_code
-from offsetstore.offset_store import OffsetStore
-from offsetstore.operations import operation, resets
+from offsetstore.errors import ExitCode, exit_code, step_for
 from offsetstore.text import describe_error
 
-_T = TypeVar("_T")
-
-_OPTIONS = {
-    # The library's next steps, in the words of the command line.
-    errors.StoreUnavailable.default_next_step: (
-        "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect."
-    ),
-    errors.LettersOpen.default_next_step: (
-        "Replay or discard them first; or delete them with the group: --discard-letters."
-    ),
-    errors.PlanChanged.default_next_step: "Look at the new plan, printed above; to carry it out, pass its digest.",
-    resets.CHOOSE: "Name an offset that the log holds, or use --to-earliest or --to-latest.",
-    resets.SHIFT: "Shift by less, or use --to-earliest.",
-    operation.STOP_IT: "Stop it first, or fence it with --force.",
-    resets.NAME_BROKERS: "Name its brokers with --bootstrap-servers.",
-}
 _SUMMARIES = {
     0: "done, or the answer is yes",
     1: "the answer is no: not at head, no such group or letter, no safe place to start, a live job, a missing ACL, a "
@@ -57,31 +37,9 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     :param code: by default that of `exit_code`.
     :raises click.exceptions.Exit: click ends the process with this code.
     """
-    what, details = describe_error(error)
-    if error.next_step in _OPTIONS:
-        details["next step"] = _OPTIONS[error.next_step]
+    what, details = describe_error(error, step_for("command", error.next_step))
     print_error(what, details)
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
-
-
-def show_done(decide: Callable[[], _T], show: Callable[[_T], None]) -> _T:
-    """Decide, and show what was done, or would be. If the plan has changed, show the new one, and end the command.
-
-    :param show: takes a plan too.
-    """
-    try:
-        done = decide()
-    except errors.PlanChanged as changed:
-        show(changed.plan)
-        fail(changed)
-    show(done)
-    return done
-
-
-def decide(database: Database, carry_out: Callable[[OffsetStore], _T], show: Callable[[_T], None]) -> _T:
-    """Do `show_done` in the store."""
-    with database.open() as store:
-        return show_done(lambda: carry_out(store), show)
 
 
 def fail_unknown(group: str) -> NoReturn:

@@ -8,7 +8,7 @@ import threading
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import print_lines
+from offsetstore.cli.output import print_text
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.web import Server, serving_text, url_host
 from offsetstore.offset_store import OffsetStore
@@ -78,7 +78,7 @@ def exporter(
     try:
         made.refresh()  # settings that are invalid end it here
         server.start()
-        print_lines(f"Metrics are at http://{url_host(host)}:{server.port}/metrics")
+        print_text(f"Metrics are at http://{url_host(host)}:{server.port}/metrics")
         made.run(interval, threading.Event())
     finally:
         server.close()

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from offsetstore.cli.options import names
+from offsetstore.cli import options
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target
 from offsetstore.postgres.url import SCHEMA_VARIABLE
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import TableName
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 
@@ -22,35 +22,34 @@ _NOTES = """\
 -- On PostgreSQL 14, PUBLIC may also create tables in the schema public: REVOKE CREATE ON SCHEMA public FROM PUBLIC."""
 
 
-def _tables(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[TableName, ...]:
-    names(context, parameter, given)
-    try:
-        return tuple(map(TableName.parse, given))
-    except ConfigurationError as error:
-        raise click.BadParameter(f"{error.what}: {error.found}; expected {error.expected}.") from None
-
-
 def _table_option(name: str, writer: str) -> Callable[[_F], _F]:
     return click.option(
         f"--{name}",
         multiple=True,
-        callback=_tables,
+        callback=options.parsed(_table),
         metavar="TABLE",
         help=f"A table that the job writes to by {writer}: TABLE or SCHEMA.TABLE, as in the job. May be repeated.",
     )
 
 
-def _name_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> object:
-    return None if value is None else names(context, parameter, value)
+def _table(given: str) -> TableName:
+    try:
+        return TableName.parse(options.name(given))
+    except ConfigurationError as error:
+        raise ValueError(f"{error.what}: {error.found}; expected {error.expected}.") from None
 
 
 @click.command()
 @click.option(
-    "--role", required=True, callback=names, metavar="ROLE", help="The job's role, which does not own the tables."
+    "--role",
+    required=True,
+    callback=options.names,
+    metavar="ROLE",
+    help="The job's role, which does not own the tables.",
 )
 @click.option(
     "--dashboard-role",
-    callback=_name_or_none,
+    callback=options.names,
     metavar="ROLE",
     help="Another role, which may only read, and write samples.",
 )
@@ -62,17 +61,12 @@ def _name_or_none(context: click.Context, parameter: click.Parameter, value: str
     show_default=True,
     envvar=SCHEMA_VARIABLE,
     show_envvar=True,
-    callback=names,
+    callback=options.names,
     metavar="NAME",
     help="Schema of the tables.",
 )
 def grants(
-    *,
-    role: str,
-    dashboard_role: str | None,
-    append: tuple[TableName, ...],
-    upsert: tuple[TableName, ...],
-    schema: str,
+    *, role: str, dashboard_role: str | None, append: tuple[TableName, ...], upsert: tuple[TableName, ...], schema: str
 ) -> None:
     """Print the GRANT statements for the job's role.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final, NoReturn, cast
@@ -11,12 +10,11 @@ from typing import Any, Final, NoReturn, cast
 import click
 
 from offsetstore.cli import options
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import document, print_json, print_lines
+from offsetstore.cli.output import document
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_status import LagLimit, Problem, judge_group
-from offsetstore.operations.lag import GroupLag, Lag
-from offsetstore.operations.reads import GroupState
+from offsetstore.operations.group_status import LagLimit, judge_group
 from offsetstore.text import short
 
 _SECONDS: Final = 10.0
@@ -50,8 +48,7 @@ _PROBLEMS: Final = {
     "2h, 1d. Needs --bootstrap-servers.",
 )
 @options.broker_options(required=False, use="; for --max-lag")
-@options.database_options
-@options.format_option
+@ask_options
 def health(
     *,
     port: int | None,
@@ -61,8 +58,7 @@ def health(
     group: str | None,
     max_lag: LagLimit | None,
     kafka: options.Kafka,
-    database: options.Database,
-    format_: str,
+    ask: Ask,
 ) -> None:
     """Ask a job's process, or the database, whether a job is well.
 
@@ -70,13 +66,7 @@ def health(
     --group it asks the database whether a job owns the group and is live: for a scheduler or a monitoring system on
     another machine. A paused group is well, however far it is behind.
 
-    \b
-    Exit codes:
-      0  the job is well
-      1  it is not, or the process does not answer, or there is no such group
-      2  wrong usage
-      3  the database can't be reached or refuses
-      4  Kafka can't be reached or refuses
+    Exit code 1 if it is not well, if the process does not answer, or if there is no such group.
 
     \b
     Keys of --format json, with --port:
@@ -104,15 +94,13 @@ def health(
     if (port is None) == (group is None):
         raise click.UsageError("Give either --port or --group.")
     if port is not None:
-        _ask_process(host, port, token, ready=ready, format_=format_)
+        _ask_process(ask, host, port, token, ready=ready)
     assert group is not None
     if max_lag is not None and not kafka.bootstrap_servers:
         raise click.UsageError("--max-lag needs --bootstrap-servers.")
-    measured: Lag | None = None
-    with database.open() as store:
-        if max_lag is not None:
-            names = {group: kafka.group} if kafka.group else None
-            measured = store.lag([group], kafka.connect(), kafka_groups=names)
+    names = {group: kafka.group} if kafka.group else None
+    with ask.open() as store:
+        measured = None if max_lag is None else store.lag([group], kafka.connect(), kafka_groups=names)
         state = store.group_state(group)
     if not state.is_known:
         fail_unknown(group)
@@ -120,11 +108,20 @@ def health(
         raise measured.broker_error
     lag = measured.groups.get(group) if measured else None
     problems = judge_group(state, lag, limit=max_lag)
-    _print_group(state, lag, problems, format_)
+    records, seconds = (None, None) if lag is None else (lag.records, lag.seconds)
+    keys = "group well problems paused=pause lag behind_seconds"
+    made = document(state, keys, well=not problems, problems=problems, lag=records, behind_seconds=seconds)
+    text = [f"Group {group} is {'not well' if problems else 'well'}."]
+    text += [f"{one}: {_PROBLEMS[one]}" for one in problems]
+    text += [] if state.pause is None else [f"It is {state.pause}."]
+    if records is not None:
+        behind = "" if seconds is None else f", {short(timedelta(seconds=seconds))} behind"
+        text.append(f"Lag {records}{behind}.")
+    ask.show(made, *text)
     raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 
 
-def _ask_process(host: str, port: int, token: str | None, *, ready: bool, format_: str) -> NoReturn:
+def _ask_process(ask: Ask, host: str, port: int, token: str | None, *, ready: bool) -> NoReturn:
     path = "/readyz" if ready else "/livez"
     connection = HTTPConnection(host, port, timeout=_SECONDS)  # no proxy: it is a process on this machine, or near it
     try:
@@ -136,13 +133,9 @@ def _ask_process(host: str, port: int, token: str | None, *, ready: bool, format
         raise click.exceptions.Exit(ExitCode.NO) from None
     finally:
         connection.close()
-    if format_ == "json":
-        print_json(found)
-    else:
-        states = [word if found[word] else f"not {word}" for word in ("live", "ready")]
-        print_lines(f"The job is {' and '.join(states)}.")
-        reasons = [f"{one['code']}: {one['text']}" for one in found.get("reasons", ())]
-        print_lines(*(reasons or found["codes"]))
+    states = [word if found[word] else f"not {word}" for word in ("live", "ready")]
+    reasons = [f"{one['code']}: {one['text']}" for one in found.get("reasons", ())]
+    ask.show(found, f"The job is {' and '.join(states)}.", *(reasons or found["codes"]))
     raise click.exceptions.Exit(ExitCode.OK if found["ready" if ready else "live"] else ExitCode.NO)
 
 
@@ -155,19 +148,3 @@ def _read(answer: bytes) -> dict[str, Any]:
     if not isinstance(found, dict) or not {"live", "ready", "codes"} <= cast("dict[str, Any]", found).keys():
         raise ValueError
     return cast("dict[str, Any]", found)
-
-
-def _print_group(state: GroupState, lag: GroupLag | None, problems: Sequence[Problem], format_: str) -> None:
-    if format_ == "json":
-        keys = "group well problems paused=pause lag behind_seconds"
-        behind = None if lag is None else lag.seconds
-        records = None if lag is None else lag.records
-        print_json(document(state, keys, well=not problems, problems=problems, lag=records, behind_seconds=behind))
-        return
-    print_lines(f"Group {state.group} is {'not well' if problems else 'well'}.")
-    print_lines(*(f"{one}: {_PROBLEMS[one]}" for one in problems))
-    if state.pause is not None:
-        print_lines(f"It is {state.pause}.")
-    if lag is not None and lag.records is not None:
-        behind = "" if lag.seconds is None else f", {short(timedelta(seconds=lag.seconds))} behind"
-        print_lines(f"Lag {lag.records}{behind}.")

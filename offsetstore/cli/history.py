@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import columns, document, print_followed, print_json, print_rows
+from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.output import Table, document, print_followed
 from offsetstore.protocol.database import EVENTS
 
-_COLUMNS = columns("at, event, partition=topic_partition, #from=from_offset, #to=to_offset, actor, reason")
-_KEYS = (
+_COLUMNS: Final = "at, event, partition=topic_partition, #from=from_offset, #to=to_offset, actor, reason"
+_KEYS: Final = (
     "at event *topic_partition from=from_offset to=to_offset epoch=token.epoch "
     "claim_id=token.claim_id actor reason db_role"
 )
@@ -29,24 +30,16 @@ _KEYS = (
     help=f"Only this event. May be repeated. One of {', '.join(EVENTS)}.",
 )
 @options.lines_options("event")
-@options.database_options
-@options.format_option
+@ask_options
 def history(
-    *,
-    group: str,
-    since: datetime | None,
-    events: tuple[str, ...],
-    limit: int | None,
-    follow: bool,
-    database: options.Database,
-    format_: str,
+    *, group: str, since: datetime | None, events: tuple[str, ...], limit: int | None, follow: bool, ask: Ask
 ) -> None:
     """Show what was decided about a consumer group, and by whom.
 
     Each claim, reset, rename and pause, each offset that was adopted or skipped, metadata rewritten by hand, and what
     was decided about dead letters; the newest event is the last. Advances are not included.
 
-    The exit code is 1 if the store does not know the group, and 130 if --follow was interrupted.
+    Exit code 1 if the store does not know the group, and 130 if --follow was interrupted.
 
     \b
     Keys of --format json; with --follow, each event is one line:
@@ -58,15 +51,10 @@ def history(
     Example, with OFFSETSTORE_URL set:
       offsetstore history -g billing --event reset --since 2025-03-01T00:00Z
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with database.open() as store:
-        if store.owner(group) is None:
-            fail_unknown(group)
+    with ask.about(group) as store:
         if follow:
             following = store.follow_history(group, since=since, events=events, limit=limit)
-            print_followed(following, _COLUMNS, _KEYS, as_json=format_ == "json")
+            print_followed(following, _COLUMNS, _KEYS, as_json=ask.as_json)
             return
         found = store.history(group, since=since, events=events, limit=limit)
-    if format_ == "json":
-        print_json({"group": group, "events": [document(one, _KEYS) for one in found]})
-    else:
-        print_rows(_COLUMNS, found)
+    ask.show(document(found, f"group events=.[{_KEYS}]", group=group), Table.of(_COLUMNS, found))

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 
 from offsetstore.cli import options
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import columns, document, print_error, print_json, print_lines, print_table
+from offsetstore.cli.output import Table, document, print_error, print_json, print_text
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, state_of
-from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
+from offsetstore.operations.lag import Lag, PartitionLag, TopicLag
 from offsetstore.text import short
 
-_COLUMNS = columns("group, state, topic, #partitions, #lag, #behind, #headroom")
-_TOPIC = (
-    "topic lag=records behind_seconds=seconds behind_is_bound=is_bound headroom beyond_end without_offset error "
-    "partitions"
+_BY_TOPIC: Final = ("group", "state", "topic", "#partitions", "#lag", "#behind", "#headroom")
+_BY_PARTITION: Final = ("group", "partition", "#stored", "#end", "#lag", "#behind", "#headroom")
+_KEYS: Final = (
+    "groups[group=@ live=owner.is_live paused=owner.is_paused lag=records behind_seconds=seconds "
+    "topics[topic=@ lag=records behind_seconds=seconds behind_is_bound=is_bound headroom beyond_end without_offset "
+    "error partitions[partition=@ stored=stored.next_offset beginning=log.beginning end=log.end lag=records "
+    "behind_seconds=seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]]"
 )
-_PARTITION = (
-    "partition stored=stored.next_offset beginning=log.beginning end=log.end lag=records behind_seconds=seconds "
-    "behind_is_bound=is_bound headroom beyond_end suspect=is_suspect"
-)
-_BY_PARTITION = columns("group, partition, #stored, #end, #lag, #behind, #headroom")
 
 
 @click.command()
@@ -57,8 +55,7 @@ _BY_PARTITION = columns("group, partition, #stored, #end, #lag, #behind, #headro
     help="Exit with 1 if a group is further behind: 10000 records, or a time such as 90s, 5m, 2h, 1d.",
 )
 @options.broker_options(required=True)
-@options.database_options
-@options.format_option
+@ask_options
 def lag(
     *,
     group: str | None,
@@ -67,8 +64,7 @@ def lag(
     watch: float | None,
     limit: LagLimit | None,
     kafka: options.Kafka,
-    database: options.Database,
-    format_: str,
+    ask: Ask,
 ) -> None:
     """Show how far consumer groups are behind Kafka.
 
@@ -80,15 +76,9 @@ def lag(
     A partition of which the store has no offset is left out of the lag. DESCRIBE on the topics is all that is needed
     in Kafka.
 
-    \b
-    Exit codes:
-      0    done
-      1    no such group; with --fail-above: one is further behind, or its
-           lag is unknown. Paused groups never fail the check.
-      2    wrong usage
-      3    the database can't be reached or refuses
-      4    Kafka can't be reached or refuses; what is stored is shown all the same
-      130  --watch was interrupted
+    Exit code 1 if there is no such group, or with --fail-above if a group is further behind or its lag is unknown;
+    paused groups never fail the check. If Kafka can't be reached, what is stored is shown all the same, with exit
+    code 4.
 
     \b
     Keys of --format json; with --watch, each look is one line:
@@ -112,7 +102,7 @@ def lag(
     if watch is not None and limit is not None:
         raise click.UsageError("--watch never ends by itself: --fail-above has no effect.")
     broker = kafka.connect()
-    with database.open() as store:
+    with ask.open() as store:
 
         def look() -> Lag:
             named = None if group is None else [group]
@@ -123,40 +113,33 @@ def lag(
         if group is not None and group not in found.groups:
             fail_unknown(group)
         if watch is not None:
-            _watch(found, look, watch, by_partition=partitions, format_=format_)
-    _print(found, by_partition=partitions, as_lines=False, format_=format_)
+            _watch(found, look, watch, ask, by_partition=partitions)
+    ask.show(document(found, _KEYS), *_text(found, by_partition=partitions))
     if found.broker_error is not None:
         raise found.broker_error
     if limit is not None and any(judge_lag(one, limit) for one in found.groups.values()):
         raise click.exceptions.Exit(ExitCode.NO)
 
 
-def _watch(found: Lag, look: Callable[[], Lag], seconds: float, *, by_partition: bool, format_: str) -> NoReturn:
+def _watch(found: Lag, look: Callable[[], Lag], seconds: float, ask: Ask, *, by_partition: bool) -> NoReturn:
     while True:
         if sys.stdout.isatty():
             click.clear()
-        _print(found, by_partition=by_partition, as_lines=True, format_=format_)
+        if ask.as_json:
+            print_json(document(found, _KEYS), in_one_line=True)
+        else:
+            print_text(*_text(found, by_partition=by_partition))
         if found.broker_error is not None:
             print_error(str(found.broker_error), {})
         time.sleep(seconds)
         found = look()
 
 
-def _print(found: Lag, *, by_partition: bool, as_lines: bool, format_: str) -> None:
-    if format_ == "json":
-        document = {"groups": [_document(group, one) for group, one in found.groups.items()]}
-        if as_lines:
-            click.echo(json.dumps(document))
-        else:
-            print_json(document)
-        return
-    if by_partition:
-        print_table(_BY_PARTITION, list(_partition_rows(found)))
-    else:
-        print_table(_COLUMNS, list(_topic_rows(found)))
+def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
+    yield Table(_BY_PARTITION, [*_partition_rows(found)]) if by_partition else Table(_BY_TOPIC, [*_topic_rows(found)])
     for group, one in found.groups.items():
         for name, topic in one.topics.items():
-            print_lines(*(f"{group}, {note}" for note in _notes(name, topic)))
+            yield from (f"{group}, {note}" for note in _notes(name, topic))
 
 
 def _notes(name: str, topic: TopicLag) -> Iterator[str]:
@@ -193,18 +176,3 @@ def _behind(one: TopicLag | PartitionLag) -> str | None:
     if one.seconds is None:
         return None
     return f"{'<=' if one.is_bound else ''}{short(timedelta(seconds=one.seconds))}"
-
-
-def _document(group: str, one: GroupLag) -> dict[str, object]:
-    topics = [
-        document(
-            topic,
-            _TOPIC,
-            topic=name,
-            partitions=[document(part, _PARTITION, partition=number) for number, part in topic.partitions.items()],
-        )
-        for name, topic in one.topics.items()
-    ]
-    paused = one.owner.pause is not None
-    keys = "group live=owner.is_live paused lag=records behind_seconds=seconds topics"
-    return document(one, keys, group=group, paused=paused, topics=topics)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import columns, print_json, print_lines, print_table
+from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.output import Table
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_PARTITION, TopicPartition
 from offsetstore.protocol.metadata import Metadata, from_json
 
-_COLUMNS = columns("partition, #stored, metadata")
 _AS_IT_IS = Metadata(serializer=str, deserializer=str)
 
 
@@ -23,21 +23,11 @@ def metadata() -> None:
 @options.group_option
 @click.argument("topic", callback=options.names)
 @click.argument("partition", type=click.IntRange(0, MAX_PARTITION), required=False)
-@options.database_options
-@options.format_option
-@click.pass_context
-def get_metadata(
-    context: click.Context,
-    *,
-    group: str,
-    topic: str,
-    partition: int | None,
-    database: options.Database,
-    format_: str,
-) -> None:
+@ask_options
+def get_metadata(*, group: str, topic: str, partition: int | None, ask: Ask) -> None:
     """Show the metadata of a topic's partitions, or of one, as text.
 
-    The exit code is 1 if the store has no offset of them.
+    Exit code 1 if the store has no offset of them.
 
     \b
     Keys of --format json:
@@ -48,21 +38,19 @@ def get_metadata(
     Example, with OFFSETSTORE_URL set:
       offsetstore metadata get -g billing payments 0
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with database.open() as store:
+    with ask.open() as store:
         rows = store.offsets(group)
     found = {tp: row for tp, row in rows.items() if tp.topic == topic and partition in {None, tp.partition}}
     if not found:
         named = topic if partition is None else TopicPartition(topic, partition)
         click.echo(f"The store has no offset of {named} for group {group!r}.", err=True)
-        context.exit(ExitCode.NO)
-    if format_ == "json":
-        partitions = [
-            {"partition": tp.partition, "stored": row.next_offset, "metadata": row.metadata}
-            for tp, row in found.items()
-        ]
-        print_json({"group": group, "topic": topic, "partitions": partitions})
-    else:
-        print_table(_COLUMNS, [(tp, row.next_offset, row.metadata) for tp, row in found.items()])
+        raise click.exceptions.Exit(ExitCode.NO)
+    partitions = [
+        {"partition": tp.partition, "stored": row.next_offset, "metadata": row.metadata} for tp, row in found.items()
+    ]
+    rows = [(tp, row.next_offset, row.metadata) for tp, row in found.items()]
+    made = {"group": group, "topic": topic, "partitions": partitions}
+    ask.show(made, Table(("partition", "#stored", "metadata"), rows))
 
 
 @metadata.command("set")
@@ -73,8 +61,7 @@ def get_metadata(
 @click.option("--text", is_flag=True, help="Store VALUE as it is, for a job with a format of its own.")
 @click.option("--clear", is_flag=True, help="Store none, instead of VALUE.")
 @options.reason_option
-@options.database_options
-@options.format_option
+@ask_options
 def set_metadata(
     *,
     group: str,
@@ -84,21 +71,15 @@ def set_metadata(
     text: bool,
     clear: bool,
     reason: str,
-    database: options.Database,
-    format_: str,
+    ask: Ask,
 ) -> None:
     """Rewrite the metadata of a partition, at the offset that is stored.
 
     VALUE is JSON, unless --text is given. No job is fenced: a running job's next batch keeps the new value, unless it
     writes one of its own. What it read when it claimed the group stays in its cache.
 
-    \b
-    Exit codes:
-      0  done
-      1  there is no such group
-      2  wrong usage, VALUE is not JSON, or the store has no such partition
-      3  the database can't be reached or refuses
-      5  VALUE is too large
+    Exit code 1 if there is no such group, 2 if VALUE is not JSON or the store has no such partition, and 5 if VALUE is
+    too large.
 
     \b
     Keys of --format json:
@@ -114,12 +95,10 @@ def set_metadata(
     tp = TopicPartition(topic, partition)
     written = value if text or value is None else _from_json(value)
     formats = _AS_IT_IS if text else None
-    with database.open() as store:
+    with ask.open() as store:
         stored = store.write_metadata(group, tp, written, reason=reason, formats=formats)
-    if format_ == "json":
-        print_json({"group": group, "topic": topic, "partition": partition, "stored": stored})
-    else:
-        print_lines(f"{'Cleared' if clear else 'Wrote'} the metadata of {tp} at offset {stored}.")
+    made = {"group": group, "topic": topic, "partition": partition, "stored": stored}
+    ask.show(made, f"{'Cleared' if clear else 'Wrote'} the metadata of {tp} at offset {stored}.")
 
 
 def _from_json(value: str) -> object:

@@ -11,7 +11,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail
-from offsetstore.cli.output import print_lines
+from offsetstore.cli.output import print_text
 from offsetstore.errors import ExitCode, LockTimeout, SchemaError
 from offsetstore.postgres.database import PostgresDatabase, schemas_with_tables
 from offsetstore.postgres.migrate import revisions, upgrade, upgrade_as_sql
@@ -90,17 +90,17 @@ def _check(database: PostgresDatabase) -> None:
         database.check_schema()
     except SchemaError as error:
         fail(error, code=ExitCode.NO)
-    print_lines(f"The tables are at revision {_in_words(database.revision)}.")
+    print_text(f"The tables are at revision {_in_words(database.revision)}.")
 
 
 def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> None:
     before = _attempt_patiently(database, schema, force=force)
     if runs_on(HEAD, before):
-        print_lines(f"The tables are already at revision {_in_words(before)}.")
+        print_text(f"The tables are already at revision {_in_words(before)}.")
         return
-    print_lines(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
+    print_text(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
     if before is not None and not runs_on(before, HEAD):
-        print_lines("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
+        print_text("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
 
 
 def _attempt_patiently(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:

@@ -7,78 +7,106 @@ has as many columns as the header. Names come from outside: control characters a
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+from functools import cache
+from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
 
 import click
 
-from offsetstore.offsets import OffsetRange, Suspect, TopicPartition
-from offsetstore.text import NOTHING, error_text, indented, visible
+from offsetstore.offsets import OffsetRange, Suspect
+from offsetstore.text import NOTHING, error_text, visible
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_LOSSES: Final = 20
+_WORD: Final = re.compile(r"[^\s\[\]]+\[?|\]")
+_KEY: Final = "@"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One column; a ``number`` is aligned to the right and never wrapped. ``path`` is where its values are."""
+class Table:
+    """Rows of values. ``#name`` is a column of numbers, which is aligned to the right and never wrapped."""
 
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    @classmethod
+    def of(cls, columns: str, values: Iterable[object]) -> Table:
+        """A row for each value.
+
+        :param columns: separated by commas; each shows the attribute of its name, or of ``name=path.to.its.attribute``.
+        """
+        pairs = [one.strip().partition("=") for one in columns.split(",")]
+        rows = [[cell(_at(value, path or name.removeprefix("#"))) for name, _, path in pairs] for value in values]
+        return cls([name for name, _, _ in pairs], rows)
+
+
+def cell(value: object) -> object:
+    """The value for a table: times in whole seconds."""
+    return value.isoformat(timespec="seconds") if isinstance(value, datetime) else value
+
+
+class _Key(NamedTuple):
     name: str
-    number: bool = False
-    path: str = ""
-
-
-def columns(spec: str) -> tuple[Column, ...]:
-    """Make columns of their names, separated by commas; ``#name`` is a number.
-
-    `print_rows` shows the attribute of that name, or of ``name=path.to.its.attribute``.
-    """
-    pairs = [one.strip().partition("=") for one in spec.split(",")]
-    return tuple(
-        Column(name.removeprefix("#"), name.startswith("#"), path or name.removeprefix("#"))
-        for name, _separator, path in pairs
-    )
-
-
-def print_rows(shown: Sequence[Column], values: Iterable[object]) -> None:
-    """Print a table of the values' attributes."""
-    print_table(shown, [cells(shown, one) for one in values])
-
-
-def cells(shown: Sequence[Column], value: object) -> list[object]:
-    """The values of one row; times in whole seconds."""
-    found = [_at(value, one.path) for one in shown]
-    return [one.isoformat(timespec="seconds") if isinstance(one, datetime) else one for one in found]
+    path: str
+    inner: tuple[_Key, ...] | None = None
 
 
 def document(value: object, keys: str, **more: object) -> dict[str, object]:
     """Make a JSON document of a value's attributes.
 
-    :param keys: the names, in order: ``key`` or ``key=path.to.its.attribute``; what is missing on the way is null.
-        ``*path`` is a partition, with the keys ``topic`` and ``partition``. A key of ``more`` has that value.
+    :param keys: the names, in order: ``key``, or ``key=path.to.its.attribute``; what is missing on the way is null.
+        ``*path`` is a partition, with the keys ``topic`` and ``partition``. ``key=path[...]`` is a document of that
+        attribute, or a list of documents if it is a list or a mapping: then ``@`` is the mapping's key, and ``.`` the
+        value itself. A key of ``more`` has that value.
     """
+    return _document(value, _parsed(keys), more)
+
+
+@cache
+def _parsed(keys: str) -> tuple[_Key, ...]:
+    levels: list[list[_Key]] = [[]]
+    for word in _WORD.findall(keys):
+        if word == "]":
+            inner = levels.pop()
+            levels[-1][-1] = levels[-1][-1]._replace(inner=tuple(inner))
+            continue
+        name, _, path = word.rstrip("[").partition("=")
+        levels[-1].append(_Key(name, path or name))
+        if word.endswith("["):
+            levels.append([])
+    return tuple(levels[0])
+
+
+def _document(value: object, keys: Iterable[_Key], more: Mapping[str, object]) -> dict[str, object]:
     made: dict[str, object] = {}
-    for one in keys.split():
-        key, _separator, path = one.partition("=")
-        if key.startswith("*"):
-            tp = more[key[1:]] if key[1:] in more else _at(value, key[1:])
-            made |= {"topic": _at(tp, "topic"), "partition": _at(tp, "partition")}
+    for word, of, inner in keys:
+        key, path = word.lstrip("*"), of.lstrip("*")
+        found = more[key] if key in more else more[path] if path in more else _at(value, path)
+        if word != key:
+            made |= {"topic": _at(found, "topic"), "partition": _at(found, "partition")}
         else:
-            made[key] = plain(more[key] if key in more else _at(value, path or key))
+            made[key] = plain(found) if inner is None else _inner(found, inner)
     return made
+
+
+def _inner(value: Any, keys: tuple[_Key, ...]) -> object:
+    if isinstance(value, Mapping):
+        return [_document(one, keys, {_KEY: key}) for key, one in cast("Mapping[object, object]", value).items()]
+    if type(value) in {list, tuple}:  # a named tuple is a value
+        return [_document(one, keys, {}) for one in value]
+    return None if value is None else _document(value, keys, {})
 
 
 _AS_JSON: Final[dict[Any, Callable[[Any], object]]] = {
     datetime: lambda one: one.isoformat(),
     timedelta: lambda one: one.total_seconds(),
     UUID: str,
+    bytes: bytes.hex,
     Exception: str,
     Enum: lambda one: one.name.lower(),
     OffsetRange: lambda one: {"from": one.from_, "until": one.until},
@@ -101,119 +129,66 @@ def plain(value: object) -> object:
 
 def _at(value: Any, path: str) -> Any:
     """The attribute, or the key of a mapping; ``None`` if anything on the way is ``None``."""
-    for name in path.split("."):
+    for name in () if path == "." else path.split("."):
         if value is None:
             return None
         value = cast("Mapping[str, object]", value).get(name) if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, *, in_one_line: bool = False) -> None:
     """Print a JSON document, indented, with its keys in the given order."""
-    click.echo(json.dumps(value, indent=2))
+    click.echo(json.dumps(value, indent=None if in_one_line else 2))
 
 
-def print_followed(lines: Iterable[object], shown: Sequence[Column], keys: str, *, as_json: bool) -> None:
+def print_followed(lines: Iterable[object], columns: str, keys: str, *, as_json: bool) -> None:
     """Print each of the lines when it comes: its cells, or a JSON document in one line."""
     for line in lines:
         if as_json:
-            click.echo(json.dumps(document(line, keys)))
+            print_json(document(line, keys), in_one_line=True)
         else:
-            print_lines("  ".join(map(visible, cells(shown, line))))
+            [row] = Table.of(columns, [line]).rows
+            print_text("  ".join(map(visible, row)))
 
 
-def print_lines(*lines: str) -> None:
-    """Print sentences, wrapped at a terminal."""
-    for line in lines:
-        if sys.stdout.isatty():
-            _console(sys.stdout).print(visible(line), markup=False)
+def print_text(*parts: str | Table) -> None:
+    """Print sentences and tables, with ``-`` for ``None``."""
+    for part in parts:
+        if isinstance(part, str):
+            click.echo(visible(part))
+        elif sys.stdout.isatty():
+            _print_rich_table(part)
         else:
-            click.echo(visible(line))
+            click.echo(_plain_table(part))
 
 
-def print_digest(digest: str, *, execute: bool = True, force: bool = False) -> None:
-    """Print how a plan is carried out as it was shown.
-
-    :param execute: whether the command needs ``--execute``.
-    :param force: whether it needs ``--force``, and was given none.
-    """
-    options = f"{'--force ' if force else ''}{'--execute ' if execute else ''}"
-    print_lines(f"Plan {digest}: {options}--if-plan {digest} does this, or nothing.")
-
-
-def print_losses(losses: Mapping[TopicPartition, Suspect]) -> None:
-    """Print the evidence that logs lost records, which a decision clears."""
-    for tp, suspect in [*losses.items()][:_LOSSES]:
-        print_lines(f"{tp}: the log lost records that had been read: {suspect.what}.")
-    if len(losses) > _LOSSES:
-        print_lines(f"And {len(losses) - _LOSSES} more partitions.")
-
-
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]]) -> None:
-    """Print rows of values, with ``-`` for ``None``."""
-    texts = [[visible(value) for value in row] for row in rows]
-    if sys.stdout.isatty():
-        _print_rich_table(columns, texts)
-    else:
-        click.echo(plain_table(columns, texts))
-
-
-def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table as text, its columns two spaces apart."""
-    lines = [[column.name for column in columns], *rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+def _plain_table(table: Table) -> str:
+    """The table as text, its columns two spaces apart."""
+    aligned = [str.rjust if name.startswith("#") else str.ljust for name in table.columns]
+    lines = [[name.removeprefix("#") for name in table.columns], *([*map(visible, row)] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(
-            text.rjust(width) if column.number else text.ljust(width)
-            for text, width, column in zip(line, widths, columns, strict=True)
-        ).rstrip()
+        "  ".join(align(text, width) for align, text, width in zip(aligned, line, widths, strict=True)).rstrip()
         for line in lines
     )
 
 
-def _print_rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - takes longer to load than a plain command to run
+def _print_rich_table(table: Table) -> None:
+    from rich.console import Console  # noqa: PLC0415 - takes longer to load than a plain command to run
+    from rich.table import Table as RichTable  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(
-            Text(column.name),
-            justify="right" if column.number else "left",
-            no_wrap=column.number,
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*(Text(text, style="dim" if text == NOTHING else "") for text in row))
-    _console(sys.stdout).print(table)
+    shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in table.columns:
+        is_number = name.startswith("#")
+        title = Text(name.removeprefix("#"))
+        shown.add_column(title, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(text, style="dim" if text == NOTHING else "") for text in map(visible, row)))
+    Console(file=sys.stdout, highlight=False).print(shown)
 
 
 def print_error(what: str, details: Mapping[str, str]) -> None:
-    """Print to stderr what happened, and each detail on a line of its own."""
-    if sys.stderr.isatty():
-        _print_rich_error(what, details)
-    else:
-        click.echo(error_text(what, details), err=True)
-
-
-def _print_rich_error(what: str, details: Mapping[str, str]) -> None:
-    from rich.table import Table  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415
-
-    console = _console(sys.stderr)
-    head = Table.grid(padding=(0, 1))
-    head.add_row(Text("Error:", style="bold red"), Text(indented(what, 0)))
-    console.print(head)
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in details.items():
-        table.add_row(Text(f"  {label}:", style="bold"), Text(indented(text, 0)))
-    console.print(table)
-
-
-def _console(stream: TextIO) -> Console:
-    """Create a console that respects NO_COLOR and the terminal's width."""
-    from rich.console import Console  # noqa: PLC0415 - as above
-
-    return Console(file=stream, highlight=False)
+    """Print to stderr what happened, and each detail on a line of its own, under which a terminal wraps it."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    click.echo(error_text(what, details, width=width), err=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import decide
-from offsetstore.cli.output import document, print_digest, print_json, print_lines
-from offsetstore.operations.pauses import PauseDecided
+from offsetstore.cli.asking import Decide, decide_options
+
+_KEYS: Final = "group executed plan=digest"
 
 
 @click.command()
@@ -20,30 +21,16 @@ from offsetstore.operations.pauses import PauseDecided
     metavar="TIME",
     help="When the pause ends by itself (2025-03-01T00:00Z), by the database's clock; without it, at `resume`.",
 )
-@options.dry_run_options
-@options.database_options
-@options.format_option
-def pause(
-    *,
-    group: str,
-    until: datetime | None,
-    how: options.How,
-    database: options.Database,
-    format_: str,
-) -> None:
+@decide_options(at_once=True)
+def pause(*, group: str, until: datetime | None, decide: Decide) -> None:
     """Pause a consumer group.
 
     Its running job finishes the batch that it is computing and waits before the next one; so does a job that starts
     while the group is paused. It keeps its claim and holds no locks. A second pause replaces the first; a reset or a
     new name keeps it.
 
-    \b
-    Exit codes:
-      0  done; with --dry-run: it can be done
-      1  there is no such group, it was renamed, or the plan is not --if-plan
-         (the new one is printed): another pause was made, or ended
-      2  wrong usage, or a time that has passed
-      3  the database can't be reached or refuses
+    Exit code 1 if there is no such group, if it was renamed, or if the plan is not --if-plan (the new one is printed):
+    another pause was made, or ended.
 
     \b
     Keys of --format json:
@@ -57,32 +44,18 @@ def pause(
     Example, with OFFSETSTORE_URL set:
       offsetstore pause -g billing --reason "the database is upgraded, ticket 17"
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    decide(database, lambda store: store.pause(group, until=until, **how), lambda done: _print_paused(done, format_))
+    decide(f"{_KEYS} replaced=before paused=after", lambda store: store.pause(group, until=until, **decide.how))
 
 
 @click.command()
 @options.group_option
-@options.dry_run_options
-@options.database_options
-@options.format_option
-def resume(
-    *,
-    group: str,
-    how: options.How,
-    database: options.Database,
-    format_: str,
-) -> None:
+@decide_options(at_once=True)
+def resume(*, group: str, decide: Decide) -> None:
     """End a consumer group's pause.
 
     A job that waits goes on within a second or two. If the group is not paused, nothing is written.
 
-    \b
-    Exit codes:
-      0  done, or the group was not paused; with --dry-run: it can be done
-      1  there is no such group, it was renamed, or the plan is not --if-plan
-         (the new one is printed): another pause was made, or ended
-      2  wrong usage
-      3  the database can't be reached or refuses
+    Exit code 1 as for `offsetstore pause`.
 
     \b
     Keys of --format json:
@@ -94,38 +67,5 @@ def resume(
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore resume -g billing --reason "the upgrade is done, ticket 17"
-    """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    decide(database, lambda store: store.resume(group, **how), lambda done: _print_resumed(done, format_))
-
-
-def _print_paused(done: PauseDecided, format_: str) -> None:
-    group, made = done.group, done.after
-    assert made is not None
-    if format_ == "json":
-        print_json(document(done, "group executed plan=digest replaced=before paused=after"))
-        return
-    end = "`offsetstore resume` ends it" if made.until is None else f"It ends at {made.until.isoformat()}"
-    if done.executed:
-        print_lines(f"Paused {group}. {end}.", "A running job waits before its next batch.")
-        return
-    print_lines(f"Would pause {group}. {end}.")
-    if done.before is not None:
-        print_lines(f"That replaces a pause: {done.before}.")
-    _print_plan(done)
-
-
-def _print_resumed(done: PauseDecided, format_: str) -> None:
-    if format_ == "json":
-        print_json(document(done, "group executed plan=digest ended=before"))
-    elif done.before is None:
-        print_lines(f"{done.group} was not paused; nothing was written.")
-    elif done.executed:
-        print_lines(f"Resumed {done.group}, {done.before}.")
-    else:
-        print_lines(f"Would resume {done.group}, {done.before}.")
-        _print_plan(done)
-
-
-def _print_plan(done: PauseDecided) -> None:
-    print_lines("Nothing was written.")
-    print_digest(done.digest, execute=False)
+    """  # noqa: D301 - as above
+    decide(f"{_KEYS} ended=before", lambda store: store.resume(group, **decide.how))

@@ -11,16 +11,17 @@ from typing import IO, Final
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import decide
-from offsetstore.cli.output import columns, document, print_digest, print_json, print_lines, print_losses, print_table
+from offsetstore.cli.asking import Decide, decide_options
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
 from offsetstore.text import counted, visible
 
-_COLUMNS = columns("partition=topic_partition, #stored=from_offset, #new=to_offset, #moves, #beginning, #end")
-_KEYS = "group reason executed plan=digest live=met_live_owner fenced replayed_letters to_datetime partitions"
-_MOVE = "*topic_partition stored=from_offset new=to_offset beginning=log.beginning end=log.end suspect"
+_KEYS: Final = (
+    "group reason executed plan=digest live=met_live_owner fenced[name=owner epoch=token.epoch "
+    "claim_id=token.claim_id] replayed_letters to_datetime partitions=moves[*topic_partition stored=from_offset "
+    "new=to_offset beginning=log.beginning end=log.end suspect]"
+)
 _TARGETS: Final = (
     "--to-earliest",
     "--to-latest",
@@ -90,14 +91,9 @@ def _topic(_context: click.Context, _parameter: click.Parameter, value: tuple[st
     metavar="N",
     help="Reset only if this is the stored offset; otherwise do nothing.",
 )
-@options.execute_options
-@click.option("--force", is_flag=True, help="Do it even if a job is live: its next write fails with StaleClaim.")
 @options.broker_options(required=False, use=", for --to-earliest, --to-latest, --to-datetime, --by-duration")
-@options.database_options
-@options.format_or_csv_option
-@click.pass_context
+@decide_options(force=True, csv="as --from-file reads it")
 def reset(
-    context: click.Context,
     *,
     group: str,
     topics: dict[str, set[int] | None],
@@ -111,11 +107,8 @@ def reset(
     shift_by: int | None,
     from_file: IO[str] | None,
     from_offset: int | None,
-    how: options.How,
-    force: bool,
     kafka: options.Kafka,
-    database: options.Database,
-    format_: str,
+    decide: Decide,
 ) -> None:
     """Move a group's stored offsets.
 
@@ -132,16 +125,9 @@ def reset(
     The CSV is that of kafka-consumer-groups: --format csv prints the new offsets and nothing else, for --from-file of
     either tool: neither the digest for --if-plan nor evidence of lost records.
 
-    \b
-    Exit codes:
-      0  done; without --execute: it can be done
-      1  refused, also without --execute: there is no such group, a job is
-         live and --force was not given, the stored offset is not
-         --from-offset, the plan is not --if-plan (the new one is printed),
-         or the log does not hold the offset
-      2  wrong usage, or the store has no such partition
-      3  the database can't be reached or refuses
-      4  Kafka can't be reached, refuses, or has no such topic
+    Exit code 1 if it is refused, also without --execute: there is no such group, a job is live and --force was not
+    given, the stored offset is not --from-offset, the plan is not --if-plan (the new one is printed), or the log does
+    not hold the offset; 2 if the store has no such partition; 4 if Kafka has no such topic.
 
     \b
     Keys of --format json:
@@ -166,7 +152,7 @@ def reset(
       offsetstore reset -g billing -t payments:0,2 --to-earliest
           -b localhost:9092 --reason "wrong rates, ticket 17" --execute
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    if how["if_plan"] is not None and format_ == "csv":
+    if decide.how["if_plan"] is not None and decide.format_ == "csv":
         raise click.UsageError("--if-plan does not go with --format csv, which would not show a plan that has changed.")
     target = _target(
         "earliest" if to_earliest else None,
@@ -180,29 +166,32 @@ def reset(
     )
 
     def show(done: Reset) -> None:
-        if format_ == "json":
-            print_json(_document(done, how["reason"], target))
-        elif format_ == "csv":
+        if decide.format_ == "csv":
             _print_csv(done)
-        else:
-            _print(done, forced=force, led_to=led_to)
+            return
+        notes: list[str] = []
+        if led_to is not None and not done.executed:
+            to = f"--by-duration leads to {led_to.isoformat()}"
+            notes.append(f"{to}: repeat this plan with --to-datetime and that time.")
+        time = target if isinstance(target, datetime) else None
+        decide.print_plan(done, _KEYS, *notes, to_datetime=time)
 
-    done = decide(
-        database,
-        lambda store: store.reset(
-            group,
-            target,
-            partitions=_partitions(topics, target, all_topics=all_topics),
-            broker=kafka.find(),
-            kafka_group=kafka.group,
-            takeover="fence" if force else "refuse",
-            from_offset=from_offset,
-            **how,
-        ),
-        show,
-    )
-    if done.met_live_owner and not force:
-        context.exit(ExitCode.NO)
+    with decide.open() as store:
+        done = decide.carry_out(
+            lambda: store.reset(
+                group,
+                target,
+                partitions=_partitions(topics, target, all_topics=all_topics),
+                broker=kafka.find(),
+                kafka_group=kafka.group,
+                takeover=decide.takeover,
+                from_offset=from_offset,
+                **decide.how,
+            ),
+            show,
+        )
+    if done.met_live_owner and not decide.force:
+        raise click.exceptions.Exit(ExitCode.NO)
 
 
 def _target(*values: Mapping[TopicPartition, int] | ResetTarget | None) -> Mapping[TopicPartition, int] | ResetTarget:
@@ -270,73 +259,3 @@ def _print_csv(done: Reset) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows((*move.topic_partition, move.to_offset) for move in done.moves)
     click.echo(text.getvalue(), nl=False)
-
-
-def _print(done: Reset, *, forced: bool, led_to: datetime | None) -> None:
-    print_table(
-        _COLUMNS,
-        [
-            (
-                move.topic_partition,
-                move.from_offset,
-                move.to_offset,
-                f"{move.shift:+d}",
-                move.log.beginning if move.log else None,
-                move.log.end if move.log else None,
-            )
-            for move in done.moves
-        ],
-    )
-    print_lines("")
-    print_lines(*_consequences(done))
-    print_losses(done.losses)
-    if done.losses:
-        accepts = "accepted" if done.executed else "would accept"
-        print_lines(f"The reset {accepts} this loss: starts are no longer refused because of it.")
-    if done.replayed_letters:
-        letters = counted(done.replayed_letters, "replayed dead letter")
-        print_lines(f"{letters} in this range: their rows are in the results and would be written twice.")
-    live = done.met_live_owner
-    if done.fenced is not None:
-        state = "live" if live else "silent"
-        print_lines(f"Fenced the {state} job: {done.fenced.owner}, {done.fenced.token}.")
-        if live:
-            print_lines("See that it is started again: its supervisor may not do so after a job was fenced.")
-    elif live:
-        print_lines("A job is live: --force fences it." if forced else "A job is live: stop it first, or use --force.")
-    if done.executed:
-        print_lines("Done.")
-        return
-    needs_force = live and not forced
-    only_pins = not done.read_again and not done.passed_over and not done.losses
-    if needs_force:
-        print_lines("Nothing was written.")
-    else:
-        print_lines(
-            f"Nothing was written. {'--execute would only pin the offsets' if only_pins else 'Add --execute to do it'}."
-        )
-    if led_to is not None:
-        print_lines(f"--by-duration leads to {led_to.isoformat()}: repeat this plan with --to-datetime and that time.")
-    print_digest(done.digest, force=needs_force)
-
-
-def _consequences(done: Reset) -> list[str]:
-    again, over = done.read_again, done.passed_over
-    partitions = counted(len(done.moves), "partition")
-    parts = [f"read {counted(again, 'offset')} again"] if again else []
-    parts += [f"pass over {over}" if again else f"pass over {counted(over, 'offset')}"] if over else []
-    if not parts:
-        return [f"{done.group} is already there, in {partitions}."]
-    will = "will" if done.executed else "would"
-    lines = [f"{done.group} {will} {' and '.join(parts)}, in {partitions}."]
-    if again:
-        lines.append("Remove their results before you start the job, or they will be stored twice.")
-    return lines
-
-
-def _document(done: Reset, reason: str, target: object) -> dict[str, object]:
-    job = "name=owner epoch=token.epoch claim_id=token.claim_id"
-    fenced = None if done.fenced is None else document(done.fenced, job)
-    to = target if isinstance(target, datetime) else None
-    moves = [document(one, _MOVE) for one in done.moves]
-    return document(done, _KEYS, reason=reason, fenced=fenced, to_datetime=to, partitions=moves)

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
-from typing import Any, get_args
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, Final, get_args
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
-from offsetstore.errors import (
-    KafkaGroupContested,
-    NoStartingOffset,
-    OffsetOutOfRange,
-    OffsetsDisagree,
-    StartError,
-    StoreRewound,
-    TopicRecreated,
-)
+from offsetstore.cli.output import Table, document, print_json, print_text
+from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.reads import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.starting import Reason, StartingOffsets
-from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.text import counted
 
-_COLUMNS = columns("partition, #start, #stored, #committed, #beginning, #end, reason")
-_PARTITION = (
-    "*tp start=offset reason explanation=reason.value stored=stored.next_offset committed=committed.next_offset "
-    "beginning=log.beginning end=log.end skips=skipped"
+_COLUMNS: Final = ("partition", "#start", "#stored", "#committed", "#beginning", "#end", "reason")
+_KEYS: Final = (
+    "group kafka_group records partitions=starts[*@ start=offset reason explanation=reason.value "
+    "stored=stored.next_offset committed=committed.next_offset beginning=log.beginning end=log.end skips=skipped] "
+    "vanished[topic partition] warning starting_offsets"
 )
 _SHOWN = 5
-_HINTS: dict[type[StartError], str] = {
-    OffsetsDisagree: "--prefer larger or --prefer stored",
-    NoStartingOffset: "--auto-offset-reset earliest",
-    OffsetOutOfRange: "--on-data-loss earliest",
-    TopicRecreated: "--on-recreated restart",
-    KafkaGroupContested: "--prefer stored",
-    StoreRewound: "--on-rewound stored or --on-rewound kafka",
-}
 
 
 @click.command()
@@ -137,72 +122,48 @@ def resolve(
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     policy = StartPolicy(prefer, auto_offset_reset, on_data_loss, on_recreated, on_rewound)
     broker = kafka.connect()
-    try:
-        if no_store:
-            start = resolve_starting_offsets(broker, group=group, topics=topics, policy=policy, kafka_group=kafka.group)
-        else:
-            without = ", or use only Kafka's committed offsets: --no-store"
-            with database.open(otherwise=without) as store:
-                start = resolve_starting_offsets(
-                    broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka.group
-                )
-    except StartError as error:
-        # An error with a next step of its own is not settled by the option.
-        if type(error) in _HINTS and error.next_step == error.default_next_step:
-            error.next_step += f" (To see where the job would then start: {_HINTS[type(error)]}.)"
-        raise
+    without = ", or use only Kafka's committed offsets: --no-store"
+    with nullcontext() if no_store else database.open(otherwise=without) as store:
+        start = resolve_starting_offsets(
+            broker, group=group, topics=topics, store=store, policy=policy, kafka_group=kafka.group
+        )
     if format_ == "spark":
         click.echo(start.json())
     elif format_ == "json":
-        print_json(_document(group, kafka.group or group, start))
+        named = {"group": group, "kafka_group": kafka.group or group}
+        print_json(document(start, _KEYS, **named, records=_records(start), starting_offsets=json.loads(start.json())))
     else:
-        _print(group, start)
+        print_text(*_text(group, start))
 
 
-def _print(group: str, start: StartingOffsets) -> None:
-    print_table(
-        _COLUMNS,
-        [
-            (
-                tp,
-                one.offset,
-                one.stored.next_offset if one.stored else None,
-                one.committed.next_offset if one.committed else None,
-                one.log.beginning,
-                one.log.end,
-                one.reason.name.lower(),
-            )
-            for tp, one in start.starts.items()
-        ],
-    )
+def _text(group: str, start: StartingOffsets) -> Iterator[str | Table]:
+    rows = [
+        (
+            tp,
+            one.offset,
+            one.stored.next_offset if one.stored else None,
+            one.committed.next_offset if one.committed else None,
+            one.log.beginning,
+            one.log.end,
+            one.reason.name.lower(),
+        )
+        for tp, one in start.starts.items()
+    ]
+    yield Table(_COLUMNS, rows)
     used = {one.reason for one in start.starts.values()}
-    explained = [(reason.name.lower(), reason.value) for reason in Reason if reason in used]
-    print_lines("")
-    print_table(columns("reason, meaning"), explained)
-    print_lines("")
-    skipped = {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}
-    if skipped:
-        records = count_offsets(skipped)
-        first = ", ".join(f"{tp} {range_}" for tp, range_ in islice(skipped.items(), _SHOWN))
+    yield ""
+    yield Table(("reason", "meaning"), [(reason.name.lower(), reason.value) for reason in Reason if reason in used])
+    yield ""
+    if skipped := {tp: one.skipped for tp, one in start.starts.items() if one.skipped is not None}:
+        first = ", ".join(f"{tp} {range_}" for tp, range_ in [*skipped.items()][:_SHOWN])
         more = f" and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
-        print_lines(f"Would skip {counted(records, 'offset')} that the store has not seen: {first}{more}.")
-    print_lines(*(f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished))
-    print_lines(*([] if start.warning is None else [f"A warning: {start.warning}"]))
+        offsets = counted(count_offsets(skipped), "offset")
+        yield f"Would skip {offsets} that the store has not seen: {first}{more}."
+    yield from (f"{tp} has vanished from Kafka: its stored offset would go to 0." for tp in start.vanished)
+    if start.warning is not None:
+        yield f"A warning: {start.warning}"
     left, partitions = counted(_records(start), "offset"), counted(len(start.starts), "partition")
-    print_lines(f"{group} would start with {left} to read in {partitions}.")
-
-
-def _document(group: str, kafka_group: str, start: StartingOffsets) -> dict[str, object]:
-    return document(
-        start,
-        "group kafka_group records partitions vanished warning starting_offsets",
-        group=group,
-        kafka_group=kafka_group,
-        records=_records(start),
-        partitions=[document(one, _PARTITION, tp=tp) for tp, one in start.starts.items()],
-        vanished=[document(tp, "topic partition") for tp in start.vanished],
-        starting_offsets=json.loads(start.json()),
-    )
+    yield f"{group} would start with {left} to read in {partitions}."
 
 
 def _records(start: StartingOffsets) -> int:

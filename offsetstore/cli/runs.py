@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from typing import Final
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
+from offsetstore.cli.asking import Ask, ask_options
+from offsetstore.cli.output import Table, cell, document
 from offsetstore.protocol.runs import Run
-from offsetstore.text import counted
 
-_COLUMNS = columns("started, until, state, phase, #batch, #rows, #epoch, owner")
-_KEYS = (
-    "epoch=token.epoch claim_id=token.claim_id owner topics versions state started_at seen_at ended_at "
+_COLUMNS: Final = ("started", "until", "state", "phase", "#batch", "#rows", "#epoch", "owner")
+_KEYS: Final = (
+    "group runs=.[epoch=token.epoch claim_id=token.claim_id owner topics versions state started_at seen_at ended_at "
     "phase=status.phase phase_seconds=status.phase_age batch=status.batch batch_offsets=status.batch_offsets "
     "last_batch_seconds=status.last_batch_age counters=status.counters memory_bytes=status.memory "
     "mirror_seconds=status.mirror_age mirror_error=status.mirror_error query_id=status.query_id "
-    "application_id=status.application_id ui_url=status.ui_url"
+    "application_id=status.application_id ui_url=status.ui_url]"
 )
 
 
 @click.command()
 @options.group_option
 @click.option("--limit", "-n", type=click.IntRange(1), metavar="N", help="Only the last N runs.")
-@options.database_options
-@options.format_option
-def runs(*, group: str, limit: int | None, database: options.Database, format_: str) -> None:
+@ask_options
+def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     """Show the runs of a consumer group's job, and how each ended.
 
     A run is a claim of the group. It records itself with each heartbeat, every five seconds; the newest run is the
@@ -46,7 +44,7 @@ def runs(*, group: str, limit: int | None, database: options.Database, format_: 
 
     The figures of a silent run are as of its last heartbeat.
 
-    The exit code is 1 if the store does not know the group.
+    Exit code 1 if the store does not know the group.
 
     \b
     Keys of --format json; all times are the database's:
@@ -64,35 +62,19 @@ def runs(*, group: str, limit: int | None, database: options.Database, format_: 
     Example, with OFFSETSTORE_URL set:
       offsetstore runs -g billing -n 5
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with database.open() as store:
-        if store.owner(group) is None:
-            fail_unknown(group)
+    with ask.about(group) as store:
         found = store.runs(group, limit=limit)
-    if format_ == "json":
-        print_json({"group": group, "runs": [document(run, _KEYS) for run in found]})
-        return
-    print_table(_COLUMNS, [_cells(run) for run in found])
+    notes: list[str] = []
     if any(run.state == "silent" for run in found):
-        print_lines("", "The figures of a silent run are as of its last heartbeat.")
+        notes.append("The figures of a silent run are as of its last heartbeat.")
     if found and (error := found[-1].status.mirror_error) is not None:
-        print_lines("", f"The last run could not copy the offsets to Kafka: {error}")
+        notes.append(f"The last run could not copy the offsets to Kafka: {error}")
     if not found:
-        print_lines("", f"{counted(0, 'run')}: the group was last claimed before runs were recorded.")
+        notes.append("0 runs: the group was last claimed before runs were recorded.")
+    ask.show(document(found, _KEYS, group=group), Table(_COLUMNS, [_row(run) for run in found]), *notes)
 
 
-def _cells(run: Run) -> tuple[object, ...]:
-    status = run.status
-    return (
-        _time(run.started_at),
-        None if run.state == "live" else _time(run.until),
-        run.state,
-        status.phase,
-        status.batch,
-        status.counters.get("rows", 0),
-        run.token.epoch,
-        run.owner,
-    )
-
-
-def _time(at: datetime) -> str:
-    return at.isoformat(timespec="seconds")
+def _row(run: Run) -> tuple[object, ...]:
+    status, until = run.status, None if run.state == "live" else run.until
+    batch, rows = status.batch, status.counters.get("rows", 0)
+    return cell(run.started_at), cell(until), run.state, status.phase, batch, rows, run.token.epoch, run.owner

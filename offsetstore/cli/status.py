@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
 import click
 
 from offsetstore.cli import options
+from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.cli.output import columns, document, print_json, print_lines, print_table
-from offsetstore.operations.reads import GroupState, PartitionState, end_of
+from offsetstore.cli.output import Table, document
+from offsetstore.offsets import TopicPartition
+from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.text import counted, short
 
-_COLUMNS = columns("partition, #stored, #committed, #end, #lag, #epoch, #age")
-_OWNER = (
-    "name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for live=is_live "
-    "state ending"
-)
-_PARTITION = (
-    "*tp stored=stored.next_offset committed=committed.next_offset beginning=log.beginning end lag beyond_end "
-    "epoch=stored.token.epoch claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
-    "updated_at=stored.updated_at age_seconds=age"
+_COLUMNS: Final = ("partition", "#stored", "#committed", "#end", "#lag", "#epoch", "#age")
+_KEYS: Final = (
+    "group owner[name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for "
+    "live=is_live state ending] paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
+    "committed=committed.next_offset beginning=log.beginning end lag beyond_end epoch=stored.token.epoch "
+    "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
+    "updated_at=stored.updated_at age_seconds=age]"
 )
 _DECIDED: Final = {
     "reset": "reset",
@@ -37,15 +38,8 @@ _DECIDED: Final = {
 @click.command()
 @options.group_option
 @options.broker_options(required=False, use="; without them, only the store is shown")
-@options.database_options
-@options.format_option
-def status(
-    *,
-    group: str,
-    kafka: options.Kafka,
-    database: options.Database,
-    format_: str,
-) -> None:
+@ask_options
+def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     """Show a consumer group's owner, offsets and lag.
 
     Each start of a job makes a claim of the group, and each claim has a higher epoch than the one before; so has a
@@ -58,8 +52,8 @@ def status(
     not known. While the group is paused, its job waits. If the store's tables are in another database than before, or
     it is not known in which one, that is said too.
 
-    If Kafka does not answer, the stored offsets are shown all the same, and the exit code is 4. The exit code is 1 if
-    the store does not know the group. Dead letters are counted if their records are not in the results, and may still
+    If Kafka does not answer, the stored offsets are shown all the same, with exit code 4. Exit code 1 if the store does
+    not know the group. Dead letters are counted if their records are not in the results, and may still
     get there.
 
     \b
@@ -83,53 +77,48 @@ def status(
     Example, with OFFSETSTORE_URL set:
       offsetstore status -g billing -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    with database.open() as store:
+    with ask.open() as store:
         state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
     if not state.is_known:
         fail_unknown(group)
-    if format_ == "json":
-        print_json(_document(state, identity))
-    else:
-        _print(state, identity)
+    letters = {**{one: state.dead_letters.get(one, 0) for one in OPEN}, "job_replays": state.replays_letters}
+    database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
+    rows = [_row(tp, one) for tp, one in state.partitions.items()]
+    made = document(state, _KEYS, database=database, dead_letters=letters)
+    ask.show(made, *_head(state, identity), Table(_COLUMNS, rows), *_notes(state))
     if state.broker_error is not None:
         raise state.broker_error
 
 
-def _print(state: GroupState, identity: StoreIdentity) -> None:
-    print_lines(f"Group {state.group}: {_owner_in_words(state)}")
+def _head(state: GroupState, identity: StoreIdentity) -> Iterator[str]:
+    yield f"Group {state.group}: {_owner_in_words(state)}"
     if identity.is_elsewhere:
-        print_lines("The store's tables are in another database than before: no job starts. See `offsetstore store`.")
+        yield "The store's tables are in another database than before: no job starts. See `offsetstore store`."
     elif not identity.is_compared:
-        print_lines("It is not known in which database the store is, so a copy of the database is not noticed.")
+        yield "It is not known in which database the store is, so a copy of the database is not noticed."
     if state.pause is not None:
-        print_lines(f"The group is {state.pause}.")
+        yield f"The group is {state.pause}."
     if waiting := sum(state.dead_letters.values()):
         requested = state.dead_letters.get("requested", 0)
         by = " by no one: the job has no dead_letters=" if state.replays_letters is False else ""
-        print_lines(f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed{by}' if requested else ''}.")
-    print_table(
-        _COLUMNS,
-        [
-            (
-                tp,
-                _stored_in_words(one),
-                one.committed.next_offset if one.committed else None,
-                end_of(one.log) if one.log else None,
-                one.lag,
-                one.stored.token.epoch if one.stored else None,
-                None if one.age is None else short(one.age),
-            )
-            for tp, one in state.partitions.items()
-        ],
-    )
+        yield f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed{by}' if requested else ''}."
+
+
+def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:
+    committed = one.committed.next_offset if one.committed else None
+    epoch = one.stored.token.epoch if one.stored else None
+    return tp, _stored_in_words(one), committed, one.end, one.lag, epoch, None if one.age is None else short(one.age)
+
+
+def _notes(state: GroupState) -> Iterator[str]:
     for tp, one in state.partitions.items():
         if one.suspect is not None:
-            print_lines(f"{tp}: the log lost records that had been read, and each start is refused until a reset.")
-            print_lines(f"{tp}: {one.suspect.what}")
+            yield f"{tp}: the log lost records that had been read, and each start is refused until a reset."
+            yield f"{tp}: {one.suspect.what}"
         if one.beyond_end:
-            print_lines(f"{tp}: the stored offset is {one.beyond_end} beyond the end of the log.")
+            yield f"{tp}: the stored offset is {one.beyond_end} beyond the end of the log."
     if state.lag is not None:
-        print_lines(f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}.")
+        yield f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}."
 
 
 def _stored_in_words(one: PartitionState) -> str | None:
@@ -154,20 +143,3 @@ def _owner_in_words(state: GroupState) -> str:
     elif seen is not None and owner.state in {"live", "silent"}:
         life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
     return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
-
-
-def _document(state: GroupState, identity: StoreIdentity) -> dict[str, object]:
-    return document(
-        state,
-        "group owner paused=pause database dead_letters lag partitions",
-        owner=None if state.owner is None else document(state.owner, _OWNER),
-        database="moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown",
-        dead_letters={
-            **{one: state.dead_letters.get(one, 0) for one in OPEN},
-            "job_replays": state.replays_letters,
-        },
-        partitions=[
-            document(one, _PARTITION, tp=tp, end=None if one.log is None else end_of(one.log))
-            for tp, one in state.partitions.items()
-        ],
-    )

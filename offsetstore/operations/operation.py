@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar, Final, Generic, Literal, Self, TypeAlias, TypeVar, get_args
 
-from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, PlanChanged, UnknownGroup
+from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, NextStep, PlanChanged, UnknownGroup
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session, deleted, renamed
 from offsetstore.protocol.numbers import check_seconds
@@ -25,7 +25,6 @@ from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
 
 AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
-STOP_IT: Final = 'Stop it first, or fence it with takeover="fence".'
 
 Decided: TypeAlias = Literal["fence", "refuse"]
 """What a decision does about a live job."""
@@ -85,10 +84,6 @@ class By:
     lock_timeout: float = field(default=30.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse a decision without a reason, and what the history can't record.
-
-        :raises InvalidText, ConfigurationError: naming the argument.
-        """
         check_text("reason", self.reason, most=MOST_REASON)
         if self.actor is not None:
             check_text("actor", self.actor, most=MOST_ACTOR)
@@ -116,7 +111,10 @@ class By:
 
 
 class Operation(ABC, Generic[_P]):
-    """One decision, with all that it needs but who decides and why."""
+    """One decision, with all that it needs but who decides and why.
+
+    Invalid arguments are refused when it is made, before the database is asked: a `ConfigurationError` names them.
+    """
 
     group: str
     """Whose rows it locks: a later claim terminates its transaction if it does not end."""
@@ -169,10 +167,6 @@ class Fencing(Operation[_O]):
     """The owner under the group's lock. It may end, or seem to, while its transaction is waited for."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         expect_group(self.group)
         check_seconds("takeover_timeout", self.takeover_timeout, or_zero=True)
         if self.takeover not in get_args(Decided):
@@ -202,7 +196,7 @@ class Fencing(Operation[_O]):
             raise GroupBusy(
                 f"a job of group {self.group!r} is live; nothing was written",
                 found=plan.owner.in_words(),
-                next_step=STOP_IT,
+                next_step=NextStep.STOP_OR_FENCE,
             )
 
     def begin(self, database: Database, by: By) -> AbstractContextManager[Session]:  # noqa: ARG002 - see `By`

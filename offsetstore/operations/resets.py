@@ -3,6 +3,8 @@
 Rows that were set are pinned, so that the decision takes precedence over what Kafka still has.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,7 +14,7 @@ from difflib import get_close_matches
 from typing import Final, Literal, Self, TypeAlias
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, OffsetMoved, OffsetOutOfRange, UnknownGroup, WrongCluster
+from offsetstore.errors import ConfigurationError, NextStep, OffsetMoved, OffsetOutOfRange, UnknownGroup, WrongCluster
 from offsetstore.offsets import (
     MAX_OFFSET,
     MAX_PARTITION,
@@ -31,10 +33,6 @@ from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.store.sessions import read_offsets
 
-CHOOSE: Final = "Name an offset that the log holds, or reset to the earliest or the latest."
-SHIFT: Final = "Shift by less, or reset to the earliest."
-NAME_BROKERS: Final = "Pass broker=Broker(...)."
-
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
@@ -43,10 +41,6 @@ class ShiftBy:
     offsets: int
 
     def __post_init__(self) -> None:
-        """Check the number.
-
-        :raises ConfigurationError: it is not whole.
-        """
         object.__setattr__(self, "offsets", as_offset("ShiftBy.offsets", self.offsets, least=None))
 
 
@@ -136,10 +130,6 @@ class ResetOffsets(Fencing[Reset]):
     no earlier than there."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database or Kafka is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         super().__post_init__()
         if self.from_offset is not None:
             object.__setattr__(self, "from_offset", as_offset("from_offset", self.from_offset, most=MAX_OFFSET))
@@ -171,10 +161,9 @@ class ResetOffsets(Fencing[Reset]):
             target = as_offset("the offset to reset to", self.target, most=MAX_OFFSET)
             object.__setattr__(self, "target", target)
         if self.broker is None and isinstance(self.target, (str, datetime)):
-            raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NAME_BROKERS)
+            raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NextStep.NAME_BROKERS)
 
     def asked(self, database: Database) -> Self:
-        """See `Operation`."""
         if self.broker is None:
             return self
         seen = read_offsets(database, self.group)
@@ -201,7 +190,6 @@ class ResetOffsets(Fencing[Reset]):
         return Reset(self.group, moves, replayed, owner=owner, digest=digest)
 
     def write(self, session: Session, plan: Reset, by: By) -> History:
-        """See `Operation`."""
         token = Token(session.lock_group(self.group).epoch + 1, uuid4())
         write_token(session, self.group, token, by.who)
         # With from_offset= it is a repair, and decides nothing about other applications.
@@ -267,11 +255,13 @@ class ResetOffsets(Fencing[Reset]):
         new = self._offset(tp, row.next_offset, log)
         if not 0 <= new <= MAX_OFFSET:
             what = "the shift goes below offset 0" if new < 0 else "the shift goes above the largest offset"
-            raise OffsetOutOfRange(what, topic_partition=tp, found=new, expected="0 to 2**63 - 1", next_step=SHIFT)
+            raise OffsetOutOfRange(
+                what, topic_partition=tp, found=new, expected="0 to 2**63 - 1", next_step=NextStep.SHIFT_LESS
+            )
         if log is not None and not log.beginning <= new <= log.end:
             what = f"the log does not hold offset {new}"
             held = f"from {log.beginning} to {log.end}"
-            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=CHOOSE)
+            raise OffsetOutOfRange(what, topic_partition=tp, expected=held, next_step=NextStep.NAME_OFFSET)
         return Move(tp, row, new, log)
 
     def _offset(self, tp: TopicPartition, stored: int, log: Watermarks | None) -> int:
@@ -333,7 +323,7 @@ def _decided_offset(move: Move, *, keep_contested: bool) -> NewOffset:
         pair = pair._replace(offset=min(pair.offset, move.to_offset))
     if move.log is not None:
         pair = LogLook().pair(move.topic_partition, replace(row, pair=pair), move.to_offset, move.log)
-    return replace(new, pair=pair)
+    return new._replace(pair=pair)
 
 
 def _offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

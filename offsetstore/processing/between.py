@@ -124,7 +124,7 @@ class Between:
         self._tick = tick
         self._buffered = buffered
         self._replay = replay
-        self._is_running: Callable[[], bool] = _yes
+        self._is_running: Callable[[], bool] = lambda: True
         self._last = time.monotonic()
         self._next_flush = 0.0
         self._is_ticking = False
@@ -180,8 +180,7 @@ class Between:
         except (StaleClaim, PlanOutdated):
             pass  # the claim knows it now, and has told it; or the query was stopped
         except Exception as error:  # noqa: BLE001 - the job goes on; what was not replayed is still requested
-            strip_chain(error)
-            self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
+            self._tell_idle_work_failed(error)
 
     def _flush_if_due(self) -> None:
         if self._buffered is None or not self._buffered.is_due or time.monotonic() < self._next_flush:
@@ -206,6 +205,10 @@ class Between:
         strip_chain(error)
         self._claim.observers.on(FlushEnded(group=self._claim.group, error=stripped(error)))
 
+    def _tell_idle_work_failed(self, error: BaseException) -> None:
+        strip_chain(error)
+        self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
+
     def _run(self, tick: Tick) -> None:
         try:
             if is_paused(self._claim):
@@ -217,8 +220,7 @@ class Between:
         except StaleClaim:
             pass  # the claim knows it now, and has told it
         except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on
-            strip_chain(error)
-            self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
+            self._tell_idle_work_failed(error)
 
     def _close(self) -> None:
         """Write what is kept, unless another claim has taken over, the group is paused, or the database is away.
@@ -262,7 +264,3 @@ class Between:
         except Exception as error:  # noqa: BLE001 - as good as paused
             _log.warning("the database does not answer at the end of the claim: %s", type(error).__name__)
             return False
-
-
-def _yes() -> bool:
-    return True

@@ -1,48 +1,99 @@
-"""Find the record that a refused row was made from, by writing parts of the batch and rolling them back.
+"""The searches for bad records, all by trial: whatever an error says, only what is refused or accepted counts.
 
-The database names a column or a constraint, but a transform can make the row from any records of the batch. So a part
-is a cut of Kafka's offsets, and is treated as the batch is: read, transformed, written under the lock of the offsets,
-its deferred constraints checked. Each part costs a Spark job, and only after a batch has failed.
+With dead letters every bad record is looked for. `find_failing` finds those that can't be computed, a Spark job each.
+Then `discover` finds those that the database refuses: a record is dead if it was refused, alone, on top of everything
+that was accepted. `sweep` decides what is tried and in which order; it needs no database. All tries are made under the
+locks of the offsets, in one transaction that is always rolled back. The dead are to blame only if another record is
+accepted after they were refused; see docs/decisions/0036 and 0047.
 
-Each part begins where the batch does, since a row may depend on an earlier one (a balance, a parent). The search finds
-the first record with which the batch is refused. That record need not be the cause: the refusal may not recur, and a
-later record may lift it (a parent, a deposit). So the whole batch is tried again, and then without the record; see
-docs/decisions/0020-which-record.md. The records before it, which were accepted, are then stored, so that passing over
-the record passes over no other.
-
-The search looks only at whether records are accepted, not at why they are refused: a batch may have bad records of
-several kinds, and its parts are then refused for different reasons.
+Without dead letters the job ends, and what comes before the bad record is stored. So `blame` bisects for the first
+record with which the batch is refused: see docs/decisions/0020, and 0077 for why that is another question.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import random
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from itertools import combinations
-from typing import Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from typing import Final, Protocol, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
-from offsetstore.processing.unit import PlanOutdated, Ranges, Record
-from offsetstore.protocol.ports import Writer
+from offsetstore.processing.unit import Along, Decisions, Ending, PlanOutdated, Ranges, Record, Unit, commit
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
 from offsetstore.text import command
-from offsetstore.writers.append import Append
-from offsetstore.writers.upsert import Upsert
 
+Together: TypeAlias = "tuple[int, ...]"
+"""The numbers of records that stay together, ascending."""
+Hint: TypeAlias = Callable[[RowsRefused, Sequence[int]], int | None]
+"""The record that the refusal of these records may be about, if it tells."""
 Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]
-"""Writes the records of the ranges except the given ones, rolls back, and returns their rows; raises as the batch."""
+"""Computes, and perhaps writes, the records of the ranges except the given ones, and takes it back; returns their rows,
+and raises as the batch does."""
 
 SECONDS: Final = 60.0
-"""The search tries no further part after this time."""
+"""`blame` tries no further part after this time."""
+MOST_KEPT: Final = 48
+"""Savepoints that are kept at once. With more than 64 in a transaction, all of the server's snapshots get slower."""
 
+_ALL: Final = 10
+"""If so many records fail, and no other one is accepted, the records are not to blame."""
 _MAX_OTHERS: Final = 4
-"""A record can be shown to be the cause only if the batch has at most this many other bad records."""
+"""`blame` shows a record to be the cause only if the batch has at most this many other bad records."""
+_TRIES_DOWN_TO_A_64TH: Final = 2 * 64 - 1
+_SAMPLE: Final = 16
+_CERTAINLY_TOO_MANY: Final = 1000
+_CHECK_EVERY: Final = 0.1
+"""Seconds. To ask Spark whether the query is being stopped takes 3 ms, and a try hardly more than 10."""
+
+_ALONE: Final = object()
 
 _log = logging.getLogger(__name__)
+
+
+class Halve(Exception):
+    """The part can't be searched or written as a whole.
+
+    :param why: the error to raise if there is nothing to halve.
+    :param place: where to cut, in offsets from the begin, if not in the middle.
+    :param suspects: records that have failed, each with the error that it has alone.
+    """
+
+    def __init__(
+        self, why: Exception, *, place: int | None = None, suspects: Mapping[Record, FunctionFailed] | None = None
+    ) -> None:
+        super().__init__(type(why).__name__)
+        self.why = why
+        self.place = place
+        self.suspects = suspects or {}
+
+
+class TooManyFailed(Exception):
+    """So many records fail that it is a bug or an outage, not bad data.
+
+    :param error: one of their errors.
+    """
+
+    def __init__(self, found: str, error: RowsRefused) -> None:
+        super().__init__(found)
+        self.error = error
+
+
+class TimeIsUp(Exception):
+    """`find_failing` ended at this place; before it, all that fails is known, and others make a row."""
+
+    def __init__(self, place: int, failed: Mapping[int, FunctionFailed]) -> None:
+        super().__init__(place)
+        self.place = place
+        self.failed = failed
 
 
 class AcceptedThen(PlanOutdated):
@@ -50,38 +101,6 @@ class AcceptedThen(PlanOutdated):
 
     def __init__(self) -> None:
         super().__init__("rows were refused, and accepted a moment later")
-
-
-class Proof(Enum):
-    """What it takes to show that a record is the cause of a refusal."""
-
-    ROW = "row"
-    """Each row is made from one record, and was refused for its own values: no other record can change that.
-
-    Where a function fails, it must fail for the record alone, and another one must be computed then: else a bug would
-    name the first record, and a limit the first beyond it.
-    """
-    BATCH = "batch"
-    """The batch is refused with the record, and accepted without it."""
-    NONE = "none"
-    """There is none: the transform makes different rows each time, so a refusal may not recur."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of a search.
-
-    :param error: the refusal of ``record``, or of the batch if ``record`` is ``None``.
-    :param accepted: the records before the first one with which the batch is refused; they were written and rolled
-        back.
-    :param suspects: the records that include the cause.
-    :param record: the one of them that was shown to be the cause, else ``None``.
-    """
-
-    error: RowsRefused
-    accepted: Ranges
-    suspects: Ranges
-    record: Record | None
 
 
 def speaks_for_itself(refused: RowsRefused) -> bool:
@@ -96,203 +115,6 @@ def speaks_for_itself(refused: RowsRefused) -> bool:
     return state.startswith(("22", "23", "P0001")) and state != "2200H"
 
 
-def is_of_values(refused: RowsRefused, writer: Writer | None) -> bool:
-    """Tell whether offsetstore itself refused a row for its own values; another row can't lift that.
-
-    It may lift what the database refuses: a trigger may raise any SQLSTATE, and a CHECK may call a function that reads
-    other rows.
-
-    :param writer: the writer of the refused rows, ``None`` if it is not known.
-    """
-    return refused.sqlstate is None and is_ours(writer)
-
-
-def is_ours(writer: Writer | None) -> bool:
-    """Tell whether the writer's methods are offsetstore's own: what another one means by a refusal is not known."""
-    return type(writer) in {Append, Upsert}
-
-
-def isolate(
-    refused: RowsRefused,
-    ranges: Ranges,
-    attempt: Attempt,
-    *,
-    proof: Callable[[RowsRefused], Proof] = lambda _: Proof.BATCH,
-    seconds: float = SECONDS,
-) -> Verdict:
-    """Search for the record that caused a refusal.
-
-    :param refused: the error of the whole batch.
-    :param ranges: the batch's records.
-    :param proof: tells, from the refusal of the smallest part, what it takes to show its cause.
-    :param seconds: how long to search; with 0 no part is tried.
-    :raises AcceptedThen: the refusal did not recur.
-    :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
-    """
-    _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
-    search = _Search(refused, ranges, attempt, time.monotonic() + seconds)
-    record: Record | None = None
-    try:
-        first = search.bisect(0, search.size)
-        if not search.refuses(search.size):
-            raise AcceptedThen
-        needed = proof(search.error)
-        is_shown = needed is Proof.ROW and search.is_of_record(first, search.error)
-        if is_shown or (needed is Proof.BATCH and search.is_cause(first, search.error)):
-            record = search.record(first)
-    except _SearchEnded as why:
-        _log.warning("gave up the search: %s", why)
-    accepted = cut(ranges, 0, search.accepted)
-    suspects = cut(ranges, search.accepted, search.accepted + 1 if record else search.size)
-    return Verdict(search.error if record else refused, accepted, suspects, record)
-
-
-def conclude(
-    verdict: Verdict,
-    ranges: Ranges,
-    store: Callable[[Ranges], object],
-    *,
-    group: str,
-    schema: str | None,
-    by_partition: bool = False,
-) -> RowsRefused:
-    """Store the records before the refused one, and return the error to raise.
-
-    :param ranges: the batch's records.
-    :param store: writes the given records and advances, in one transaction.
-    :param schema: the schema of the store's tables.
-    :param by_partition: call ``store`` for each partition.
-    :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
-    """
-    stored: Ranges = {}
-    suspects, record = verdict.suspects, verdict.record
-    accepted = verdict.accepted
-    if accepted:
-        try:
-            for part in [{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]:
-                store(part)
-                stored = {**stored, **part}
-        except RowsRefused as again:
-            _log.warning("records that the search had accepted were refused when they were stored: %s", again)
-            suspects, record = {tp: range_ for tp, range_ in ranges.items() if tp not in stored}, None
-    if record is None:
-        place = f"first refused at one of the records {describe(suspects)}"
-    else:
-        place = f"first refused at record {record[0]}@{record[1]}"
-    place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
-    next_step = verdict.error.next_step
-    if record is not None:
-        next_step += f" To skip only this record: {_reset_command(group, schema, record)}"
-    return verdict.error.among(suspects, place, stored=stored, next_step=next_step)
-
-
-class _SearchEnded(Exception):
-    """The time is up, or an attempt failed for a reason that is not in the records."""
-
-
-class _Search:
-    """Tries parts of a batch. Its offsets are numbered from 1, through all partitions in order.
-
-    ``accepted``: how many of the first offsets are known to be accepted. ``error``: the refusal of the smallest part.
-    """
-
-    def __init__(self, refused: RowsRefused, ranges: Ranges, attempt: Attempt, deadline: float) -> None:
-        self.error = refused
-        self.size = count_offsets(ranges)
-        self.accepted = 0
-        self.rows = 0
-        """Of the last part that was accepted."""
-        self.has_rows = False
-        """Whether any part that was accepted had some, since the record was refused alone."""
-        self._fewest = self.size
-        self._ranges = ranges
-        self._attempt = attempt
-        self._deadline = deadline
-
-    def bisect(self, accepted: int, refused: int, without: Sequence[Record] = ()) -> int:
-        """Return the number of the first offset with which the batch is refused.
-
-        :param accepted: how many of the first offsets are known to be accepted.
-        :param refused: how many of the first offsets are known to be refused.
-        """
-        while refused - accepted > 1:
-            middle = (accepted + refused) // 2
-            if self.refuses(middle, without):
-                refused = middle
-            else:
-                accepted = middle
-            if not without:
-                self.accepted = accepted
-        return refused
-
-    def is_of_record(self, first: int, refused: RowsRefused) -> bool:
-        """Tell whether the refusal shows a bad record, or the record is refused alone, and others are accepted then.
-
-        These must make rows. Else it may be innocent, as where a function takes only so many records or calls.
-        """
-        if speaks_for_itself(refused):
-            return True
-        if not self.refuses(first, begin=first - 1):
-            return False
-        self.has_rows = False
-        if first > 1 and self.refuses(first - 1):
-            return False
-        left_out = [self.record(first)]
-        while not self.has_rows and self.refuses(self.size, left_out):
-            if len(left_out) > _MAX_OTHERS:
-                return False
-            first = self.bisect(first, self.size, left_out)
-            left_out.append(self.record(first))
-        return self.has_rows
-
-    def is_cause(self, first: int, refused: RowsRefused) -> bool:
-        """Tell whether the batch is accepted without the record and its other bad records.
-
-        If nothing is left to accept, only the refusal itself can tell: what would be refused of any record blames none.
-        With the record, the batch must be refused regardless of the others: a record that another one compensates
-        is not the cause, even if each alone is refused, like the two legs of a ledger entry.
-        """
-        record = self.record(first)
-        others: list[Record] = []
-        while self.refuses(self.size, [record, *others]):
-            if len(others) == _MAX_OTHERS:
-                return False
-            first = self.bisect(first, self.size, [record, *others])
-            others.append(self.record(first))
-        if not self.rows and not speaks_for_itself(refused):
-            return False
-        return all(
-            self.refuses(self.size, left_out)
-            for count in range(1, len(others) + 1)
-            for left_out in combinations(others, count)
-        )
-
-    def refuses(self, count: int, without: Sequence[Record] = (), *, begin: int = 0) -> bool:
-        """Try the first ``count`` offsets, but for the first ``begin``, and tell whether they are refused.
-
-        :raises _SearchEnded: the time is up, or the attempt failed for a reason that is not in the records.
-        """
-        if time.monotonic() >= self._deadline:
-            raise _SearchEnded("the time is up")
-        try:
-            self.rows = self._attempt(cut(self._ranges, begin, count), without)
-            self.has_rows = self.has_rows or self.rows > 0
-        except (StaleClaim, PlanOutdated):
-            raise
-        except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
-            if not isinstance(error, RowsRefused):
-                raise _SearchEnded(type(error).__name__) from None
-            if not without and count - begin <= self._fewest:
-                self.error, self._fewest = error, count - begin
-            return True
-        return False
-
-    def record(self, number: int) -> Record:
-        """Return the record with this number."""
-        [(tp, range_)] = cut(self._ranges, number - 1, number).items()
-        return tp, range_.from_
-
-
 def cut(ranges: Ranges, begin: int, end: int) -> Ranges:
     """Take out the offsets from index ``begin`` up to but excluding ``end``, through all partitions in order."""
     part: dict[TopicPartition, OffsetRange] = {}
@@ -305,14 +127,693 @@ def cut(ranges: Ranges, begin: int, end: int) -> Ranges:
     return part
 
 
-def schema_of(claim: Claim) -> str | None:
-    """The schema of the store's tables, ``None`` if it has none."""
-    return claim.database.schema
+def _first(good: int, bad: int, fails: Callable[[int, int], bool]) -> int:
+    """The least number that fails, above ``good`` and up to ``bad``.
+
+    :param fails: tells it of a number, given the largest one below that is known to be good.
+    """
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if fails(good, middle):
+            bad = middle
+        else:
+            good = middle
+    return bad
 
 
-def _reset_command(group: str, schema: str | None, record: Record) -> str:
+# -- records that can't be computed
+
+
+class Try(Protocol):
+    """Computes records, and forgets their rows."""
+
+    def __call__(self, begin: int, end: int) -> FunctionFailed | int:
+        """Compute the records from place ``begin`` up to but excluding ``end``.
+
+        :return: how many rows they make that are not rejected.
+        """
+        ...
+
+
+def find_failing(
+    size: int, try_: Try, *, seconds: float = math.inf, check: Callable[[], None] = lambda: None
+) -> dict[int, FunctionFailed]:
+    """Find the records that can't be computed, by their places from 0, each with the error that it has alone.
+
+    All of them together can't.
+
+    :param check: called before each try; what it raises passes.
+    :raises TooManyFailed: none of the first ten can be computed, nor any of nine others, chosen by chance.
+    :raises TimeIsUp: after so many seconds, at least one record was found, and another one makes a row: without that
+        one, what comes before the place would not show that its bad records are to blame.
+    """
+    return _Computing(size, try_, check).run(time.monotonic() + seconds)
+
+
+@dataclass(slots=True)
+class _Computing:
+    size: int
+    try_: Try
+    check: Callable[[], None]
+    failed: dict[int, FunctionFailed] = field(default_factory=dict[int, "FunctionFailed"])
+    has_computed: bool = False
+    """Whether any could be."""
+    has_rows: bool = False
+    """Whether those that could be made any row; not those that were chosen by chance."""
+
+    def run(self, deadline: float) -> dict[int, FunctionFailed]:
+        begin, length, is_known = 0, self.size, True
+        while begin < self.size:
+            end = min(self.size, begin + length)
+            if not is_known and self._fails(begin, end) is None:
+                begin, length = end, 2 * length
+            else:
+                place = _first(begin, end, lambda good, middle: self._fails(good, middle) is not None) - 1
+                if (error := self._fails(place, place + 1)) is not None:
+                    self.failed[place] = error
+                    if len(self.failed) == _ALL:
+                        self._require_any(error)
+                begin, length, is_known = place + 1, 2 * (place + 1 - begin), False
+            if self.has_rows and time.monotonic() >= deadline and begin < self.size:
+                raise TimeIsUp(begin, self.failed)
+        return self.failed
+
+    def _fails(self, begin: int, end: int) -> FunctionFailed | None:
+        self.check()
+        made = self.try_(begin, end)
+        if isinstance(made, int):
+            self.has_computed = True
+            self.has_rows = self.has_rows or made > 0
+            return None
+        return made
+
+    def _require_any(self, error: FunctionFailed) -> None:
+        """See that some record can be computed."""
+        if self.has_computed:
+            return
+        others = sorted({*range(self.size)} - self.failed.keys())
+        chosen = random.Random(0).sample(others, min(len(others), _ALL - 1))  # noqa: S311 - not a secret
+        for place in sorted(chosen):
+            self.check()
+            if isinstance(self.try_(place, place + 1), int):
+                return
+        raise TooManyFailed(f"all {len(self.failed) + len(chosen)} records tried failed", error)
+
+
+# -- records that the database refuses
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The dead, each with its last refusal.
+
+    :param doubtful: those of them that may be refused for something that any record would meet: their refusals don't
+        speak for themselves, and no other record was accepted after them.
+    """
+
+    dead: Mapping[int, RowsRefused]
+    doubtful: Collection[int] = ()
+
+
+def now_and_then(check: Callable[[], None], *, every: float = _CHECK_EVERY) -> Callable[[], None]:
+    """Make a check that can be called before each try, and does something only every so many seconds."""
+    due = -math.inf
+
+    def checked() -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            check()
+            due = now + every
+
+    return checked
+
+
+class Trials(Protocol):
+    """What `sweep` tries records with. Errors other than a record's refusal pass."""
+
+    def accept(self, records: Sequence[int]) -> RowsRefused | None:
+        """Write the records on top of all that was accepted, and keep them; if refused, undo it and return why."""
+        ...
+
+    def probe(self, records: Sequence[int]) -> RowsRefused | None:
+        """Do the same, but undo it in any case."""
+        ...
+
+
+def units_of(records: Sequence[int], keys: Mapping[int, Hashable]) -> list[Together]:
+    """Put records of one key together, in the order of their first records. ``None`` is no key."""
+    units: dict[Hashable, list[int]] = {}
+    for record in records:
+        key = keys.get(record)
+        units.setdefault((_ALONE, record) if key is None else key, []).append(record)
+    return [tuple(unit) for unit in units.values()]
+
+
+def sweep(
+    units: Sequence[Together],
+    trials: Trials,
+    *,
+    limit: int | None,
+    suspects: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+    hint: Hint = lambda _, __: None,
+) -> dict[int, RowsRefused]:
+    """Find the dead among the records, from all of them at once to halves, quarters and single ones.
+
+    The sum of accepted parts grows, and never shrinks: a larger part that was refused is not tried again as such, since
+    its halves are. Where a refusal hints at a record, the part is tried again without it instead. Units are tried until
+    nothing more is accepted; only those that are still refused are then split.
+
+    :param units: in order of their first records.
+    :param suspects: records that were refused before. The others are tried first, all at once, and then each of these:
+        a second search needs hardly more tries than there are bad records.
+    :param limit: how many may be dead; ``None`` for all of them: they are known to be bad, and each is tried alone.
+    :param check: called before each try; what it raises passes.
+    :param hint: the record that the refusal of these records may be about. Each such record is tried alone, later.
+    :return: the dead in ascending order, each with its last refusal: after it nothing was accepted any more.
+    :raises TooManyFailed: of ten or more records none was accepted; if no 64th of them was, sixteen single ones tell,
+        which are chosen by chance, but the same each time. Or more than ``limit`` are dead; if as many single ones are
+        refused in a row, and more than 1,000, the rest is not tried.
+    """
+    return _Sweep(units, trials, limit, check, hint).run(frozenset(suspects))
+
+
+@dataclass(slots=True)
+class _Sweep:
+    units: Sequence[Together]
+    trials: Trials
+    limit: int | None
+    check: Callable[[], None]
+    hint: Hint
+    refusals: dict[int, RowsRefused] = field(default_factory=dict[int, RowsRefused])
+    """The last refusal of each record that was tried alone."""
+    in_a_row: int = 0
+    """How many different single records were refused since a part was accepted."""
+    tries: int = 0
+    has_accepted: bool = False
+
+    def run(self, suspects: frozenset[int]) -> dict[int, RowsRefused]:
+        others = [unit for unit in self.units if suspects.isdisjoint(unit)]
+        singles = [unit for unit in self.units if not suspects.isdisjoint(unit)]
+        singles += self._singles_of(others)
+        refused = self._until_nothing_is_accepted(sorted(singles))
+        if any(len(unit) > 1 for unit in refused):
+            singles = [unit for unit in refused if len(unit) == 1]
+            singles += self._singles_of([(record,) for unit in refused if len(unit) > 1 for record in unit])
+            refused = self._until_nothing_is_accepted(sorted(singles))
+        dead = {record: self.refusals[record] for (record,) in sorted(refused)}
+        if self.limit is None:
+            return dead
+        if len(dead) >= _ALL and not self.has_accepted:
+            raise self._none_accepted(next(iter(dead.values())))
+        if len(dead) > self.limit:
+            raise self._too_many(next(iter(dead.values())))
+        return dead
+
+    def _singles_of(self, units: Sequence[Together]) -> list[Together]:
+        """Try the units, from all of them at once; return those that were left out, or have come down to be alone."""
+        if len(units) == 1:
+            return [*units]
+        hinted, parts = self._without_hinted(units)
+        return hinted + self._down_to_one([half for part in parts for half in _halves(part)])
+
+    def _without_hinted(self, units: Sequence[Together]) -> tuple[list[Together], list[Sequence[Together]]]:
+        """Try the units, first all at once; leave out those that refusals hint at, and try the others again.
+
+        Each try sends all rows of its part. So a part with a second bad unit is cut in half, and the next ones are as
+        small, until one is accepted at once.
+
+        :return: the units that were left out, and the parts that were refused without a hint.
+        """
+        waiting, size = [*reversed(units)], len(units)
+        hinted: list[Together] = []
+        parts: list[Sequence[Together]] = []
+        while waiting:
+            part: Sequence[Together] = waiting[: -size - 1 : -1]
+            del waiting[-size:]
+            hints = 0
+            while part and (refused := self._refusal_of(part)) is not None:
+                unit = self._hinted(part, refused)
+                if unit is None:
+                    parts.append(part)
+                    break
+                hinted.append(unit)
+                hints += 1
+                part = [one for one in part if one is not unit]
+                if hints > 1:
+                    part, later = _halves(part)
+                    waiting += reversed(later)
+                    size = max(1, len(part))
+            else:
+                size *= 1 if hints else 2
+        return hinted, parts
+
+    def _hinted(self, part: Sequence[Together], refused: RowsRefused) -> Together | None:
+        record = self.hint(refused, sorted(chain.from_iterable(part)))
+        return None if record is None else next(unit for unit in part if record in unit)
+
+    def _down_to_one(self, parts: Sequence[Sequence[Together]]) -> list[Together]:
+        """Try parts of several units, the largest first, and halve those that are refused; return what is left.
+
+        These are single units, which have not been tried since they were single.
+        """
+        waiting = [part for part in parts if part]
+        while (largest := max(map(len, waiting), default=1)) > 1:
+            now = [part for part in waiting if 2 * len(part) > largest]  # the halves of an odd number differ by one
+            waiting = [part for part in waiting if 2 * len(part) <= largest]
+            for part in now:
+                if not self._accepts(part):
+                    waiting += _halves(part)
+            waiting.sort(key=lambda part: part[0])
+        return [unit for [unit] in waiting]
+
+    def _until_nothing_is_accepted(self, units: Iterable[Together]) -> list[Together]:
+        """Try the units in turn, again and again; return those that were refused on top of all that is accepted."""
+        waiting = deque(units)
+        refused_in_turn = self.in_a_row = 0
+        while refused_in_turn < len(waiting):
+            unit = waiting.popleft()
+            if self._accepts([unit]):
+                refused_in_turn = 0
+            else:
+                waiting.append(unit)
+                refused_in_turn += 1
+        return list(waiting)
+
+    def _accepts(self, part: Sequence[Together]) -> bool:
+        return self._refusal_of(part) is None
+
+    def _refusal_of(self, part: Sequence[Together]) -> RowsRefused | None:
+        self.check()
+        records = sorted(chain.from_iterable(part))
+        self.tries += 1
+        refused = self.trials.accept(records)
+        if refused is None:
+            self.has_accepted, self.in_a_row = True, 0
+            return None
+        if len(records) == 1:
+            self.refusals[records[0]] = refused
+            self.in_a_row += 1
+            if self.limit is not None and self.in_a_row > max(self.limit, _CERTAINLY_TOO_MANY):
+                raise self._too_many(refused)
+        if self.limit is not None and self.tries == _TRIES_DOWN_TO_A_64TH and not self.has_accepted:
+            self._sample()
+        return refused
+
+    def _sample(self) -> None:
+        """Try single records; if all of them are refused too, no further one is tried."""
+        records = sorted(chain.from_iterable(self.units))
+        chosen = random.Random(0).sample(records, _SAMPLE)  # noqa: S311 - not a secret
+        refused: RowsRefused | None = None
+        for record in sorted(chosen):
+            self.check()
+            refused = self.trials.probe([record])
+            if refused is None:
+                return
+        if refused is not None:
+            raise self._none_accepted(refused)
+
+    def _none_accepted(self, refused: RowsRefused) -> TooManyFailed:
+        return TooManyFailed(f"all {sum(map(len, self.units))} records tried were refused", refused)
+
+    def _too_many(self, refused: RowsRefused) -> TooManyFailed:
+        tried = sum(map(len, self.units))
+        return TooManyFailed(f"more than {self.limit} records were refused, of {tried} tried", refused)
+
+
+def _halves(part: Sequence[Together]) -> list[Sequence[Together]]:
+    middle = len(part) // 2
+    return [part[:middle], part[middle:]]
+
+
+def discover(
+    claim: Claim,
+    decisions: Decisions,
+    records: Sequence[int],
+    keys: Mapping[int, Hashable],
+    write: Callable[[Work, Sequence[int]], object],
+    *,
+    refused: RowsRefused,
+    seconds: float,
+    limit: int | None,
+    suspects: Collection[int] = (),
+    check: Callable[[], None] = lambda: None,
+    hint: Hint = lambda _, __: None,
+) -> Found:
+    """Find the records that the database refuses. Nothing is written for good; the offsets are locked meanwhile.
+
+    :param decisions: of the batch's plan.
+    :param records: the numbers of those that make rows, ascending: the order in which they are written. A record
+        without rows would be accepted, and seem to show that not all are refused.
+    :param keys: records of one key stay together until that key alone is refused; one without a key is alone.
+    :param write: writes all rows of the given records, in all outputs; it raises `RowsRefused` if they are refused.
+    :param refused: the error of all of them.
+    :param seconds: no further part is tried after this time under the lock, nor after half of the role's
+        ``transaction_timeout``.
+    :param limit: how many may be dead; ``None`` for all of them, see `sweep`.
+    :param suspects: records that were refused before; see `sweep`.
+    :param check: called before each try; raises if the query is being stopped.
+    :param hint: see `sweep`.
+    :return: the dead, each with its refusal when it was tried alone, on top of everything that was accepted. None if
+        the refusal did not recur.
+    :raises Halve: the time is up, or rows that were accepted are refused when they are written again. No record is
+        to blame; halve the batch, and discover in each half.
+    :raises TooManyFailed: see `sweep`.
+    :raises StaleClaim, PlanOutdated: as a batch's transaction does.
+    :raises OffsetStoreError: any other error; no record is to blame. Those that may pass begin it again first.
+    """
+    if not records:
+        return Found({})
+    _log.warning("looking for the refused ones among %d records", len(records))
+    found = Found({})
+
+    def search(tx: Transaction) -> None:
+        nonlocal found
+        began = time.monotonic()  # what holds the lock is no record's fault
+        trials = KeptTrials(tx, write)
+        limits = [seconds, *([] if trials.transaction_timeout is None else [trials.transaction_timeout / 2])]
+        deadline = began + min(limits)
+
+        def proceed() -> None:
+            check()
+            if trials.tried and time.monotonic() >= deadline:
+                raise Halve(refused)
+
+        try:
+            units = units_of(records, keys)
+            dead = sweep(units, trials, limit=limit, suspects=suspects, check=proceed, hint=hint)
+            doubtful = [record for record, refused in dead.items() if not speaks_for_itself(refused)]
+            told = set[int]() if limit is None else trials.told_apart(doubtful, proceed)
+            found = Found(dead, [record for record in doubtful if record not in told])
+        finally:
+            took = time.monotonic() - began
+            _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
+
+    # Trials that are rolled back overtake no letter.
+    commit(claim, Unit(decisions, along=[_Trial(search)], ending=Ending.ROLL_BACK, in_sequence=True))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial(Along):
+    """Something that is tried in place of rows."""
+
+    attempt: Callable[[Transaction], None]
+
+    def begin(self, tx: Transaction) -> None:
+        """Try it."""
+        self.attempt(tx)
+
+
+class KeptTrials:
+    """Trials on a database: what is accepted is kept in a savepoint of its own.
+
+    Savepoint n has n accepted parts below it. They are nested and not released: a released one would go on counting
+    towards the 64 that PostgreSQL remembers.
+
+    :param tx: has locked its partitions; it must be rolled back at the end.
+    """
+
+    def __init__(self, tx: Transaction, write: Callable[[Work, Sequence[int]], object]) -> None:
+        self.tried = 0
+        self.accepted = 0
+        self._tx = tx
+        self._write = write
+        self._savepoints = tx.trials()
+        self.transaction_timeout = self._savepoints.begin_trials()
+        self._kept: list[list[Sequence[int]]] = []
+        """The records of each savepoint's writes; only `_fold` makes several writes in one."""
+
+    def accept(self, records: Sequence[int]) -> RowsRefused | None:
+        """See `Trials`."""
+        self.tried += 1
+        refused = self._keep([records])
+        if refused is None:
+            self.accepted += 1
+            failpoints.reach("in_discovery")
+            if len(self._kept) == MOST_KEPT:
+                self._fold()
+        return refused
+
+    def probe(self, records: Sequence[int]) -> RowsRefused | None:
+        """See `Trials`."""
+        self.tried += 1
+        refused = self._keep([records])
+        if refused is None:
+            self._kept.pop()
+            self._savepoints.rollback_to(len(self._kept))
+        return refused
+
+    def told_apart(self, records: Sequence[int], check: Callable[[], None]) -> set[int]:
+        """Those of the records that are refused in the place of others, which are accepted after them.
+
+        The others are those that were accepted last, and then each half of these: a record that conflicts with one of
+        them is accepted in the place of all, and refused in the place of the half without that one. Where there are
+        more rows than a trigger allows, it is accepted in the place of either half.
+
+        It is the last call: what was accepted may not be there any more.
+
+        :param check: called before each try; what it raises passes.
+        """
+        told: set[int] = set()
+        left, begin = [*records], len(self._kept)
+        others: list[Sequence[int]] = []
+        while begin and sum(map(len, others)) < 2:  # noqa: PLR2004 - so that there are halves
+            begin -= 1
+            others = [*chain.from_iterable(self._kept[begin:])]
+        parts = others
+        if len(others) == 1:
+            middle = len(others[0]) // 2
+            parts = [others[0][:middle], others[0][middle:]]
+        first, second = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        none: list[Sequence[int]] = []
+        for before, after in (none, others), (first, second), (second, first):
+            if left and any(map(len, after)) and (not before or any(map(len, before))):
+                told |= self._refused_between(begin, before, left, after, check)
+                left = [record for record in left if record not in told]
+        return told
+
+    def _refused_between(
+        self,
+        begin: int,
+        before: list[Sequence[int]],
+        records: Sequence[int],
+        after: list[Sequence[int]],
+        check: Callable[[], None],
+    ) -> set[int]:
+        """Those of the records that are refused after some parts and before others; none if these are refused too.
+
+        :param begin: how many savepoints stay as they are.
+        """
+        del self._kept[begin:]
+        self._savepoints.rollback_to(begin)
+        check()
+        if before and self._keep(before) is not None:
+            return set()
+        refused: set[int] = set()
+        for record in records:
+            check()
+            if self.probe([record]) is not None:
+                refused.add(record)
+        return refused if refused and self._keep(after) is None else set()
+
+    def _keep(self, writes: list[Sequence[int]]) -> RowsRefused | None:
+        kept = len(self._kept)
+        try:
+            for records in writes:
+                self._write(self._tx, records)
+            self._savepoints.check_and_save(kept + 1)
+        except RowsRefused as refused:
+            self._savepoints.rollback_to(kept)
+            return refused
+        self._kept.append(writes)
+        return None
+
+    def _fold(self) -> None:
+        """Roll back the newest of what is kept, a quarter or more, and write it as one.
+
+        An older part is left where it is if it has more records than all newer ones: so no record is written again and
+        again. In the records' order they may be refused, although they were accepted in another one (a withdrawal
+        before its deposit); then they are written in that.
+        """
+        sizes = [sum(map(len, writes)) for writes in self._kept]
+        first = MOST_KEPT * 3 // 4
+        while first and sizes[first - 1] <= sum(sizes[first:]):
+            first -= 1
+        newer = list(chain.from_iterable(self._kept[first:]))
+        del self._kept[first:]
+        self._savepoints.rollback_to(first)
+        if self._keep([sorted(chain.from_iterable(newer))]) is not None and (again := self._keep(newer)) is not None:
+            raise Halve(again)
+
+
+# -- the first record with which a batch is refused
+
+
+def blame(
+    refused: RowsRefused,
+    ranges: Ranges,
+    attempt: Attempt,
+    claim: Claim,
+    store: Callable[[Ranges], object] | None = None,
+    *,
+    repeats: Callable[[], bool] = lambda: True,
+    check: Callable[[], None] = lambda: None,
+    seconds: float = SECONDS,
+    by_partition: bool = False,
+) -> RowsRefused:
+    """Find the first record with which a batch is refused, store those before it, and return the error to raise.
+
+    Each part that is tried begins where the batch does, since a row may depend on an earlier one (a balance, a parent).
+    The command that passes over the record is given only where the record is shown to be the cause.
+
+    :param refused: the error of the whole batch.
+    :param ranges: the batch's records.
+    :param store: writes the given records and advances, in one transaction; ``None`` if nothing is to be stored.
+    :param repeats: tells whether the same rows are made each time. If not, nothing shows the cause.
+    :param check: called before each try, and at the end; what it raises passes.
+    :param seconds: how long to search; with 0 no part is tried.
+    :param by_partition: call ``store`` for each partition.
+    :raises AcceptedThen: the refusal did not recur.
+    :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
+    :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
+    """
+    _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
+    search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds)
+    first, is_cause = 0, False
+    try:
+        first = search.first_refused()
+        is_cause = repeats() and search.is_cause(first)
+    except _SearchEnded as why:
+        _log.warning("gave up the search: %s", why)
+    check()
+    error = search.error if is_cause else refused
+    suspects = cut(ranges, search.accepted, first if is_cause else search.size)
+    stored: Ranges = {}
+    accepted = {} if store is None else cut(ranges, 0, search.accepted)
+    try:
+        for part in [{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]:
+            if store is not None and part:
+                store(part)
+                stored = {**stored, **part}
+    except RowsRefused as again:
+        _log.warning("records that the search had accepted were refused when they were stored: %s", again)
+        suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
+    return named(error, claim, suspects, search.record(first) if first else None, stored, is_cause=is_cause)
+
+
+def named(
+    error: RowsRefused, claim: Claim, suspects: Ranges, record: Record | None, stored: Ranges, *, is_cause: bool
+) -> RowsRefused:
+    """The same error, which names the record, and gives the command that passes over it if it is the cause.
+
+    :param suspects: the records that include the cause.
+    """
+    next_step = error.next_step
+    if record is None:
+        place = f"first refused at one of the records {describe(suspects)}"
+    elif is_cause:
+        place = f"first refused at record {record[0]}@{record[1]}"
+        next_step += f" To skip only this record: {_reset_command(claim, record)}"
+    else:
+        place = f"first refused at record {record[0]}@{record[1]}, but the cause may be any of {describe(suspects)}"
+    place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
+    return error.among(suspects, place, stored=stored, next_step=next_step)
+
+
+def _reset_command(claim: Claim, record: Record) -> str:
     """The command that moves the partition's stored offset past the record, if it is still at the record."""
     tp, offset = record
-    words = ["reset", "-g", group, "-t", f"{tp.topic}:{tp.partition}"]
+    words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(offset), "--to-offset", str(offset + 1)]
-    return f'{command(*words, schema=schema)} --reason "…" --execute'
+    return f'{command(*words, schema=claim.database.schema)} --reason "…" --execute'
+
+
+class _SearchEnded(Exception):
+    """The time is up, or an attempt failed for a reason that is not in the records."""
+
+
+@dataclass(slots=True)
+class _Bisection:
+    """Tries parts of a batch. Its offsets are numbered from 1, through all partitions in order.
+
+    ``accepted``: how many of the first offsets are known to be accepted. ``error``: the refusal of the smallest part.
+    """
+
+    error: RowsRefused
+    ranges: Ranges
+    attempt: Attempt
+    check: Callable[[], None]
+    deadline: float
+    accepted: int = 0
+    rows: int = 0
+    """Of the last part that was accepted."""
+    size: int = field(init=False)
+    fewest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = self.fewest = count_offsets(self.ranges)
+
+    def first_refused(self) -> int:
+        """The number of the first offset with which the batch is refused, and is refused once more.
+
+        :raises AcceptedThen: it is accepted now: a parent has arrived, or the refusal depends on time.
+        """
+        first = _first(0, self.size, lambda _, middle: self._refuses(middle))
+        if not self._refuses(self.size):
+            raise AcceptedThen
+        return first
+
+    def is_cause(self, first: int) -> bool:
+        """Tell whether the batch is accepted without the record and its other bad records.
+
+        If nothing is left to accept, only the refusal itself can tell: what would be refused of any record blames none.
+        With the record, the batch must be refused regardless of the others: a record that another one compensates
+        is not the cause, even if each alone is refused, like the two legs of a ledger entry. Where a function fails,
+        it must fail for the record alone: it may take only so many records.
+        """
+        record, others = self.record(first), list[Record]()
+        if isinstance(self.error, FunctionFailed) and not self._refuses(first, begin=first - 1):
+            return False
+        refused = self.error
+        while self._refuses(self.size, left_out := [record, *others]):
+            if len(others) == _MAX_OTHERS:
+                return False
+            first = _first(first, self.size, lambda _, middle, left_out=left_out: self._refuses(middle, left_out))
+            others.append(self.record(first))
+        if not self.rows and not speaks_for_itself(refused):
+            return False
+        return all(
+            self._refuses(self.size, left_out)
+            for count in range(1, len(others) + 1)
+            for left_out in combinations(others, count)
+        )
+
+    def _refuses(self, count: int, without: Sequence[Record] = (), *, begin: int = 0) -> bool:
+        """Try the first ``count`` offsets, but for the first ``begin``, and tell whether they are refused.
+
+        Only that counts, not why: a batch may have bad records of several kinds.
+
+        :raises _SearchEnded: the time is up, or the attempt failed for a reason that is not in the records.
+        """
+        self.check()
+        if time.monotonic() >= self.deadline:
+            raise _SearchEnded("the time is up")
+        try:
+            self.rows = self.attempt(cut(self.ranges, begin, count), without)
+        except (StaleClaim, PlanOutdated):
+            raise
+        except RowsRefused as error:
+            if not without and count - begin <= self.fewest:
+                self.error, self.fewest = error, count - begin
+            return True
+        except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
+            raise _SearchEnded(type(error).__name__) from None
+        if not (without or begin):
+            self.accepted = count
+        return False
+
+    def record(self, number: int) -> Record:
+        """Return the record with this number."""
+        [(tp, range_)] = cut(self.ranges, number - 1, number).items()
+        return tp, range_.from_

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.blame import Proof
 from offsetstore.processing.unit import Ranges, Record, Rows
 from offsetstore.protocol.letters import Letter, LetterError, Payload
 
@@ -128,7 +127,7 @@ class Delivery(Protocol):
         :param has_sequences: whether keys are the digests that letters have.
         :param seconds: how long to search for records that can't be computed.
         :raises Halve: memory can't hold their rows, or the search takes too long.
-        :raises NoneComputed: no record of many can be computed.
+        :raises TooManyFailed: no record of many can be computed.
         """
         ...
 
@@ -144,13 +143,13 @@ class Delivery(Protocol):
         """The next step if the source itself can't read its records, for a reason that is in one of them."""
         ...
 
-    def proof(self, refused: RowsRefused) -> Proof:
-        """What it takes to show that a record is the cause of a refusal."""
+    def repeats(self) -> bool:
+        """Whether the same rows are made each time: no chance is in them."""
         ...
 
 
 ComputeLetters: TypeAlias = Callable[[Sequence[Letter]], AbstractContextManager[CarefulPart]]
 """Computes the rows of letters, which are numbered in their order.
 
-It raises `Halve` if they are too many, and `NoneComputed` if a function fails for all of them.
+It raises `Halve` if they are too many, and `TooManyFailed` if a function fails for all of them.
 """

@@ -1,15 +1,18 @@
-"""What remains to be written of a batch: planned from the stored offsets, before anything is locked or computed."""
+"""What remains to be written of a batch, planned before anything is locked or computed, and which metadata go along."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias, cast
 
-from offsetstore.errors import TopicRecreated
+from offsetstore.errors import MetadataError, TopicRecreated
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.processing.delivery import CountedRows
 from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.unit import Decisions, Stopwatch, Unit, Written, commit, only_locks
+from offsetstore.processing.unit import Decisions, Ranges, Stopwatch, Unit, Written, commit, only_locks
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.metadata import Keep, Text
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
 
@@ -110,3 +113,68 @@ def check_topics(
                 found=f"topic id {found}",
                 expected=f"topic id {known[topic]}",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A batch whose rows are computed, and not written yet.
+
+    :param number: Spark's number of the batch.
+    :param ranges: the ranges to be written; their ends are the offsets that will be stored.
+    :param rows: the number of rows of each output (``""`` if there is only one); ``None`` if tasks compute them, with
+        ``atomicity="partition"``.
+    """
+
+    number: int
+    ranges: Mapping[TopicPartition, OffsetRange]
+    rows: Mapping[str, int] | None
+
+
+MetadataFunction: TypeAlias = Callable[[BatchInfo], object]
+
+
+class BatchMetadata:
+    """Calls the function, and serializes what it returns.
+
+    :param function: ``None`` for none: the metadata are kept.
+    """
+
+    def __init__(self, claim: Claim, function: MetadataFunction | None) -> None:
+        self._claim = claim
+        self._function = function
+
+    def texts(self, number: int, ranges: Ranges, rows: Mapping[str, CountedRows] | None) -> dict[TopicPartition, Text]:
+        """The texts to write; partitions that are missing keep theirs.
+
+        :param number, ranges, rows: see `BatchInfo`.
+        :raises MetadataError: a partition that the claim does not know, or the serializer fails.
+        :raises Exception: the function's own.
+        """
+        if self._function is None or not ranges:
+            return {}
+        counts = None if rows is None else {name: output.rows for name, output in rows.items()}
+        returned = self._function(BatchInfo(number, ranges, counts))
+        if isinstance(returned, Keep):
+            return {}
+        dump = self._claim.claim_metadata.dump
+        if not _is_by_partition(returned):
+            return dump(ranges, returned)
+        by_partition = cast("Mapping[TopicPartition, object]", returned)
+        unknown = sorted(by_partition.keys() - ranges.keys() - self._claim.partitions)
+        if unknown:
+            raise MetadataError(
+                "the sink's metadata function names a partition that the claim does not know",
+                topic_partition=unknown[0],
+                expected=", ".join(map(str, ranges)),
+            )
+        texts: dict[TopicPartition, Text] = {}
+        for tp, value in by_partition.items():
+            if tp in ranges and not isinstance(value, Keep):
+                texts |= dump([tp], value)
+        return texts
+
+
+def _is_by_partition(returned: object) -> bool:
+    if not isinstance(returned, Mapping):
+        return False
+    return all(isinstance(key, TopicPartition) for key in cast("Mapping[object, object]", returned))

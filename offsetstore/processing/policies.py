@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Never, Protocol
 
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
-from offsetstore.processing.batch_metadata import BatchInfo, BatchMetadata
 from offsetstore.processing.between import Flush
-from offsetstore.processing.blame import SECONDS, AcceptedThen, Verdict, conclude, isolate, schema_of
-from offsetstore.processing.delivery import CountedRows, Delivery, KeptRows
-from offsetstore.processing.plan import Plan, check_topics, commit_plan, create_rows
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.blame import SECONDS, AcceptedThen, blame, named
+from offsetstore.processing.delivery import Delivery, KeptRows
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Ending,
     Once,
@@ -36,7 +36,6 @@ from offsetstore.processing.unit import (
 )
 from offsetstore.protocol.events import FlushEnded
 from offsetstore.protocol.marking import Position
-from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
 
@@ -74,7 +73,7 @@ class Whole:
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
         """See `Policy`."""
-        with self.naming_record(delivery, stored):
+        with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
             if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
                 return self._recovery.write(delivery, stored)
             watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges)
@@ -91,18 +90,8 @@ class Whole:
     def write_carefully(self, delivery: Delivery, stored: Stored) -> Written | None:
         """Write what remains; records that can't be written become dead letters. Only with a `Recovery`."""
         assert self._recovery is not None
-        with self.naming_record(delivery, stored):
+        with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
             return self._recovery.write(delivery, stored)
-
-    @contextmanager
-    def naming_record(self, delivery: Delivery, stored: Stored) -> Generator[None]:
-        """Turn an error of the source that a record can cause into ours, which names it."""
-        try:
-            yield
-        except Exception as error:
-            if (failed := delivery.failed(error)) is None:
-                raise
-            raise self.blame_failed(failed, delivery, stored) from error
 
     def blame(
         self, refused: RowsRefused, delivery: Delivery, plan: Plan, stored: Stored, *, seconds: float = SECONDS
@@ -115,9 +104,16 @@ class Whole:
             tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK))
             return sum(tried.rows.values()) if tried is not None else 0
 
-        remaining = plan.remaining()
-        verdict = isolate(refused, remaining, attempt, proof=delivery.proof, seconds=seconds)
-        return self._conclude(verdict, remaining, self._storing(delivery, plan, stored))
+        return blame(
+            refused,
+            plan.remaining(),
+            attempt,
+            self._claim,
+            self._storing(delivery, plan, stored),
+            repeats=delivery.repeats,
+            check=partial(delivery.sleep, 0),
+            seconds=seconds,
+        )
 
     def blame_failed(self, failed: FunctionFailed, delivery: Delivery, stored: Stored) -> RowsRefused:
         """Find the first record with which rows can't be computed, and store those before it.
@@ -127,15 +123,10 @@ class Whole:
         """
         plan = Plan.of(self._claim, delivery.ranges)
         create_rows(self._claim, plan)
-        ranges = plan.remaining()
-        verdict = search_failed(failed, delivery, ranges, is_found=self._recovery is not None)
-        return self._conclude(verdict, ranges, self._storing(delivery, plan, stored), by_partition=self._by_partition)
-
-    def _conclude(
-        self, verdict: Verdict, ranges: Ranges, store: Callable[[Ranges], None], *, by_partition: bool = False
-    ) -> RowsRefused:
-        claim = self._claim
-        return conclude(verdict, ranges, store, group=claim.group, schema=schema_of(claim), by_partition=by_partition)
+        if self._recovery is not None:
+            return unreadable(failed, delivery, plan.remaining(), self._claim) or _raise_own(failed)
+        store = self._storing(delivery, plan, stored)
+        return blame_failed(failed, delivery, plan.remaining(), self._claim, store, by_partition=self._by_partition)
 
     def _storing(self, delivery: Delivery, plan: Plan, stored: Stored) -> Callable[[Ranges], None]:
         """Make a function that stores the first of the remaining records."""
@@ -152,8 +143,19 @@ class Whole:
             return commit_plan(self._claim, plan, Unit(plan.decisions, None), watch)
         remaining = plan.remaining()
         rows = delivery.rows(remaining)
-        texts = texts_of(self._metadata, delivery.number, remaining, rows)
+        texts = self._metadata.texts(delivery.number, remaining, rows)
         return commit_plan(self._claim, plan, Unit(plan.decisions, rows, metadata=texts), watch)
+
+
+@contextmanager
+def naming_record(delivery: Delivery, name: Callable[[FunctionFailed], RowsRefused]) -> Generator[None]:
+    """Turn an error of the source that a record can cause into ours, which names it."""
+    try:
+        yield
+    except Exception as error:
+        if (failed := delivery.failed(error)) is None:
+            raise
+        raise name(failed) from error
 
 
 def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
@@ -166,30 +168,24 @@ def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
     return True
 
 
-def texts_of(
-    metadata: BatchMetadata, number: int, ranges: Ranges, rows: Mapping[str, CountedRows]
-) -> dict[TopicPartition, Text]:
-    """The metadata that a delivery takes along."""
-    return metadata.texts(BatchInfo(number, ranges, {name: output.rows for name, output in rows.items()}))
+def blame_failed(
+    failed: FunctionFailed,
+    delivery: Delivery,
+    ranges: Ranges,
+    claim: Claim,
+    store: Callable[[Ranges], object] | None = None,
+    *,
+    by_partition: bool = False,
+) -> RowsRefused:
+    """Find the first record with which rows can't be computed, and return the error to raise. Parts are only computed.
 
-
-def search_failed(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, *, is_found: bool = False) -> Verdict:
-    """Find the first record with which rows can't be computed. Parts are only computed.
-
-    :param is_found: whether each record that can't be computed is known already: only one that can't be read is not.
+    :param store, by_partition: see `blame`.
     :raises Exception: the source's own, if it does not recur, or can't be looked for.
     """
-    if (next_step := delivery.unreadable()) is not None:
-        delivery.sleep(0)  # a source that is being stopped
-        error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
-        [record, *others] = [(tp, range_.from_) for tp, range_ in ranges.items()] or [None]
-        is_one = not others and count_offsets(ranges) == 1
-        return Verdict(error, {}, ranges, record if is_one else None)
-    if is_found:
-        raise failed.__cause__ or failed from None
+    if (error := unreadable(failed, delivery, ranges, claim)) is not None:
+        return error
 
     def attempt(part: Ranges, without: Collection[Record]) -> int:
-        delivery.sleep(0)
         try:
             return sum(output.rows for output in delivery.rows(part, without).values())
         except Exception as error:
@@ -197,12 +193,27 @@ def search_failed(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, *,
                 raise
             raise again from error
 
+    check = partial(delivery.sleep, 0)
     try:
-        verdict = isolate(failed, ranges, attempt, proof=delivery.proof)
-    except AcceptedThen:  # a worker that died, say: the source's own error tells more
-        raise failed.__cause__ or failed from None
-    delivery.sleep(0)
-    return verdict
+        return blame(failed, ranges, attempt, claim, store, check=check, by_partition=by_partition)
+    except AcceptedThen:  # a worker that died, say
+        _raise_own(failed)
+
+
+def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim) -> RowsRefused | None:
+    """The error for records that the source itself can't read; ``None`` if it can."""
+    if (next_step := delivery.unreadable()) is None:
+        return None
+    delivery.sleep(0)  # a source that is being stopped
+    error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
+    is_one = count_offsets(ranges) == 1
+    record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
+    return named(error, claim, ranges, record, {}, is_cause=is_one)
+
+
+def _raise_own(failed: FunctionFailed) -> Never:
+    """Raise the source's own error, which tells more."""
+    raise failed.__cause__ or failed from None
 
 
 class _InMemory:
@@ -211,8 +222,7 @@ class _InMemory:
     After an error with which it may not agree, nothing more is written.
     """
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
+    def __init__(self) -> None:
         self._broken_by: str | None = None
 
     def broke(self, error: BaseException) -> None:
@@ -231,21 +241,6 @@ class _InMemory:
                 next_step="Start the job again with a new claim: it reads from the stored offsets.",
             )
 
-    @contextmanager
-    def naming_record(self, delivery: Delivery) -> Generator[None]:
-        """Name a record that can't be computed. What waits in memory, or was delivered, is not stored."""
-        try:
-            yield
-        except Exception as error:
-            if (failed := delivery.failed(error)) is None:
-                raise
-            verdict = search_failed(failed, delivery, delivery.ranges)
-            alone = Verdict(verdict.error, {}, verdict.suspects, verdict.record)
-            claim = self._claim
-            raise conclude(
-                alone, delivery.ranges, lambda _: None, group=claim.group, schema=schema_of(claim)
-            ) from error
-
 
 class Marked:
     """Lets a function write each delivery and mark what is done, once: it can't know of a rollback.
@@ -255,13 +250,13 @@ class Marked:
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        self._memory = _InMemory(claim)
+        self._memory = _InMemory()
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:  # noqa: ARG002 - the Policy's
         """See `Policy`."""
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
-        with self._memory.naming_record(delivery):
+        with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
             plan = Plan.of(claim, delivery.ranges, claim.delivered)
             watch.lap("plan")
             rows = None
@@ -334,7 +329,7 @@ class Buffered:
     def __init__(self, claim: Claim, metadata: BatchMetadata, limits: Flush) -> None:
         self._claim = claim
         self._metadata = metadata
-        self._memory = _InMemory(claim)
+        self._memory = _InMemory()
         self._alone = Whole(claim, metadata)
         self._buffer = _Buffer(limits)
         self._has_failed = False
@@ -353,7 +348,7 @@ class Buffered:
         """Compute and keep a delivery, and flush if that is due."""
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
-        with self._memory.naming_record(delivery):
+        with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
             delivered = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
             plan = Plan.of(claim, delivery.ranges, delivered)
             watch.lap("plan")
@@ -445,7 +440,7 @@ class Buffered:
         rows = {
             name: first.joined([each.outputs[name] for each in kept[1:]]) for name, first in kept[0].outputs.items()
         }
-        texts = texts_of(self._metadata, kept[-1].number, ranges, rows)
+        texts = self._metadata.texts(kept[-1].number, ranges, rows)
         plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()})
         try:
             written = commit_plan(claim, plan, Unit(plan.decisions, rows, metadata=texts), Stopwatch())

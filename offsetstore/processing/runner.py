@@ -16,14 +16,13 @@ from typing import Final, Protocol
 from offsetstore.errors import ConfigurationError, OffsetStoreError, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.batch_metadata import BatchMetadata, MetadataFunction
 from offsetstore.processing.between import Between, Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
+from offsetstore.processing.letters import Recovery, Requests
 from offsetstore.processing.pause import when_not_paused
+from offsetstore.processing.plan import BatchMetadata, MetadataFunction
 from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
-from offsetstore.processing.put_back import Requests
-from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
 from offsetstore.protocol.marking import Marking

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
-from offsetstore.protocol.letters import LetterSession, State
+from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
-from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
 EVENTS: Final = (
@@ -118,6 +118,11 @@ class GroupRow:
         """Whether a running job owns the group; see `offsetstore.protocol.runs.is_live`."""
         return self.state == "live"
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has paused the group."""
+        return self.pause is not None
+
     def in_words(self) -> str:
         """Describe the owner, for an error message."""
         seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"
@@ -142,45 +147,7 @@ class ListedGroup:
     dead_letters: int
 
 
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """The run of a group's last claim, as the job recorded it with its last heartbeat.
-
-    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
-    """
-
-    batch_since: datetime | None
-    ending: Ending | None
-    counters: Mapping[str, int]
-    memory: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOverview:
-    """What the database has of many groups, ``at`` a time of its own clock.
-
-    ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
-    of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
-    both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
-    those that this role may see.
-    """
-
-    at: datetime
-    groups: Mapping[str, GroupRow]
-    partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
-    letters: Mapping[str, Mapping[State, int]]
-    oldest_transaction: timedelta
-    runs: Mapping[str, LastRun]
-
-    @property
-    def batches(self) -> Mapping[str, datetime | None]:
-        """Since when a batch has been in flight, ``None`` if none is, of the groups whose last run has not ended."""
-        return {group: run.batch_since for group, run in self.runs.items() if run.ending is None}
-
-
-@dataclass(frozen=True, slots=True)
-class NewOffset:
+class NewOffset(NamedTuple):
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
     A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps the offset carries
@@ -253,7 +220,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -429,6 +396,20 @@ class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession,
 
     def end_beat(self, claim_id: UUID) -> None:
         """Remove the heartbeat: the owner has left."""
+        ...
+
+    def expect_grants(self) -> None:
+        """Expect that the role may do all that a job does; a new revision may have added to it.
+
+        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
+        """
+        ...
+
+    def identity(self) -> StoreIdentity:
+        """Which store it is, and in which database.
+
+        :raises SchemaNotAtHead: that was never written.
+        """
         ...
 
     def now(self) -> datetime:

@@ -24,7 +24,7 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import BrokerView, CommittedOffset, StoredOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.log_evidence import log_truncated, topic_ids
+from offsetstore.protocol.log_evidence import known_ids, log_truncated
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
@@ -167,10 +167,9 @@ class _Facts:
     adopted: int | None
     at_timestamp: int | None
     topic_is_known: bool
-    is_contested: bool
-    """Whether another application, or a copy of the database, used the group in Kafka while the job ran."""
-    contested_epoch: int
-    """The epoch in which that was seen, or of the last claim since that has looked at Kafka."""
+    contested_epoch: int | None
+    """The epoch in which another application, or a copy of the database, was seen using the group in Kafka while the
+    job ran, or that of the last claim since that has looked at Kafka. ``None`` if none was seen."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known and equals the stored one."""
@@ -184,11 +183,12 @@ def _starts(
     asked: _Asked,
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
-    any_is_contested = any(row.contested for row in rows.values())
-    contested_epoch = max((row.pinned_epoch for row in rows.values() if row.contested), default=0)
-    ids = topic_ids(rows)
+    contested = max((row.pinned_epoch for row in rows.values() if row.contested), default=None)
+    timestamps = asked.view.timestamps or {}
+    topic_id = known_ids(rows).get(topic)
+    of_numbers = {tp.partition: tp for tp in rows}  # looking them up is faster than making them
     for partition, watermarks in sorted(log.partitions.items()):
-        tp = TopicPartition(topic, partition)
+        tp = of_numbers.get(partition) or TopicPartition(topic, partition)
         row = rows.get(tp)
         if row is not None and row.suspect is not None:
             raise log_truncated(tp, row.suspect)
@@ -202,13 +202,12 @@ def _starts(
             store_id=asked.store_id,
             group=asked.group,
             adopted=adopted.get(tp),
-            at_timestamp=(asked.view.timestamps or {}).get(tp),
+            at_timestamp=timestamps.get(tp),
             topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
-            is_contested=any_is_contested if row is None else row.contested,
-            contested_epoch=contested_epoch if row is None else row.pinned_epoch,
+            contested_epoch=contested if row is None else row.pinned_epoch if row.contested else None,
             policy=asked.policy,
-            is_same_log=log.topic_id is not None and ids.get(tp) == log.topic_id,
+            is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
         )
         starts[tp] = _judge_range(facts, _choose(facts))
     return starts
@@ -228,7 +227,7 @@ def _contested(facts: _Facts) -> Start | None:
     """Checked before a pin: a decision clears the contest, so a contest is newer than the pin."""
     ours = facts.stamp is not None and facts.stamp.is_of(facts.store_id, facts.group)
     is_adopted = facts.stored is None and facts.adopted is not None
-    if not facts.is_contested or facts.committed is None or ours or is_adopted:
+    if facts.contested_epoch is None or facts.committed is None or ours or is_adopted:
         return None
     _foreign_copy(facts)
     if facts.policy.prefer == "stored":
@@ -247,7 +246,7 @@ def _copied(facts: _Facts) -> Start | None:
     Or it was lost in a restore. Its offsets belong to results that are not here. Pinned, as after a contest. It is not
     compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens too.
     """
-    if not facts.is_contested or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
+    if facts.contested_epoch is None or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
     if facts.stamp.epoch <= facts.contested_epoch:
         return None

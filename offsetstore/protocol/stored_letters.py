@@ -47,10 +47,6 @@ class LetterFilter:
     column: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject unknown states and causes, and what no letter can have.
-
-        :raises ConfigurationError: naming it.
-        """
         if self.partition is not None:
             check_whole("partition", self.partition, most=MAX_PARTITION)
         for name in ("topic", "error_class", "sqlstate", "table", "constraint", "column"):

@@ -1,4 +1,4 @@
-"""Rows on the driver; those of a large batch in a temporary file: Python's memory does not grow with the batch.
+"""Rows on the driver, those beyond 64 MiB in a temporary file: Python's memory does not grow with the batch.
 
 Spark computes and sends all of them in one job, if spark.driver.maxResultSize allows. Otherwise executors keep what
 they compute on their disks, from where it is fetched one partition at a time. What they lose is never computed again:
@@ -30,15 +30,12 @@ from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.record_batches import Parts
-from offsetstore.spark.function_errors import is_over_limit
+from offsetstore.spark.function_errors import causes, function_failed, is_over_limit
 from offsetstore.spark.rejects import none_rejected
 from offsetstore.spark.schemas import arrow_schema
 
 IN_MEMORY: Final = 64 << 20
 """The bytes of Arrow data that stay in memory."""
-
-SMALL: Final = 500_000
-"""In offsets: the collected rows of a batch that has at most as many stay in memory."""
 
 LARGE: Final = 2_000_000
 """In offsets: what the outputs of a batch that has more share is kept on disk alone, off the JVM's heap."""
@@ -136,7 +133,7 @@ def collect(frame: DataFrame) -> Rows:
 def collect_by_partition(frame: DataFrame) -> Rows:
     """Compute the DataFrame's rows, and fetch them one of Spark's partitions after the other, in order.
 
-    :raises SinkError: the temporary file can't be written.
+    :raises SinkError: executors can't keep the rows, or the temporary file can't be written.
     :raises PlanOutdated: executors have lost rows that were not fetched yet.
     :raises Exception: Spark's own, if it can't compute them.
     """
@@ -144,7 +141,20 @@ def collect_by_partition(frame: DataFrame) -> Rows:
     context: Any = parts.context
     parts.rdd.persist(context._getJavaStorageLevel(StorageLevel.DISK_ONLY))  # noqa: SLF001 - as RDD.persist() does
     try:
-        count = parts.rdd.count()
+        try:
+            count = parts.rdd.count()
+        except Exception as error:
+            if function_failed(error) is None:
+                raise
+            parts.rdd.unpersist(False)  # noqa: FBT003 - Java
+            parts.rdd.count()  # fails again if a record can't be computed, and not if the rows could only not be kept
+            raise SinkError(
+                "executors can compute the rows of a large batch, but not keep them; nothing was written",
+                found=causes(error)[-1].name,
+                expected="space for them in spark.local.dir, until the driver has fetched them",
+                next_step="Free space there, make batches smaller with maxOffsetsPerTrigger, let tasks write with "
+                'atomicity="partition", or raise spark.driver.maxResultSize.',
+            ) from error
         with closing(_by_partition(parts, count)) as batches:
             return Rows(arrow_schema(frame, as_collected=True), batches)
     finally:
@@ -228,14 +238,14 @@ class _Joined:
         return sum(writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
 
 
-def on_driver(writer: Writer, frame: DataFrame, offsets: int, *, or_by_partition: bool = True) -> OnDriver:
-    """Compute the rows of this many offsets, and collect them.
+def on_driver(writer: Writer, frame: DataFrame, *, or_by_partition: bool = True) -> OnDriver:
+    """Compute the rows, and collect them.
 
     :param or_by_partition: whether to collect them partition by partition if all of them exceed Spark's limit.
     :raises SinkError, PlanOutdated: as `collect_by_partition`.
     """
     try:
-        return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
+        return OnDriver(writer, collect(frame))
     except Exception as error:
         if not (or_by_partition and is_over_limit(error)):
             raise

@@ -8,7 +8,7 @@ from tests.mutants.mutant import Mutant, mutant, text
 
 _UPSERT_S_GRANT: Final = (
     "tests/integration/postgres/test_missing_privileges.py::"
-    "test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it[update-written]"
+    "test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it[update-write]"
 )
 
 _ERRORS_OF_SPARK: Final = "tests/unit/spark/test_function_errors.py::"
@@ -35,7 +35,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-failure-of-spark-s-in-a-careful-batch",
-        ("search_failed", "if is_found: raise failed.__cause__ or failed from None", ""),
+        ("Whole.blame_failed", "self._recovery is not None", "self._claim is None"),
         tests=(f"{_ERRORS_OF_SPARK}test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error",),
         why="Records whose key has an open letter would be written, and a lost executor would name a record to skip.",
     ),
@@ -175,8 +175,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "cause-without-another-that-is-accepted",
-        ("_Search.is_cause", "if not self.rows and not speaks_for_itself(refused): return False", ""),
-        tests=("tests/unit/processing/test_isolate.py::test_what_any_record_is_refused_for_names_none",),
+        ("_Bisection.is_cause", "if not self.rows and not speaks_for_itself(refused): return False", ""),
+        tests=("tests/unit/processing/test_blame.py::test_what_any_record_is_refused_for_names_none",),
         why="Without dead letters, the error would tell to pass over a good record.",
     ),
     mutant(
@@ -225,7 +225,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "halve-when-the-time-is-up",
-        ("Recovery._discover", "Halve(refused)", "refused"),
+        ("discover", "Halve(refused)", "refused"),
         tests=(f"{_UNIT}test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone",),
         why="A large batch with many bad records would end the query, for good.",
     ),
@@ -255,13 +255,13 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-function-that-fails-for-all",
-        ("_Search.run", "self._require_any(error)", "pass"),
+        ("_Computing.run", "self._require_any(error)", "pass"),
         tests=(f"{_SEARCH}test_what_fails_for_all_records_is_given_up_after_a_few",),
         why="A bug in a function would cost a search for each record of the batch.",
     ),
     mutant(
         "a-record-that-fails-only-with-others",
-        ("_Search.run", "self._fails(place, place + 1)", "self._fails(begin, end)"),
+        ("_Computing.run", "self._fails(place, place + 1)", "self._fails(begin, end)"),
         tests=(f"{_SEARCH}test_a_record_that_can_be_computed_alone_is_not_to_blame",),
         why="What is too much for Spark, and passes in parts, would make a letter of a good record.",
     ),
@@ -290,7 +290,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-cut-behind-bad-records-alone",
         (
-            "_Search.run",
+            "_Computing.run",
             "self.has_rows and time.monotonic() >= deadline and begin < self.size",
             "time.monotonic() >= deadline and begin < self.size",
         ),
@@ -349,7 +349,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "partitions-before-a-record-that-cant-be-computed",
-        ("conclude", "[{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]", "[accepted]"),
+        ("blame", "[{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]", "[accepted]"),
         tests=(
             f"{_ERRORS_OF_SPARK}test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it",
         ),
@@ -358,7 +358,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-limit-in-an-errors-text",
         (
-            "_is_over_limit",
+            "is_over_limit",
             "... and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)",
             "... and _OVER_LIMIT in last.text",
         ),
@@ -526,14 +526,14 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "copy-where-policies-apply",
-        ("Append.write", "if not target.has_policies: ...", "if target.columns: ..."),
+        ("Append.send", "if not target.has_policies: ...", "if target.columns: ..."),
         tests=("tests/integration/writers/test_row_security.py::test_an_append_inserts_its_rows",),
         why="PostgreSQL refuses COPY there, and the job would end.",
     ),
     mutant(
         "class-of-an-exhausted-sequence",
         ("speaks_for_itself", '... and state != "2200H"', "..."),
-        tests=("tests/unit/processing/test_isolate.py::test_other_refusals_do_not_speak_for_themselves",),
+        tests=("tests/unit/processing/test_blame.py::test_other_refusals_do_not_speak_for_themselves",),
         why="Once a sequence has come to its end, each record that is alone in its batch would become a letter.",
     ),
     mutant(
@@ -582,7 +582,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "hint-of-the-database",
-        ("Append.write", "refusals(..., copied=self.table.name, **...)", "refusals(..., **...)"),
+        ("IntoTable.write", "self._refusals(..., copied=self.table.name)", "self._refusals(...)"),
         tests=(_HINTED,),
         why="Each bad record of a large batch would take as many tries as it can be halved, and not four.",
     ),

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant, mutant, text
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+_PRUNES: Final = f"{_CONTRACT}test_a_prune_waits_for_another_one_at_the_letters_and_never_for_a_jobs_work"
 _WAITING: Final = f"{_CONTRACT}test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first"
 _SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_shown_first"
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
@@ -55,11 +56,20 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-under-the-lock",
         ("carry_out", "[_compared(operation, plan, if_plan) for plan in operation.locked(session)]", _UNSEEN),
-        tests=tuple(
-            f"{_WAITING}[{name}]"
-            for name in ("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete", "prune")
+        tests=(
+            *(
+                f"{_WAITING}[{name}]"
+                for name in ("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete")
+            ),
+            _PRUNES,
         ),
         why="Each decision would do what nobody was shown, if that changes while it waits for its locks.",
+    ),
+    mutant(
+        "prune-that-waits-for-a-job",
+        ("PruneLetters.locked", "session.share_group(self.group)", "session.lock_group(self.group)"),
+        tests=(_PRUNES,),
+        why="Idle work or a replay of ten seconds would end a prune in a LockTimeout.",
     ),
     mutant(
         "plan-before-the-lock",
@@ -85,7 +95,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "plan-of-letters-as-they-were",
-        ("_Letters._digest", "chosen.items()", "chosen"),
+        ("_Letters._plan", "chosen.items()", "chosen"),
         tests=(f"{_SHOWN}[discard]",),
         why="A letter that has failed again since it was shown, perhaps with another error, would be given up.",
     ),
@@ -193,28 +203,33 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         tests=(f"{_CONTRACT}test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset",),
         why="No plan about a job that runs could ever be carried out.",
     ),
-    *(
-        mutant(
-            f"plan-of-a-command-with-{kind.replace('_', '-')}",
-            (
-                f"{kind}_options",
-                "How(**..., if_plan=given.pop('if_plan'))",
-                "How(**..., if_plan=given.pop('if_plan') and None)",
-            ),
-            tests=tuple(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]" for name in names),
-            why="The command would do whatever there is to do by then, and say nothing.",
-        )
-        for kind, names in (
-            (
-                "execute",
-                ("reset", "replay", "discard", "copy", "rename", "delete", "prune", "new-id"),
-            ),
-            ("dry_run", ("pause", "resume")),
-        )
+    mutant(
+        "plan-of-a-command",
+        (
+            "decide_options",
+            "How(**..., if_plan=given.pop('if_plan'))",
+            "How(**..., if_plan=given.pop('if_plan') and None)",
+        ),
+        tests=tuple(
+            f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[{name}]"
+            for name in (
+                "reset",
+                "replay",
+                "discard",
+                "copy",
+                "rename",
+                "delete",
+                "prune",
+                "new-id",
+                "pause",
+                "resume",
+            )
+        ),
+        why="The command would do whatever there is to do by then, and say nothing.",
     ),
     mutant(
         "plan-that-has-changed-is-shown",
-        ("show_done", "show(changed.plan)", ""),
+        ("Decide.carry_out", "show(changed.plan)", ""),
         tests=(f"{_COMMANDS}test_another_plan_is_printed_and_fails_like_a_check[reset]",),
         why="Nobody could see what has changed, nor agree to it.",
     ),
@@ -227,9 +242,9 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-without-execute",
         (
-            "_if_plan_option",
-            "value is not None and context.params[flag] is not needs",
-            "value is None and needs is None",
+            "decide_options",
+            "value is not None and context.params[flag] is at_once",
+            "value is None and at_once is None",
         ),
         tests=(
             f"{_COMMANDS}test_a_condition_without_execute_is_wrong_usage[reset]",
@@ -305,7 +320,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "history-ids-are-taken",
-        ("PostgresSession.append_history", "self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)", ""),
+        ("PostgresSession.append_history", "self.run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)", ""),
         tests=(_IDS,),
         why="After a failover of logical replication no claim could be made.",
     ),

@@ -72,7 +72,7 @@ REPLAY: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "touch",
-        ("PutBack._touch", "Ending.TOUCH", "Ending.ADVANCE"),
+        ("PutBack._commit", "Ending.TOUCH", "Ending.ADVANCE"),
         tests=(f"{_REPLAYS}test_a_replay_whose_commit_has_no_answer_is_looked_up",),
         why="No row would show whether a replay whose answer is lost was committed.",
     ),
@@ -109,7 +109,7 @@ PASSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "adopted-letters",
-        ("LetterStatements.adopt_letters", "self._run(ADOPT_LETTERS, **...)", "dict(**...)"),
+        ("LetterStatements.adopt_letters", "self.run(ADOPT_LETTERS, **...)", "dict(**...)"),
         tests=(f"{_CONTRACT}test_a_topic_s_id_that_becomes_known_becomes_the_letter_s",),
         why="A record that fails again would have two letters, and each could be replayed.",
     ),

@@ -88,19 +88,19 @@ LOSS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "status-of-a-log-that-is-too-short",
-        ("status:_print", "if one.beyond_end: ...", "if one.beyond_end < 0: ..."),
+        ("status:_notes", "if one.beyond_end: ...", "if one.beyond_end < 0: ..."),
         tests=(_TOLD,),
         why="The status would only leave the lag out, and not say why.",
     ),
     mutant(
         "status-of-a-log-that-has-grown",
-        ("status:_print", "one.suspect is not None", "one.suspect is one"),
+        ("status:_notes", "one.suspect is not None", "one.suspect is one"),
         tests=(_TOLD,),
         why="The status would show a lag as if all were well, and the next start be refused.",
     ),
     mutant(
         "lag-command-of-a-log-that-is-too-short",
-        ("_notes", "if part.beyond_end: ...", "if part.beyond_end < 0: ..."),
+        ("lag:_notes", "if part.beyond_end: ...", "if part.beyond_end < 0: ..."),
         tests=(
             "tests/integration/commands/test_lag.py::test_an_offset_beyond_the_end_is_told_and_fails_above_any_limit",
         ),
@@ -108,7 +108,7 @@ LOSS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lag-command-of-a-log-that-has-grown",
-        ("_notes", "if part.is_suspect: ...", "if not part: ..."),
+        ("lag:_notes", "if part.is_suspect: ...", "if not part: ..."),
         tests=(
             "tests/integration/commands/test_lag.py::test_evidence_of_loss_is_told_also_where_the_log_has_grown_again",
         ),
@@ -155,13 +155,13 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-to-nobody-in-the-status",
-        ("status:_print", "state.replays_letters is False", "state.replays_letters is state"),
+        ("status:_head", "state.replays_letters is False", "state.replays_letters is state"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same in the status.",
     ),
     mutant(
         "requests-to-nobody-in-the-command",
-        ("_print_who_replays", "state.replays_letters is False", "state.replays_letters is state"),
+        ("_who_replays", "replays is False", "replays is owner"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same where they are requested.",
     ),
@@ -177,7 +177,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
         "requests-to-the-group-s-owner",
         ("read_group", "owner and run.token == owner.token", "owner"),
         tests=(
-            "tests/contract/test_memory.py::TestInMemoryOffsetStore::test_whether_a_job_replays_letters_is_known_of_the_last_run",
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_whether_a_job_replays_letters_is_known_of_the_last_run",
         ),
         why="An earlier job would be asked.",
     ),
@@ -206,7 +206,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "late-end-of-a-replaced-claim",
-        ("JobState.after", "self.token not in {None, event.token}", "False"),
+        ("JobState.after", "isinstance(event, SinkMade | ClaimEnded) and event.token != self.token", "False"),
         tests=(f"{_FOLD}test_a_state_is_what_the_whole_history_says",),
         why="A job that has just claimed its group again would be restarted as fenced.",
     ),

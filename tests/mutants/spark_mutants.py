@@ -17,7 +17,7 @@ _COMPUTED: Final = (
     f"{_SPARK}test_dead_letters.py::test_without_dead_letters_the_error_names_the_record_that_cant_be_computed"
 )
 _COLLECTED: Final = "tests/unit/spark/test_collecting.py::"
-_SEARCHES: Final = "tests/unit/processing/test_isolate.py::"
+_SEARCHES: Final = "tests/unit/processing/test_blame.py::"
 _CYCLES: Final = "tests/unit/processing/test_cycle.py::"
 
 
@@ -132,7 +132,7 @@ BATCHES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "crop-by-one-more",
-        ("within", 'F.col("offset") >= F.create_map(*begin)[key]', 'F.col("offset") > F.create_map(*begin)[key]'),
+        ("within", "offset >= begin", "offset > begin"),
         tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),
         why="The first record that is not in the results yet would be lost.",
     ),
@@ -154,42 +154,39 @@ BATCHES: Final[tuple[Mutant, ...]] = (
 REFUSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "refused-once-more",
-        ("isolate", "not search.refuses(search.size)", "search.size == 0"),
+        ("_Bisection.first_refused", "not self._refuses(self.size)", "self.size == 0"),
         tests=(f"{_SEARCHES}test_a_refusal_that_does_not_recur_names_no_record",),
         why="A parent that arrives a moment later would leave the batch's last record accused.",
     ),
     mutant(
         "accepted-without-the-record",
-        ("isolate", "needed is Proof.BATCH and search.is_cause(first, search.error)", "needed is Proof.BATCH"),
-        tests=(f"{_SEARCHES}test_a_record_that_a_later_one_makes_good_is_not_blamed",),
-        why="The error would offer to pass over a good record, which a later one makes good.",
-    ),
-    mutant(
-        "named-by-a-bug",
-        ("isolate", "needed is Proof.ROW and search.is_of_record(first, search.error)", "needed is Proof.ROW"),
-        tests=(f"{_SEARCHES}test_a_function_that_fails_for_every_row_names_no_record",),
-        why="After a deploy with a bug, the error would offer to pass over a good record.",
+        ("blame", "repeats() and search.is_cause(first)", "repeats()"),
+        tests=(
+            f"{_SEARCHES}test_a_record_that_a_later_one_makes_good_is_not_blamed",
+            f"{_SEARCHES}test_a_function_that_fails_for_every_row_names_no_record",
+        ),
+        why="The error would offer to pass over a good record, which a later one makes good, or which met a bug.",
     ),
     mutant(
         "named-without-a-trial",
-        ("_Search.is_of_record", "if not self.refuses(first, begin=first - 1): return False", ""),
+        (
+            "_Bisection.is_cause",
+            "isinstance(self.error, FunctionFailed) and not self._refuses(first, begin=first - 1)",
+            "not self.size",
+        ),
         tests=(f"{_SEARCHES}test_a_function_that_takes_only_so_many_records_names_none",),
         why="Of a batch with more records than a function takes, the error would offer to pass over a good one.",
     ),
     mutant(
-        "named-as-nothing-is-accepted-any-more",
-        (
-            "_Search.is_of_record",
-            "self.has_rows = False\nif first > 1 and self.refuses(first - 1): ...",
-            "if first > 1 and not self.has_rows and self.refuses(first - 1): ...",
-        ),
-        tests=(f"{_SEARCHES}test_a_quota_that_is_used_up_during_the_search_names_no_record",),
-        why="Once a function's quota is used up, the error would offer to pass over a good record.",
+        "named-beside-other-bad-records",
+        ("_Bisection.is_cause", "len(others) == _MAX_OTHERS", "len(others) == 0"),
+        tests=(f"{_SEARCHES}test_bad_records_of_two_kinds_are_told_one_after_the_other",),
+        why="Beside a second bad record, the error would give no command.",
     ),
     mutant(
         "whichever-others-are-there",
         (
-            "_Search.is_cause",
+            "_Bisection.is_cause",
             "(... for count in range(1, len(others) + 1) for left_out in combinations(others, count))",
             "(... for count in [len(others)] if others for left_out in combinations(others, count))",
         ),
@@ -197,24 +194,14 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         why="Two records that need each other would each look bad without the other.",
     ),
     mutant(
-        "refused-by-the-database",
-        ("is_of_values", "refused.sqlstate is None and is_ours(writer)", "is_ours(writer)"),
-        tests=(f"{_SEARCHES}test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself",),
-        why="What a trigger or a CHECK refuses another record may lift, whatever the SQLSTATE.",
-    ),
-    mutant(
         "rows-by-chance",
-        (
-            "isolate",
-            "needed = proof(search.error)",
-            "needed = proof(search.error)\nneeded = Proof.BATCH if needed is Proof.NONE else needed",
-        ),
+        ("blame", "repeats() and ...", "..."),
         tests=(f"{_SEARCHES}test_a_transform_that_makes_other_rows_each_time_names_no_record",),
         why="Of rows that differ each time, the one that was refused last would be accused.",
     ),
     mutant(
         "record-that-can-t-be-computed",
-        ("Whole.naming_record", "self.blame_failed(failed, delivery, stored)", "failed"),
+        ("Whole.write", "self.blame_failed(failed, delivery, stored)", "failed"),
         tests=(f"{_COMPUTED}[way0-4]",),
         why="The error would not say which record it is, and the records before it would not be stored.",
     ),
@@ -226,13 +213,17 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-it-of-what-is-kept",
-        ("_InMemory.naming_record", "Verdict(verdict.error, {}, ...)", "Verdict(verdict.error, delivery.ranges, ...)"),
+        (
+            "Buffered.write",
+            "blame_failed(failed, delivery, delivery.ranges, claim)",
+            "self._alone.blame_failed(failed, delivery, stored)",
+        ),
         tests=(f"{_COMPUTED}[way2-0]",),
         why="With a buffer, a part of a batch would be stored before the batches that are kept.",
     ),
     mutant(
         "record-that-spark-s-source-can-t-read",
-        ("search_failed", "(next_step := delivery.unreadable()) is not None", "(next_step := str(delivery)) is None"),
+        ("unreadable", "(next_step := delivery.unreadable()) is None", "(next_step := str(delivery)) is not None"),
         tests=(
             f"{_SPARK}test_dead_letters.py::test_a_record_that_sparks_source_cant_read_is_named_with_the_way_past_it[settings0]",
         ),
@@ -248,7 +239,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-the-refused-one",
-        ("conclude", "if accepted: ...", "if verdict is None: ..."),
+        ("blame", "store is not None and part", "store is None and part"),
         tests=(
             f"{_SEARCHES}test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone",
         ),
@@ -256,7 +247,11 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-that-are-refused",
-        ("conclude", "(..., None)", "(..., record)"),
+        (
+            "blame",
+            "suspects, first, is_cause = ({tp: one for tp, one in ranges.items() if tp not in stored}, 0, False)",
+            "suspects = {tp: one for tp, one in ranges.items() if tp not in stored}",
+        ),
         tests=(f"{_SEARCHES}test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named",),
         why="The same, where the records before it could not be stored.",
     ),

@@ -14,7 +14,7 @@ _TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
 _OVERVIEW: Final = "tests/unit/kafka/test_overview.py::"
 _GRANTS: Final = "tests/integration/postgres/test_grants.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
-_ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
+_ADMIN: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 
 START: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -76,7 +76,7 @@ START: Final[tuple[Mutant, ...]] = (
         "pin-kept-by-a-claim",
         ("new_offsets", "... or (row is not None and row.pinned) or ...", "... or ..."),
         tests=(
-            "tests/contract/test_memory.py::TestInMemoryOffsetStore::test_a_reset_backwards_sticks_through_restarts_whatever_kafka_says",
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_a_reset_backwards_sticks_through_restarts_whatever_kafka_says",
         ),
         why="A reset would stick through one start and be undone by the next, if the job dies before the mirror.",
     ),
@@ -99,7 +99,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "log-judged-by-its-id",
         ("_judge_log", "row.topic_id != log.topic_id", "not tp"),
-        tests=(f"{_RESOLVED}test_a_recreated_topic_that_is_longer_is_noticed_by_its_id",),
+        tests=(f"{_RESOLVED}test_a_restart_begins_the_whole_topic_anew[longer]",),
         why="The first records of a recreated topic would be skipped, up to the old log's offset.",
     ),
     mutant(
@@ -228,8 +228,8 @@ START: Final[tuple[Mutant, ...]] = (
         "copy-of-the-database-by-the-mark",
         (
             "_starts",
-            "contested_epoch if row is None else row.pinned_epoch",
-            "max((row.token.epoch for row in rows.values()), default=0)",
+            "contested if row is None else row.pinned_epoch if row.contested else None",
+            "contested and max((row.token.epoch for row in rows.values()), default=0)",
         ),
         tests=(f"{_MIRRORED}test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then",),
         why='A reset of another partition would make the copy look like a restore; on_rewound="kafka" loses records.',
@@ -260,7 +260,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "marked-batch-planned-anew",
-        ("spark:judge", "_expect_same(batch_id, end, stored)", ""),
+        ("spark:judge", "stored[tp] != offset", "False"),
         tests=(f"{_CONTINUITY}test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoint",),
         why="Records that an older checkpoint adds to a batch of that number would be dropped with its rows.",
     ),
@@ -298,8 +298,8 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "evidence-goes-along",
-        ("_same_offset", "replace(new, pair=row.pair, suspect=row.suspect)", "new"),
-        tests=(f"{_LOGS}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
+        ("_same_offset", "new._replace(pair=row.pair, suspect=row.suspect)", "new"),
+        tests=(f"{_ADMIN}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
         why="A rename would make a truncated log startable.",
     ),
     mutant(
@@ -374,7 +374,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "new-partition-has-its-topic-s-id",
-        ("topic_ids", "row.topic_id or only.get(tp.topic)", "row.topic_id"),
+        ("known_ids", "{topic: next(iter(ids)) for topic, ids in of_topics.items() if len(ids) == 1}", "{}"),
         tests=(
             f"{_LOGS}test_a_new_partition_that_is_too_short_is_not_taken_for_a_new_topic",
             f"{_LOGS}test_a_new_partition_that_was_truncated_and_has_regrown_is_refused",
@@ -443,7 +443,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lost-records-of-the-same-topic",
-        ("Mirror._confirmed", "ids[tp.topic] == known[tp]", "known[tp]"),
+        ("Mirror._confirmed", "ids[tp.topic] == (rows[tp].topic_id or known.get(tp.topic))", "known"),
         tests=(f"{_LOGS}test_a_topic_that_is_recreated_while_the_job_runs_is_no_log_that_lost_records",),
         why="A topic that was created anew would be told as a truncated log; no on_recreated= lifts that.",
     ),
@@ -486,9 +486,9 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "home-that-may-not-be-asked-for",
         (
-            "StoreFactsStatements.identity",
-            "_, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
-            "[found] = self._send_together(sql.IDENTITY_ALONE)",
+            "PostgresSession.identity",
+            "_, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
+            "[found] = self.together(sql.IDENTITY_ALONE)",
         ),
         tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
         why="The same: the refused question would have ended the transaction.",
@@ -507,13 +507,13 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "moved-reads-the-store-under-its-lock",
-        ("MoveStore.locked", "session.lock_identity()", "session.identity()"),
+        ("MoveStore.locked", "lock_identity(people(session))", "session.identity()"),
         tests=(f"{_TOGETHER}test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile",),
         why="A store moved that has waited for a new-id would write the id of the original back.",
     ),
     mutant(
         "new-id-reads-the-store-under-its-lock",
-        ("NewStoreId.locked", "session.lock_identity()", "session.identity()"),
+        ("NewStoreId.locked", "lock_identity(people(session))", "session.identity()"),
         tests=(f"{_TOGETHER}test_a_new_id_names_the_store_that_the_database_was_until_then",),
         why="The history would name another store than the one that the database was a copy of.",
     ),
@@ -527,7 +527,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "marked-batch-of-a-store-that-was-set-back",
-        ("spark:judge", "_expect_not_beyond(..., begin, stored)", ""),
+        ("spark:judge", "if at < offset: ...", "if at < offset and not is_marked: raise CheckpointAhead(ends)"),
         tests=(f"{_CONTINUITY}test_the_marked_batch_of_a_store_below_what_is_committed_is_ahead",),
         why="The error would tell to restore the checkpoint where the database was set back.",
     ),

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.letters import Recovery
 from offsetstore.processing.unit import UNNAMED, Ranges, Record, Stored, Written
 from offsetstore.protocol.letters import LetterError, Payload, rejected
 

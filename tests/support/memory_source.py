@@ -20,8 +20,7 @@ import pyarrow as pa
 from offsetstore import Append, Claim, DeadLetters, Flush, OffsetRange, OffsetStore, Retries, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import count_offsets
-from offsetstore.processing.blame import Proof
-from offsetstore.processing.computing import find_failing
+from offsetstore.processing.blame import find_failing
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.processing.unit import UNNAMED, Ranges, Record
 from offsetstore.protocol.letters import Letter, LetterError, Payload, digest, rejected
@@ -195,8 +194,8 @@ class Batch:
     def unreadable(self) -> str | None:
         return None
 
-    def proof(self, refused: RowsRefused) -> Proof:
-        return Proof.ROW if isinstance(refused, FunctionFailed) else Proof.BATCH
+    def repeats(self) -> bool:
+        return True
 
 
 class MemorySource:

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from offsetstore import Append, DeadLetters, OffsetRange, OffsetStore, Retries, TopicPartition
-from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import Ranges
 from tests.support.careful_part import FakePart, Row, written

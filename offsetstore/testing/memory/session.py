@@ -24,11 +24,11 @@ from offsetstore.protocol.database import (
 )
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.connection import MemoryConnection
 from offsetstore.testing.memory.letters import LetterContents, LetterRow
 from offsetstore.testing.memory.locks import Mode, RowLocks
-from offsetstore.testing.memory.runs import RunContents, RunMemory
 from offsetstore.testing.memory.stored_letters import StoredLetterMemory
 
 _NOBODY = Token(0, UUID(int=0))
@@ -46,7 +46,10 @@ class Group:
 
 @dataclass(slots=True)
 class Contents:
-    """The tables, as committed. ``beats`` holds ``None`` for a heartbeat that was removed."""
+    """The tables, as committed. ``beats`` holds ``None`` for a heartbeat that was removed.
+
+    Of runs only their ``endings`` are kept, by claim: the rest is for people alone.
+    """
 
     groups: dict[str, Group] = field(default_factory=dict)
     partitions: dict[tuple[str, TopicPartition], StoredOffset] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Contents:
     rows: list[tuple[str, object]] = field(default_factory=list)
     marks: dict[tuple[str, UUID], int] = field(default_factory=dict)
     of_letters: LetterContents = field(default_factory=LetterContents)
-    of_runs: RunContents = field(default_factory=RunContents)
+    endings: dict[UUID, Ending | None] = field(default_factory=dict)
     identity: tuple[UUID, str | None] | None = None
 
     def apply(self, changes: Contents) -> None:
@@ -67,7 +70,7 @@ class Contents:
         self.rows += changes.rows
         self.marks |= changes.marks
         self.of_letters.apply(changes.of_letters)
-        self.of_runs.apply(changes.of_runs)
+        self.endings |= changes.endings
         self.identity = changes.identity or self.identity
 
 
@@ -87,7 +90,7 @@ class Changes(Contents):
             [*self.rows],
             dict(self.marks),
             self.of_letters.copy(),
-            self.of_runs.copy(),
+            dict(self.endings),
             self.identity,
             self.moved,
         )
@@ -104,7 +107,7 @@ class Shared:
         self.locks = RowLocks(self.changed)
 
 
-class MemorySession(StoredLetterMemory, RunMemory):
+class MemorySession(StoredLetterMemory):
     """One transaction; any thread may use it, one at a time, as with a connection."""
 
     def __init__(self, shared: Shared, name: str, lock_timeout: float | None) -> None:
@@ -117,7 +120,6 @@ class MemorySession(StoredLetterMemory, RunMemory):
         self._changes = Changes()
         self._moved = 0
         StoredLetterMemory.__init__(self, shared.contents.of_letters, lambda: self._changes.of_letters, shared.clock)
-        RunMemory.__init__(self, shared.contents.of_runs, lambda: self._changes.of_runs, shared.clock)
         self.was_ended = False
         """Whether user code has tried to end the transaction."""
         self._savepoints = 0
@@ -228,12 +230,12 @@ class MemorySession(StoredLetterMemory, RunMemory):
             return None if row is None else row.token
 
     def group(self, group: str) -> GroupRow | None:
-        with self._statement():
+        with self._statement() as committed:
             row = self._group(group)
             if row is None or row.token.epoch == 0:
                 return None
             beat, now = self._beat(row.token.claim_id), self._shared.clock()
-            run = self._all_runs().get((group, row.token.epoch))
+            endings = committed.endings | self._changes.endings
             is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
             return GroupRow(
                 row.token,
@@ -241,7 +243,7 @@ class MemorySession(StoredLetterMemory, RunMemory):
                 row.claimed_at,
                 None if beat is None else now - beat,
                 *((None, row.pause) if is_over else (row.pause, None)),
-                run.ending if run is not None and run.token == row.token else None,
+                endings.get(row.token.claim_id),
             )
 
     def groups(self) -> list[ListedGroup]:
@@ -258,6 +260,21 @@ class MemorySession(StoredLetterMemory, RunMemory):
                 found.append(ListedGroup(name, owner, len(rows), topics, since, letters))
         return found
 
+    def begin_run(self, group: str, token: Token, run: NewRun) -> None:  # noqa: ARG002 - see `Contents`
+        with self._statement():
+            self._changes.endings[token.claim_id] = None
+
+    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:  # noqa: ARG002
+        with self._statement() as committed:
+            if token.claim_id in committed.endings | self._changes.endings:
+                self._changes.endings[token.claim_id] = ending
+
+    def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
+        """Nobody reads them."""
+
+    def trim_runs(self, group: str, keep: int) -> None:
+        """There is nothing to trim."""
+
     def expect_grants(self) -> None:
         """There are no roles."""
 
@@ -266,13 +283,6 @@ class MemorySession(StoredLetterMemory, RunMemory):
             written = self._changes.identity or committed.identity
             assert written is not None
             return StoreIdentity(*written, self._shared.here)
-
-    def lock_identity(self) -> StoreIdentity:
-        return self.identity()
-
-    def set_identity(self, store_id: UUID, home: str | None) -> None:
-        with self._statement():
-            self._changes.identity = (store_id, home)
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         with self._statement():

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.protocol.letters import OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
@@ -29,32 +28,18 @@ class StoredLetterMemory(LetterMemory):
         group: str,
         which: LetterFilter,
         *,
-        after: LetterCursor | None,
-        limit: int,
-        max_bytes: int | None,
-        within: int | None = None,
+        after: LetterCursor | None,  # noqa: ARG002 - only people read lists page by page
+        limit: int,  # noqa: ARG002
+        max_bytes: int | None,  # noqa: ARG002
+        within: int | None = None,  # noqa: ARG002
     ) -> tuple[list[Letter], LetterCursor | None]:
-        following = self._newest(group, which.states, after)
-        looked_at = following[:within]
-        rest = [letter for letter in looked_at if which.has(letter)]
-        if max_bytes is None:
-            page = [_without_contents(letter) for letter in rest[:limit]]
-        else:
-            page = _within(rest, limit, max_bytes)
-        if len(page) < len(rest):
-            return page, LetterCursor.of(page[-1])
-        is_end = within is None or len(looked_at) < within
-        return page, None if is_end else LetterCursor.of(looked_at[-1])
-
-    def _newest(self, group: str, states: Collection[State], after: LetterCursor | None = None) -> list[Letter]:
+        """All, with their contents."""
         with self._statement():
-            found = sorted(self._of(group, LetterFilter(tuple(states))), key=LetterCursor.of, reverse=True)
-        return [letter for letter in found if after is None or LetterCursor.of(letter) < after]
+            return sorted(self._of(group, which), key=LetterCursor.of, reverse=True), None
 
-    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:  # noqa: ARG002
         with self._statement():
-            found = self._named(group, key)
-        return found if found is None or contents else _without_contents(found)
+            return self._named(group, key)
 
     def count_letters(
         self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
@@ -112,13 +97,6 @@ class StoredLetterMemory(LetterMemory):
             group,
             keys,
             lambda letter: replace(letter, state=state, forced=forced, decided_at=now, actor=actor, reason=reason),
-        )
-
-    def _prunable(self, group: str, states: Collection[State], before: datetime) -> list[LetterKey]:
-        return sorted(
-            letter.key
-            for letter in self._of(group)
-            if letter.state in states and letter.decided_at is not None and letter.decided_at < before
         )
 
     def has_requested(self, group: str) -> bool:
@@ -226,10 +204,6 @@ def _precedes(one: Letter, letter: Letter) -> bool:
         and one.offset < letter.offset
         and (one.topic_id == letter.topic_id or "" in {one.topic_id, letter.topic_id})
     )
-
-
-def _without_contents(letter: Letter) -> Letter:
-    return replace(letter, payload=None, sequence=None, error=replace(letter.error, text="", traceback=None))
 
 
 def _within(letters: list[Letter], limit: int, max_bytes: int) -> list[Letter]:

@@ -100,12 +100,10 @@ def test_set_writes_json_or_text_or_clears(
         (["payments", "0"], 2, "Give a VALUE, or --clear"),
         (["payments", "0", "1", "--clear"], 2, "Give a VALUE, or --clear"),
         (["payments", "0", "--clear", "--text"], 2, "Give a VALUE, or --clear"),
-        (["payments", "7", "1"], 2, "the store has no offset of this partition"),
-        (["payments", "0", "1", "--reason", " "], 2, "a decision needs a reason"),
         (["payments", "0", "1", "-g", "nobody"], 1, "no offsets of group 'nobody'"),
         (["payments", "0", f'"{"x" * MAX_BYTES}"'], 5, "the metadata is too large"),
     ],
-    ids=["not JSON", "no value", "two", "text of none", "partition", "reason", "group", "too large"],
+    ids=["not JSON", "no value", "two", "text of none", "group", "too large"],
 )
 def test_set_refuses(
     run: Run,

@@ -21,6 +21,7 @@ from offsetstore.testing import StaticBroker
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 REASON = ("--reason", "ticket 17")
 REFUSED = LetterError("RowsRefused", "refused:\ntwo lines", "23514", "public.results", "positive")
+REPLAYS = "The running job replays them within seconds, if it has dead_letters=; what fails again is dead again."
 TEXT = Payload("schlüssel".encode(), b'{"amount": -1}\x1b[31m', (("trace", b"\xff"), ("note", None)), 1700000000000, 0)
 BINARY = Payload(None, b"\x00\xff", None, None, None)
 
@@ -163,10 +164,12 @@ def test_the_plan_of_a_forced_replay_counts_the_letters_that_were_overtaken(
 def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     replay = ("dead-letters", "replay", "-g", "billing", *REASON)
     assert run(*replay, "--all").stdout.splitlines()[:-1] == [
+        "letter",
         "payments:0:1",
         "payments:1:2",
         "2 dead letters would be replayed.",
         "1 letter can't be replayed: their records are not kept.",
+        REPLAYS,
         "Nothing was written. Add --execute to do it.",
     ]
     assert store.letter_counts("billing") == {"dead": 3}
@@ -175,9 +178,11 @@ def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], s
     assert (done["executed"], done["more"], done["without_payload"]) == (True, True, 1)
     assert [letter["offset"] for letter in done["letters"]] == [1]
     assert run(*replay, "payments:1:2", "--execute", "--force").stdout.splitlines() == [
+        "letter",
         "payments:1:2",
         "1 dead letter requested.",
-        "The running job replays them within seconds; --wait shows the outcome.",
+        "Forced: rows of later records may be replaced by older ones.",
+        REPLAYS,
     ]
     assert store.letter("billing", P1, 2).forced
     assert run(*replay, "--all", "--execute").stdout.splitlines()[0] == "No dead letters match."
@@ -185,14 +190,17 @@ def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], s
 
 def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     discard = ("dead-letters", "discard", "-g", "billing", "--constraint", "positive", *REASON)
-    assert run(*discard).stdout.splitlines()[2:-1] == [
+    assert run(*discard).stdout.splitlines()[3:-1] == [
         "2 dead letters would be discarded.",
+        "Their records stay out of the results. A requested replay is withdrawn.",
         "Nothing was written. Add --execute to do it.",
     ]
     assert run(*discard, "--erase", "--execute", "-n", "1").stdout.splitlines() == [
+        "letter",
         "payments:0:1",
         "1 dead letter erased.",
-        "More letters match than --limit allows: repeat the command for them, or raise the limit.",
+        "More letters match than the limit allows: repeat this for them.",
+        "Their keys, values, headers and error texts are deleted, for good.",
     ]
     assert store.letter("billing", P0, 1).payload_state == "erased"
     assert store.letter_counts("billing") == {"dead": 2, "discarded": 1}
@@ -201,11 +209,11 @@ def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], 
 def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
     store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
     prune = ("dead-letters", "prune", "-g", "billing", *REASON, "--older-than")
-    assert run(*prune, "30d").stdout == "0 dead letters would be deleted.\n"
+    assert run(*prune, "30d").stdout == "No dead letters match.\n"
     plan = document(run(*prune, "0m", "--format", "json"))["plan"]
     assert run(*prune, "0m").stdout.splitlines() == [
         "1 dead letter would be deleted.",
-        "Nothing was deleted. Add --execute to do it.",
+        "Nothing was written. Add --execute to do it.",
         f"Plan {plan}: --execute --if-plan {plan} does this, or nothing.",
     ]
     assert document(run(*prune, "0m", "--execute", "--format", "json")) == {
@@ -227,17 +235,13 @@ def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: Off
         (["list", "-g", "billing", "--by", "error", "--cause", "raised"], 2, "--by error goes with"),
         (["export", "-g", "nobody"], 1, "no group 'nobody'"),
         (["show", "-g", "billing", "payments:0:2"], 1, "no dead letter of offset 2"),
-        (["show", "-g", "nobody", "payments:0:2"], 1, "no group 'nobody'"),
         (["show", "-g", "billing", "payments-0-2"], 2, "is not TOPIC:PARTITION:OFFSET"),
         (["show", "-g", "billing", "payments:0:-2"], 2, "is not TOPIC:PARTITION:OFFSET"),
         (["replay", "-g", "billing", *REASON], 2, "Name letters, or a filter"),
         (["replay", "-g", "billing", *REASON, "--all", "payments:0:1"], 2, "Name letters, or a filter"),
         (["replay", "-g", "billing", *REASON, "payments:0:3"], 1, "holds no record"),
-        (["replay", "-g", "billing", *REASON, "payments:0:2"], 1, "no dead letter of offset 2"),
         (["replay", "-g", "billing", "--all"], 2, "--reason"),
         (["replay", "-g", "billing", *REASON, "--all", "--wait"], 2, "--wait goes with --execute"),
-        (["discard", "-g", "nobody", *REASON, "--all"], 1, "no group 'nobody'"),
-        (["discard", "-g", "billing", "--reason", " ", "--all"], 2, "a decision needs a reason"),
         (["prune", "-g", "billing", *REASON, "--older-than", "1w"], 2, "is not a number of days"),
         (["prune", "-g", "billing", *REASON, "--older-than", "1d", "--state", "dead"], 2, "dead"),
     ],
@@ -278,7 +282,6 @@ def test_a_request_says_if_no_job_runs_to_replay_it(run: Callable[..., Result], 
     replay = ("dead-letters", "replay", "-g", "billing", *REASON)
     assert hint not in run(*replay, "payments:0:1", "--execute").stdout.splitlines()
     claim.close()
-    assert hint not in run(*replay, "payments:1:2").stdout.splitlines()
     assert run(*replay, "payments:1:2", "--execute").stdout.splitlines()[-1] == hint
 
 

@@ -72,14 +72,14 @@ def test_a_copy_shows_its_plan_and_needs_execute(run: Callable[..., Result], sto
 def test_a_rename_needs_execute_and_with_a_live_job_force(run: Callable[..., Result], store: OffsetStore) -> None:
     rename = ("groups", "rename", "-g", "billing", "--to", "invoicing", *REASON)
     plan = lines(run(*rename))
-    assert plan[-4] == "The offsets of 3 partitions would be renamed from billing to invoicing."
-    assert plan[-3].startswith("A job is live: ")
+    assert plan[-5] == "The offsets of 3 partitions would be renamed from billing to invoicing."
+    assert plan[-4].startswith("A job is live: ")
 
     refused = run(*rename, "--execute")
     assert (refused.exit_code, "is live; nothing was written" in refused.stderr) == (1, True)
-    assert lines(run(*rename, "--execute", "--force"))[-1] == (
-        "The offsets of 3 partitions were renamed from billing to invoicing."
-    )
+    *_, done, fenced = lines(run(*rename, "--execute", "--force"))
+    assert done == "The offsets of 3 partitions were renamed from billing to invoicing."
+    assert fenced.startswith("Fenced the live job: ")
     assert store.offsets("billing") == {}
     assert [line.split()[:4] for line in lines(run("groups", "list"))[1:]] == [
         ["billing", "ended", "2", "0"],
@@ -97,7 +97,7 @@ def test_a_delete_needs_execute_and_says_what_stays_in_kafka(
     assert plan[4] == "billing would be deleted: the offsets of 3 partitions."
     assert plan[6] == "  kafka-consumer-groups.sh --bootstrap-server HOST:PORT --delete --group billing"
     assert plan[7].startswith("A job is live: ")
-    assert plan[8:-1] == ["Nothing was deleted."]
+    assert plan[8:-1] == ["Stop it first, or fence it with --force.", "Nothing was written."]
     refused = run(*delete, "--execute")
     assert (refused.exit_code, "is live; nothing was written" in refused.stderr) == (1, True)
 

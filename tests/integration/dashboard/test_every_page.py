@@ -79,11 +79,11 @@ def test_a_decision_is_made_with_the_keyboard_alone(url: str, pages: Pages) -> N
     page.get_by_label("Reason").press_sequentially("done")
     page.get_by_label("The group's name").press_sequentially("shipping")
     page.get_by_role("button", name="now").press("Enter")
-    page.get_by_text("Resumed; this pause has ended").wait_for()
+    page.get_by_text("Resumed shipping").wait_for()
     assert axe(page) == []
     assert unreachable(page) == []
     page.go_back()  # to the plan as it is now, and to no question whether to send a form again
-    page.get_by_text("The group is not paused; there is nothing to resume.").wait_for()
+    page.get_by_text("shipping was not paused; nothing was written.").wait_for()
 
 
 @pytest.mark.behaviour("DASH-5")

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, Timeouts, TopicPartition, Upsert
 from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.discovery import DiscoveryEnded, NothingAccepted, TooManyRefused, discover
+from offsetstore.processing.blame import Halve, TooManyFailed, discover
 from offsetstore.processing.unit import Decisions
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.failpoints import FailpointReached
@@ -88,7 +88,17 @@ def search(
     size = size_of(*outputs)
     write = in_order(*outputs)
     decisions = decisions_for(size)
-    found = discover(claim, decisions, range(size), keys or {}, write, seconds=seconds, limit=limit, check=check)
+    found = discover(
+        claim,
+        decisions,
+        range(size),
+        keys or {},
+        write,
+        refused=RowsRefused("refused"),
+        seconds=seconds,
+        limit=limit,
+        check=check,
+    )
     return dict(found.dead)
 
 
@@ -227,7 +237,9 @@ def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed(claim: C
         writer.write(work, [rows.take(list(records))])
 
     keys = {record: key for record, (key, _) in enumerate(values)}
-    found = discover(claim, decisions_for(4), range(4), keys, write, seconds=60, limit=100)
+    found = discover(
+        claim, decisions_for(4), range(4), keys, write, refused=RowsRefused("refused"), seconds=60, limit=100
+    )
 
     assert found.dead.keys() == {3}
     assert query("SELECT relname FROM pg_class WHERE relpersistence = 't'") == []
@@ -359,7 +371,7 @@ def test_discovery_ends_by_itself_at_half_of_a_transaction_timeout(offsetstore_d
     rows = each(Append("slow"), *({"id": -1 if number % 5 == 0 else number} for number in range(200)))
 
     began = time.monotonic()
-    with OffsetStore.connect(offsetstore_database) as store, pytest.raises(DiscoveryEnded, match="time"):
+    with OffsetStore.connect(offsetstore_database) as store, pytest.raises(Halve):
         search(store.claim("billing", topics=["payments"]), rows, check=lambda: time.sleep(0.2))
 
     assert 1.9 < time.monotonic() - began < 3.9
@@ -407,9 +419,9 @@ def test_where_no_row_is_accepted_it_takes_few_tries_to_say_so(claim: Claim, que
     query("CREATE TABLE results (record int CHECK (record < 0))")
     tries: list[None] = []
     rows = each(Append("results"), *({"record": number} for number in range(5000)))
-    with pytest.raises(NothingAccepted) as told:
+    with pytest.raises(TooManyFailed) as told:
         search(claim, rows, check=lambda: tries.append(None))
-    assert told.value.refused.constraint == "results_record_check"
+    assert told.value.error.constraint == "results_record_check"
     assert len(tries) < 150
 
 
@@ -422,7 +434,7 @@ def test_rows_beyond_what_a_trigger_allows_are_too_many(claim: Claim, query: Que
         "CREATE TRIGGER allow_100 AFTER INSERT ON results FOR EACH STATEMENT EXECUTE FUNCTION allow_100()"
     )
     rows = each(Append("results"), *({"record": number} for number in range(200)))
-    with pytest.raises(TooManyRefused):
+    with pytest.raises(TooManyFailed):
         search(claim, rows, limit=99)
     assert len(search(claim, rows, limit=100)) == 100
 

@@ -20,8 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from offsetstore import Append, DeadLetters, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Work
 from offsetstore.errors import LockTimeout, RowsRefused, StoreUnavailable, TransactionLost
 from offsetstore.postgres.grants import grant_runtime
-from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import Ranges
 from tests.integration.conftest import Query

@@ -13,7 +13,7 @@ import pytest
 from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.postgres.errors import refusals
-from offsetstore.processing.blame import Verdict, isolate
+from offsetstore.processing.blame import blame
 from offsetstore.processing.plan import Plan
 from offsetstore.processing.unit import PlanOutdated, Ranges, Record
 from offsetstore.protocol.ports import Writer
@@ -56,12 +56,12 @@ def attempt(
     return tried(claim, plan, lambda work: writer.write(work, batches))
 
 
-def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Fail with all of them, as the batch does, and look for the one."""
+def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> RowsRefused:
+    """Fail with all of them, as the batch does, and look for the one; nothing is stored."""
     whole = {P0: OffsetRange(0, len(rows))}
     with pytest.raises(RowsRefused) as caught:
         attempt(claim, writer, rows, whole)
-    return isolate(caught.value, whole, lambda part, without: attempt(claim, writer, rows, part, without))
+    return blame(caught.value, whole, lambda part, without: attempt(claim, writer, rows, part, without), claim)
 
 
 def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
@@ -72,8 +72,7 @@ def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim,
 
     found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
 
-    assert found.record == (P0, 7)
-    assert found.error.constraint == "balances_amount_check"
+    assert (found.offsets, found.constraint) == (OffsetRange(7, 8), "balances_amount_check")
     assert query("SELECT * FROM balances") == []
 
 
@@ -100,7 +99,8 @@ def test_a_child_whose_parent_comes_later_is_not_blamed(claim: Claim, query: Que
 
     found = search(claim, Execute(insert_family), rows)
 
-    assert (found.error.column, found.record, found.suspects) == ("note", None, {P0: OffsetRange(0, 8)})
+    assert (found.column, found.offsets) == ("note", OffsetRange(0, 8))
+    assert "reset" not in found.next_step
 
 
 @pytest.mark.behaviour("TX-18")
@@ -113,8 +113,8 @@ def test_a_withdrawal_that_a_later_deposit_covers_is_not_blamed(claim: Claim, qu
 
     found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
 
-    assert (found.record, found.suspects) == (None, {P0: OffsetRange(1, 8)})
-    assert found.accepted == {P0: OffsetRange(0, 1)}
+    assert found.offsets == OffsetRange(1, 8)
+    assert "reset" not in found.next_step
 
 
 @pytest.mark.behaviour("TX-18")
@@ -128,7 +128,7 @@ def test_a_parent_that_comes_a_moment_later_is_no_records_fault(claim: Claim, qu
     query("INSERT INTO parents VALUES (1)")
 
     with pytest.raises(PlanOutdated, match="accepted a moment later"):
-        isolate(caught.value, whole, lambda part, without: attempt(claim, Append("children"), rows, part, without))
+        blame(caught.value, whole, lambda part, without: attempt(claim, Append("children"), rows, part, without), claim)
 
 
 def test_of_several_children_without_a_parent_the_first_is_named(claim: Claim, query: Query) -> None:
@@ -139,7 +139,7 @@ def test_of_several_children_without_a_parent_the_first_is_named(claim: Claim, q
 
     found = search(claim, Append("children"), rows)
 
-    assert (found.record, found.accepted) == ((P0, 3), {P0: OffsetRange(0, 3)})
+    assert found.offsets == OffsetRange(3, 4)
     assert query("SELECT * FROM children") == []
 
 
@@ -154,7 +154,7 @@ def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore
     store.claim("billing", topics=["payments"])
 
     with pytest.raises(StaleClaim):
-        isolate(caught.value, whole, lambda part, without: attempt(claim, Append("once"), rows, part, without))
+        blame(caught.value, whole, lambda part, without: attempt(claim, Append("once"), rows, part, without), claim)
 
 
 def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(

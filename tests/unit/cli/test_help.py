@@ -42,7 +42,7 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
     [
         (
             "migrate",
-            ["--url", "--schema", "--check", "--sql", "--since", "OFFSETSTORE_URL", "Exit codes", "Example"],
+            ["--url", "--schema", "--check", "--sql", "--since", "OFFSETSTORE_URL", "Exit code", "Example"],
         ),
         (
             "grants",
@@ -68,7 +68,7 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
             [
                 "--group", "--topic", "--all-topics", "--to-earliest", "--to-latest", "--to-current", "--to-offset",
                 "--to-datetime", "--by-duration", "--shift-by", "--from-file", "csv",
-                "--reason", "--execute", "--force", "--format", "Exit codes", "Keys of --format json", "Example",
+                "--reason", "--execute", "--force", "--format", "Exit code", "Keys of --format json", "Example",
             ],
         ),
         (
@@ -78,12 +78,12 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
                 "Keys of --format json", "Example",
             ],
         ),
-        ("pause", ["--group", "--until", "--reason", "--format", "Exit codes", "Keys of --format json", "Example"]),
-        ("resume", ["--group", "--reason", "--format", "Exit codes", "Keys of --format json", "Example"]),
+        ("pause", ["--group", "--until", "--reason", "--format", "Exit code", "Keys of --format json", "Example"]),
+        ("resume", ["--group", "--reason", "--format", "Exit code", "Keys of --format json", "Example"]),
         (
             "health",
             [
-                "--port", "--host", "--ready", "--group", "--max-lag", "OFFSETSTORE_HEALTH_TOKEN", "Exit codes",
+                "--port", "--host", "--ready", "--group", "--max-lag", "OFFSETSTORE_HEALTH_TOKEN", "Exit code",
                 "Keys of --format json", "Examples",
             ],
         ),
@@ -119,12 +119,6 @@ def test_no_help_shows_the_mark_of_a_paragraph_that_is_not_wrapped() -> None:
     commands = _all_commands()
     assert ("local", "up") in commands
     assert [command for command in commands if "\\b" in (text := _help(*command)) or "\b" in text] == []
-
-
-def test_exit_codes_have_a_line_each() -> None:
-    for name in ("migrate", "reset"):
-        block = _help(name).partition("  Exit codes:\n")[2].partition("\n\n")[0]
-        assert [line.split()[0] for line in block.splitlines() if line[4] != " "][:3] == ["0", "1", "2"]
 
 
 def test_what_the_brokers_are_for_depends_on_the_command() -> None:

@@ -25,12 +25,14 @@ def test_without_click_the_command_says_what_to_install() -> None:
 
 def test_without_rich_a_terminal_is_told_what_to_install() -> None:
     done = _main(
-        "sys.modules['rich'] = sys.modules['rich.table'] = None\nsys.stderr.isatty = lambda: True",
+        "import click\n"
+        "import offsetstore.cli.commands as commands\n"
+        "from offsetstore.cli.output import Table, print_text\n"
+        "sys.modules['rich'] = sys.modules['rich.console'] = None\n"
+        "sys.stdout.isatty = lambda: True\n"
+        "shown = click.Command('status', callback=lambda: print_text(Table(['group'], [])))\n"
+        "commands.LazyCommand.load = lambda self: shown",
         "status",
-        "-g",
-        "billing",
-        "--url",
-        "mysql://x",
     )
     assert done.returncode == 2
     assert "  found:     no rich\n" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from offsetstore import Claim, Flush, OffsetRange
 from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.batch_metadata import BatchInfo
+from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.testing import InMemoryOffsetStore

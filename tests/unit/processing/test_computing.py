@@ -9,7 +9,7 @@ from collections.abc import Collection
 import pytest
 
 from offsetstore.errors import FunctionFailed
-from offsetstore.processing.computing import NoneComputed, TimeIsUp, find_failing
+from offsetstore.processing.blame import TimeIsUp, TooManyFailed, find_failing
 
 
 class Tries:
@@ -47,9 +47,9 @@ def test_twenty_of_a_hundred_thousand_take_some_three_hundred_jobs() -> None:
 @pytest.mark.behaviour("DLQ-13", "DLQ-15")
 def test_what_fails_for_all_records_is_given_up_after_a_few() -> None:
     tries = Tries(*range(2_000))
-    with pytest.raises(NoneComputed, match="all 19 records tried failed") as caught:
+    with pytest.raises(TooManyFailed, match="all 19 records tried failed") as caught:
         find_failing(2_000, tries)
-    assert caught.value.failed.what == "at 9"
+    assert caught.value.error.what == "at 9"
     assert len(tries.tried) < 60
 
 

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from offsetstore import Claim, OffsetRange, TopicPartition, Transaction
 from offsetstore.errors import LockFirst, LockTimeout, ProtocolMisuse, RowsRefused, StaleClaim
-from offsetstore.processing import discovery
-from offsetstore.processing.discovery import (
+from offsetstore.processing import blame
+from offsetstore.processing.blame import (
     MOST_KEPT,
-    DiscoveryEnded,
+    Halve,
     KeptTrials,
-    NothingAccepted,
-    TooManyRefused,
+    TooManyFailed,
     discover,
     sweep,
     units_of,
@@ -293,16 +292,16 @@ def test_two_hundred_bad_among_a_hundred_thousand_are_some_thousand_tries() -> N
 @pytest.mark.parametrize("keys", [{}, {record: record // 10 for record in range(100_000)}], ids=["alone", "in keys"])
 def test_if_every_record_is_refused_it_takes_few_tries_to_say_so(keys: dict[int, int]) -> None:
     table = Table(lambda _: False)
-    with pytest.raises(NothingAccepted) as told:
+    with pytest.raises(TooManyFailed) as told:
         sweep(units_of(range(100_000), keys), table, limit=LIMIT)
-    assert told.value.refused.sqlstate == "23514"
+    assert told.value.error.sqlstate == "23514"
     assert len(table.tries) == 127 + 16
 
 
 @pytest.mark.behaviour("DLQ-13")
 def test_if_every_record_of_one_key_is_refused_it_takes_few_tries_too() -> None:
     table = Table(lambda _: False)
-    with pytest.raises(NothingAccepted):
+    with pytest.raises(TooManyFailed):
         sweep(units_of(range(50_000), dict.fromkeys(range(50_000), "k")), table, limit=LIMIT)
     assert len(table.tries) == 127 + 16
 
@@ -315,7 +314,7 @@ def test_if_there_are_bad_records_in_each_64th_the_single_ones_tell() -> None:
 
 @pytest.mark.behaviour("DLQ-13")
 def test_ten_records_that_are_all_refused_are_not_to_blame_and_nine_may_be() -> None:
-    with pytest.raises(NothingAccepted):
+    with pytest.raises(TooManyFailed):
         find(lambda _: False, range(10))
     assert find(lambda _: False, range(9)) == {*range(9)}
     assert find(lambda _: False, range(1)) == {0}
@@ -325,9 +324,9 @@ def test_ten_records_that_are_all_refused_are_not_to_blame_and_nine_may_be() -> 
 def test_more_dead_than_the_limit_are_too_many_and_as_many_are_not() -> None:
     bad = {1, 5, 9}
     assert find(without(*bad), range(40), limit=3) == bad
-    with pytest.raises(TooManyRefused, match="more than 2 records") as told:
+    with pytest.raises(TooManyFailed, match="more than 2 records") as told:
         find(without(*bad), range(40), limit=2)
-    assert told.value.refused.sqlstate == "23514"
+    assert told.value.error.sqlstate == "23514"
 
 
 @pytest.mark.behaviour("DLQ-13")
@@ -340,7 +339,7 @@ def test_a_small_limit_does_not_count_records_that_are_accepted_later() -> None:
 def test_where_a_thousand_are_refused_in_a_row_the_rest_is_not_tried() -> None:
     size = 20_000
     table = Table(lambda rows: max(rows) < 1000)
-    with pytest.raises(TooManyRefused):
+    with pytest.raises(TooManyFailed):
         sweep(units_of(range(size), {}), table, limit=200)
     singles = [records for records in table.tries if len(records) == 1]
     assert len(singles) < 1200
@@ -380,7 +379,9 @@ def discovered(
 ) -> Collection[int]:
     decisions = {P0: decide(0, OffsetRange(0, size))}
     options = {"limit": LIMIT, **options}
-    return discover(claim, decisions, range(size), {}, writing(rule), seconds=seconds, **options).dead.keys()
+    return discover(
+        claim, decisions, range(size), {}, writing(rule), refused=RowsRefused("refused"), seconds=seconds, **options
+    ).dead.keys()
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -392,7 +393,10 @@ def test_discovery_finds_the_refused_records_and_leaves_nothing(store: InMemoryO
 
 def test_discovery_among_no_records_begins_no_transaction(store: InMemoryOffsetStore, claim: Claim) -> None:
     store.claim("billing", topics=["payments"])
-    assert discover(claim, {}, [], {}, writing(without()), seconds=60, limit=LIMIT).dead == {}
+    assert (
+        discover(claim, {}, [], {}, writing(without()), refused=RowsRefused("refused"), seconds=60, limit=LIMIT).dead
+        == {}
+    )
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -425,7 +429,12 @@ def test_what_is_kept_is_written_again_few_times(claim: Claim) -> None:
             raise refusal()
 
     decisions = {P0: decide(0, OffsetRange(0, size))}
-    assert discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT).dead.keys() == bad
+    assert (
+        discover(
+            claim, decisions, range(size), {}, write, refused=RowsRefused("refused"), seconds=60, limit=LIMIT
+        ).dead.keys()
+        == bad
+    )
     assert sum(written) < 13 * size
 
 
@@ -456,12 +465,12 @@ def test_rows_that_are_accepted_once_only_end_discovery(claim: Claim) -> None:
         seen.update(records)
 
     decisions = {P0: decide(0, OffsetRange(0, 200))}
-    with pytest.raises(DiscoveryEnded, match="written again"):
-        discover(claim, decisions, range(200), {}, write, seconds=60, limit=LIMIT)
+    with pytest.raises(Halve):
+        discover(claim, decisions, range(200), {}, write, refused=RowsRefused("refused"), seconds=60, limit=LIMIT)
 
 
 def test_discovery_ends_when_its_time_is_up(claim: Claim) -> None:
-    with pytest.raises(DiscoveryEnded, match="time"):
+    with pytest.raises(Halve):
         discovered(claim, without(3), 64, seconds=0)
 
 
@@ -478,14 +487,14 @@ def test_the_wait_for_the_lock_takes_no_time_from_the_search(claim: Claim, monke
         return lock(tx, ranges, **others)
 
     monkeypatch.setattr(Transaction, "lock", slow)
-    monkeypatch.setattr("offsetstore.processing.discovery.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("offsetstore.processing.blame.time.monotonic", lambda: now[0])
     assert discovered(claim, without(3), 64, seconds=5) == {3}
 
 
 def test_a_check_is_made_at_once_and_then_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [5.0], list[float]()
-    monkeypatch.setattr("offsetstore.processing.discovery.time.monotonic", lambda: now[0])
-    check = discovery.now_and_then(lambda: calls.append(now[0]), every=1)
+    monkeypatch.setattr("offsetstore.processing.blame.time.monotonic", lambda: now[0])
+    check = blame.now_and_then(lambda: calls.append(now[0]), every=1)
     for moment in (5.0, 5.5, 6.0, 6.9, 8.0):
         now[0] = moment
         check()
@@ -516,7 +525,7 @@ def test_an_error_that_no_record_causes_passes(claim: Claim, error: BaseExceptio
     decisions = {P0: decide(0, OffsetRange(0, 64))}
     claim.retries = Retries(attempts=1)
     with pytest.raises(type(error)):
-        discover(claim, decisions, range(64), {}, write, seconds=60, limit=LIMIT)
+        discover(claim, decisions, range(64), {}, write, refused=RowsRefused("refused"), seconds=60, limit=LIMIT)
     assert len(tries) == 3
 
 
@@ -651,7 +660,7 @@ def test_with_hints_too_the_dead_are_refused_on_top_of_the_rest(
 @pytest.mark.behaviour("DLQ-13")
 def test_with_hints_too_it_takes_few_tries_to_say_that_every_record_is_refused() -> None:
     table = Hinting({*range(100_000)})
-    with pytest.raises(NothingAccepted):
+    with pytest.raises(TooManyFailed):
         find_by_hints(table, 100_000)
     assert len(table.tries) == 127 + 16
 
@@ -664,7 +673,17 @@ def doubted(
 ) -> tuple[set[int], set[int]]:
     """The dead, and those of them that may be innocent."""
     decisions = {P0: decide(0, OffsetRange(0, size))}
-    found = discover(claim, decisions, range(size), {}, write, seconds=60, limit=LIMIT, suspects=suspects)
+    found = discover(
+        claim,
+        decisions,
+        range(size),
+        {},
+        write,
+        refused=RowsRefused("refused"),
+        seconds=60,
+        limit=LIMIT,
+        suspects=suspects,
+    )
     return {*found.dead}, {*found.doubtful}
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
-from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.recovery import Recovery
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.letters import LetterError, Payload, digest, rejected
 from offsetstore.testing.memory.session import MemorySession

@@ -12,7 +12,7 @@ import pytest
 
 from offsetstore import Append, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed
-from offsetstore.processing.recovery import Halve
+from offsetstore.processing.blame import Halve
 from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges

@@ -17,13 +17,12 @@ from pyspark.logger import PySparkLogger
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
-from offsetstore.processing.batch_metadata import BatchMetadata
-from offsetstore.processing.blame import Proof
+from offsetstore.processing.letters import Recovery
+from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.policies import Whole, may_be_of_records
-from offsetstore.processing.recovery import Recovery
 from offsetstore.processing.unit import Stored
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
-from offsetstore.spark import function_errors
+from offsetstore.spark import collecting, function_errors
 from offsetstore.spark.function_errors import (
     function_failed,
     has_lost_block,
@@ -312,8 +311,8 @@ class Failing(MicroBatch):
 
     def unreadable(self) -> None: ...
 
-    def proof(self, refused: RowsRefused) -> Proof:  # noqa: ARG002
-        return Proof.ROW
+    def repeats(self) -> bool:
+        return True
 
 
 P1 = TopicPartition("payments", 1)
@@ -588,3 +587,46 @@ def test_pyspark_logs_no_error_of_a_thread_in_which_we_tell_it(name: str) -> Non
     finally:
         logger.removeHandler(handler)
     assert written == ["another query's", "after it"]
+
+
+class Keeping:
+    """Rows that executors compute, and keep if they are told to: that may fail, or the computation does."""
+
+    def __init__(self, thrown: Thrown, *, can_compute: bool) -> None:
+        self.thrown, self.can_compute = thrown, can_compute
+        self.is_kept = False
+
+    def persist(self, _: object) -> None:
+        self.is_kept = True
+
+    def unpersist(self, _: bool) -> None:  # noqa: FBT001 - Java's
+        self.is_kept = False
+
+    def count(self) -> int:
+        if self.is_kept or not self.can_compute:
+            raise java_error(self.thrown)
+        return 4
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("can_compute", [True, False], ids=["a full disk", "a record"])
+def test_rows_that_executors_can_compute_and_not_keep_are_no_records_fault(
+    monkeypatch: pytest.MonkeyPatch, *, can_compute: bool
+) -> None:
+    """A full disk raises a plain java.io.IOException, as a decoder may: where it happened tells them apart."""
+    full = Thrown(SPARK, text="Job aborted", cause=Thrown("java.io.IOException", text="canary"))
+    rows = Keeping(full, can_compute=can_compute)
+    parts = SimpleNamespace(rdd=rows, context=SimpleNamespace(_getJavaStorageLevel=repr))
+    monkeypatch.setattr(collecting, "Parts", SimpleNamespace(of=lambda _: parts))
+    frame: Any = object()
+    with pytest.raises((SinkError, Py4JJavaError)) as raised:
+        collecting.collect_by_partition(frame)
+    assert not rows.is_kept
+    if can_compute:
+        assert isinstance(raised.value, SinkError)
+        assert "IOException" in str(raised.value)
+        assert "maxOffsetsPerTrigger" in raised.value.next_step
+        assert "canary" not in str(raised.value)
+        assert function_failed(raised.value) is None
+    else:
+        assert function_failed(raised.value) is not None

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore import errors
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import OffsetStoreError, step_for
 from offsetstore.monitoring.dashboard.context import (
     Deciding,
     as_sent,
@@ -41,16 +41,15 @@ from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.letters import LettersDecided, ReplayLetters
-from offsetstore.operations.operation import STOP_IT, By, Plan, carry_out, plan_of
+from offsetstore.operations.operation import By, Plan, carry_out, plan_of
+from offsetstore.operations.wording import in_words
 from offsetstore.postgres.errors import DATABASE_ERRORS, of_database
-from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.texts import MOST_REASON
 from offsetstore.store.identity import this_process
 from offsetstore.text import visible
 
 SHOWN: Final = 100
-"""Partitions that a plan lists."""
-SHOWN_LETTERS: Final = 20
+"""Rows that a plan lists."""
 ERRORS: Final = 50
 
 LONGEST: Final = MOST_REASON
@@ -73,11 +72,6 @@ _STATUSES: Final[tuple[tuple[int, tuple[type[OffsetStoreError], ...]], ...]] = (
 _UNAVAILABLE: Final = 503
 _REFUSALS: Final = (errors.OffsetStoreError, *DATABASE_ERRORS)
 
-_WORDS: Final = {
-    # The library's next steps, in the words of the pages.
-    STOP_IT: "Stop it first, or tick “Fence the live job”.",
-    errors.StoreUnavailable.default_next_step: "Check that the server runs, and that the role may connect.",
-}
 _OTHER_ROLE: Final = (
     "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL)."
 )
@@ -115,10 +109,9 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
     except TicketRefused as refused:
         return show(request, "action_refused.html", status=403, action=name, group=group, text=str(refused))
     try:
-        reason, store = given.get("reason", "").strip(), dashboard_of(request).store
+        reason = given.get("reason", "").strip()
         answers = _answers(request, group, reason=reason, fence=given.get("fence") == "yes")
         decision = read(name, planned, answers)
-        owner = _owner(store, group)  # nothing that can fail comes after the decision
         if wrong := _wrong(given, group):
             return _show_plan(request, name, decision, group, status=400, entered=given, wrong=wrong)
         by = By(reason, _actor(request, given.get("who", "").strip()), lock_timeout=actions.store.timeouts.lock)
@@ -135,12 +128,10 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
         "action_done.html",
         action=name,
         group=group,
-        decision=decision,
         result=done,
-        owner=owner,
+        words=in_words(done),
         reason=reason,
         shown=SHOWN,
-        shown_letters=SHOWN_LETTERS,
     )
     answer.background = BackgroundTask(dashboard_of(request).snapshots.refresh)  # the next page shows what was done
     return answer
@@ -190,9 +181,8 @@ def _show_plan(
     error: OffsetStoreError | None = None,
 ) -> Response:
     """Show what would happen now, and ask for a reason and the group's name."""
-    actions, store = _actions(request), dashboard_of(request).store
-    owner = _owner(store, group)
-    result = _planned(actions, store, decision)
+    actions = _actions(request)
+    result = _planned(actions, dashboard_of(request).store, decision)
     planned = fields_of(decision)
     if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
         planned["topic_id"] = result.letters[0].topic_id or ""
@@ -214,13 +204,12 @@ def _show_plan(
         premise=rests_on,
         ticket=actions.tickets.issue(name, group, {**planned, "premise": rests_on}),
         result=result,
-        owner=owner,
+        words=in_words(result),
         entered=entered or {},
         wrong=wrong or {},
         error=error,
         next_step=_next_step(error),
         shown=SHOWN,
-        shown_letters=SHOWN_LETTERS,
         longest=LONGEST,
     )
 
@@ -229,12 +218,6 @@ def _planned(actions: Deciding, store: OffsetStore, decision: Decision) -> Plan:
     # Whether letters were overtaken is for a role that may read their contents, which that of the pages need not be.
     is_forced = isinstance(decision, ReplayLetters) and decision.forced
     return plan_of((actions.store if is_forced else store).database, decision)
-
-
-def _owner(store: OffsetStore, group: str) -> GroupRow:
-    if (owner := store.owner(group)) is None:
-        raise errors.UnknownGroup(f"the store has no group {group!r}")
-    return owner
 
 
 def _wrong(given: Mapping[str, str], group: str) -> dict[str, str]:
@@ -308,7 +291,7 @@ def _status(error: OffsetStoreError) -> int:
 def _next_step(error: OffsetStoreError | None) -> str:
     if isinstance(error, errors.MissingPrivilege):
         return _OTHER_ROLE  # and not more grants for the one that only reads
-    return "" if error is None else _WORDS.get(error.next_step, error.next_step)
+    return "" if error is None else step_for("page", error.next_step)
 
 
 ROUTES: Final = [

@@ -6,25 +6,17 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsetstore import Append, Execute, OffsetRange, TopicPartition, Upsert
+from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
-from offsetstore.processing.blame import (
-    AcceptedThen,
-    Proof,
-    Verdict,
-    conclude,
-    is_of_values,
-    isolate,
-    speaks_for_itself,
-)
+from offsetstore.processing.blame import AcceptedThen, Attempt, blame, speaks_for_itself
 from offsetstore.processing.unit import PlanOutdated, Ranges, Record
-from offsetstore.protocol.ports import Writer
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
@@ -64,12 +56,23 @@ def rule_of(poison: Mapping[Record, Record | None]) -> Callable[[set[Record]], b
     return lambda records: any(bad in records and good not in records for bad, good in poison.items())
 
 
-def named(verdict: Verdict) -> Record | None:
-    """The record that is named; then the suspects are it alone."""
-    if verdict.record is not None:
-        tp, offset = verdict.record
-        assert verdict.suspects == {tp: OffsetRange(offset, offset + 1)}
-    return verdict.record
+CLAIM: Any = SimpleNamespace(group="the billing", database=SimpleNamespace(schema="our store"))
+
+
+def blamed(ranges: Ranges, attempt: Attempt, failed: RowsRefused | None = None, **options: Any) -> RowsRefused:
+    """Search, and let whatever is accepted be stored."""
+    return blame(failed or refused(), ranges, attempt, CLAIM, repr, **options)
+
+
+def named(error: RowsRefused) -> Record | None:
+    """The record that is shown to be the cause, if one is: then there is a command that passes over it alone."""
+    assert ("offsetstore reset" in error.next_step) is ("but the cause may be any" not in str(error))
+    if "offsetstore reset" not in error.next_step:
+        return None
+    assert error.topic_partition is not None
+    assert error.offsets is not None
+    assert error.offsets.size == 1
+    return error.topic_partition, error.offsets.from_
 
 
 @given(
@@ -77,10 +80,9 @@ def named(verdict: Verdict) -> Record | None:
     bounds=st.sampled_from(
         [{P0: (40, 100), P1: (40, 100)}, {P0: (40, 100)}, {P0: (40, 41)}, {P0: (0, 10_000), P1: (40, 41)}]
     ),
-    local=st.booleans(),
 )
 def test_the_first_bad_record_is_named_and_all_before_it_are_accepted(
-    poison: set[Record], bounds: dict[TopicPartition, tuple[int, int]], *, local: bool
+    poison: set[Record], bounds: dict[TopicPartition, tuple[int, int]]
 ) -> None:
     ranges = {tp: OffsetRange(*pair) for tp, pair in bounds.items()}
     there = sorted(poison & records_of(ranges))
@@ -88,11 +90,11 @@ def test_the_first_bad_record_is_named_and_all_before_it_are_accepted(
         return
     table = with_any(*there)
 
-    verdict = isolate(refused(), ranges, table.attempt, proof=lambda _: Proof.ROW if local else Proof.BATCH)
+    error = blamed(ranges, table.attempt)
 
-    assert named(verdict) == there[0]
-    assert records_of(verdict.accepted) == {record for record in records_of(ranges) if record < there[0]}
-    assert table.asked <= 15 if local else 90
+    assert named(error) == there[0]
+    assert records_of(error.stored) == {record for record in records_of(ranges) if record < there[0]}
+    assert table.asked <= 90
 
 
 @given(
@@ -111,36 +113,38 @@ def test_a_record_is_named_only_if_it_is_a_cause(poison: dict[Record, Record | N
     if not rule(records_of(ranges)):
         return
 
-    verdict = isolate(refused(), ranges, Table(rule).attempt)
+    error = blamed(ranges, Table(rule).attempt)
 
-    assert not rule(records_of(verdict.accepted))
-    record = named(verdict)
+    assert not rule(records_of(error.stored))
+    record = named(error)
     if record is not None:
         good = poison[record]
         assert good is None or good == record or good in poison
 
 
-def test_many_bad_records_are_told_by_their_range_where_another_row_might_lift_them() -> None:
-    ranges, bad = {P0: OffsetRange(0, 64)}, [(P0, offset) for offset in range(20, 60)]
+@pytest.mark.parametrize("failed", [None, FunctionFailed("failed", error_class="ValueError", text="")])
+def test_of_many_bad_records_the_first_is_told_without_a_command(failed: RowsRefused | None) -> None:
+    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+        try:
+            return with_any(*[(P0, offset) for offset in range(20, 60)]).attempt(ranges, without)
+        except RowsRefused as error:
+            raise failed or error from None
 
-    unproven = isolate(refused(), ranges, with_any(*bad).attempt)
-    local = isolate(refused(), ranges, with_any(*bad).attempt, proof=lambda _: Proof.ROW)
-
-    assert (named(unproven), unproven.suspects) == (None, {P0: OffsetRange(20, 64)})
-    assert unproven.accepted == {P0: OffsetRange(0, 20)}
-    assert named(local) == (P0, 20)
+    error = blamed({P0: OffsetRange(0, 64)}, attempt, failed)
+    assert (named(error), error.offsets, error.stored) == (None, OffsetRange(20, 64), {P0: OffsetRange(0, 20)})
+    assert "first refused at record payments-0@20, but the cause may be any of payments-0 [20, 64)" in str(error)
 
 
 def test_of_records_that_are_refused_together_the_last_is_named() -> None:
     pair = {(P0, 3), (P1, 20)}
     ranges = {P0: OffsetRange(0, 64), P1: OffsetRange(0, 64)}
-    assert named(isolate(refused(), ranges, Table(lambda records: pair <= records).attempt)) == (P1, 20)
+    assert named(blamed(ranges, Table(lambda records: pair <= records).attempt)) == (P1, 20)
 
 
 def test_a_record_that_needs_an_earlier_one_is_not_blamed() -> None:
     """As a child needs its parent: without it, it would be refused for the same reason."""
     table = Table(lambda records: (P0, 7) in records or ((P0, 5) in records and (P0, 1) not in records))
-    assert named(isolate(refused(), {P0: OffsetRange(0, 8)}, table.attempt)) == (P0, 7)
+    assert named(blamed({P0: OffsetRange(0, 8)}, table.attempt)) == (P0, 7)
 
 
 @pytest.mark.behaviour("TX-18")
@@ -148,18 +152,16 @@ def test_a_record_that_a_later_one_makes_good_is_not_blamed() -> None:
     """A withdrawal at 5 that a deposit at 50 covers; the batch is refused for what is at 60."""
     table = Table(rule_of({(P0, 5): (P0, 50), (P0, 60): None}))
 
-    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt)
+    error = blamed({P0: OffsetRange(0, 64)}, table.attempt)
 
-    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(5, 64)})
-    assert verdict.accepted == {P0: OffsetRange(0, 5)}
+    assert (named(error), error.offsets, error.stored) == (None, OffsetRange(5, 64), {P0: OffsetRange(0, 5)})
 
 
 @pytest.mark.behaviour("TX-18")
-@pytest.mark.parametrize("local", [True, False])
-def test_a_refusal_that_does_not_recur_names_no_record(*, local: bool) -> None:
+def test_a_refusal_that_does_not_recur_names_no_record() -> None:
     table = Table(lambda _: False)
     with pytest.raises(PlanOutdated, match="accepted a moment later"):
-        isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, proof=lambda _: Proof.ROW if local else Proof.BATCH)
+        blamed({P0: OffsetRange(0, 64)}, table.attempt)
 
 
 @pytest.mark.behaviour("TX-18")
@@ -171,12 +173,11 @@ def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
         return table.attempt(ranges, without) if table.asked < 3 else 8
 
     with pytest.raises(PlanOutdated):
-        isolate(refused(), {P0: OffsetRange(0, 8)}, attempt, proof=lambda _: Proof.ROW)
+        blamed({P0: OffsetRange(0, 8)}, attempt)
 
 
 @pytest.mark.behaviour("TX-17")
-@pytest.mark.parametrize("known", [Proof.ROW, Proof.BATCH])
-def test_bad_records_of_two_kinds_are_told_one_after_the_other(known: Proof) -> None:
+def test_bad_records_of_two_kinds_are_told_one_after_the_other() -> None:
     """The NUL at 5 is refused before anything is sent, the CHECK at 2 by the database."""
 
     def attempt(ranges: Ranges, without: Collection[Record]) -> int:
@@ -187,10 +188,9 @@ def test_bad_records_of_two_kinds_are_told_one_after_the_other(known: Proof) -> 
             raise refused(sqlstate="23514", constraint="positive")
         return len(records)
 
-    verdict = isolate(refused(column="name"), {P0: OffsetRange(0, 8)}, attempt, proof=lambda _: known)
+    error = blamed({P0: OffsetRange(0, 8)}, attempt, refused(column="name"))
 
-    assert (named(verdict), verdict.error.constraint) == ((P0, 2), "positive")
-    assert verdict.accepted == {P0: OffsetRange(0, 2)}
+    assert (named(error), error.constraint, error.stored) == ((P0, 2), "positive", {P0: OffsetRange(0, 2)})
 
 
 def test_what_no_record_can_cause_ends_the_search(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,10 +200,11 @@ def test_what_no_record_can_cause_ends_the_search(caplog: pytest.LogCaptureFixtu
             raise refused() if ranges[P0].until > 48 else LockTimeout("another session is in the way")
         return ranges[P0].size
 
-    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
+    error = blamed({P0: OffsetRange(0, 64)}, attempt)
 
-    assert (verdict.suspects, verdict.record) == ({P0: OffsetRange(32, 64)}, None)
-    assert verdict.accepted == {P0: OffsetRange(0, 32)}
+    assert (error.offsets, error.stored) == (OffsetRange(32, 64), {P0: OffsetRange(0, 32)})
+    assert "first refused at one of the records payments-0 [32, 64)" in str(error)
+    assert "reset" not in error.next_step
     assert "gave up the search: LockTimeout" in caplog.text
 
 
@@ -214,8 +215,7 @@ STRANGE = ["42501", "45001", "50001", "55000", "0A000", "HV000", "28000", "XX000
 @pytest.mark.parametrize("sqlstate", STRANGE)
 def test_a_record_is_named_whatever_it_is_refused_for_if_the_others_are_accepted(sqlstate: str) -> None:
     table = Table(lambda records: (P0, 5) in records, sqlstate)
-    verdict = isolate(refused(sqlstate=sqlstate), {P0: OffsetRange(0, 64)}, table.attempt)
-    assert named(verdict) == (P0, 5)
+    assert named(blamed({P0: OffsetRange(0, 64)}, table.attempt, refused(sqlstate=sqlstate))) == (P0, 5)
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -223,8 +223,8 @@ def test_a_record_is_named_whatever_it_is_refused_for_if_the_others_are_accepted
 @pytest.mark.parametrize("size", [1, 2, 64])
 def test_what_any_record_is_refused_for_names_none(sqlstate: str, size: int) -> None:
     table = Table(bool, sqlstate)
-    verdict = isolate(refused(sqlstate=sqlstate), {P0: OffsetRange(0, size)}, table.attempt)
-    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(0, size)})
+    error = blamed({P0: OffsetRange(0, size)}, table.attempt, refused(sqlstate=sqlstate))
+    assert (named(error), error.offsets) == (None, OffsetRange(0, size))
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -234,13 +234,15 @@ def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
             raise refused(sqlstate="42501")
         return 0
 
-    assert named(isolate(refused(sqlstate="42501"), {P0: OffsetRange(0, 64)}, attempt)) is None
+    assert named(blamed({P0: OffsetRange(0, 64)}, attempt, refused(sqlstate="42501"))) is None
 
 
 FAILED = FunctionFailed("failed", error_class="ValueError", text="", traceback="")
 
 
-def of_function(rule: Callable[[Record], bool], *, sqlstate: str | None = None, rowless: int = 0) -> Verdict:
+def of_function(
+    rule: Callable[[Record], bool], *, sqlstate: str | None = None, rowless: int = 0, size: int = 64
+) -> RowsRefused:
     """Search where a function fails for some records; each row is made from one. The first ones may make none."""
 
     def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
@@ -250,15 +252,16 @@ def of_function(rule: Callable[[Record], bool], *, sqlstate: str | None = None, 
         return sum(offset >= rowless for _, offset in records)
 
     failed = FunctionFailed("failed", error_class="ValueError", text="", traceback="", sqlstate=sqlstate)
-    return isolate(failed, {P0: OffsetRange(0, 64)}, attempt, proof=lambda _: Proof.ROW)
+    return blamed({P0: OffsetRange(0, size)}, attempt, failed)
 
 
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("rowless", [0, 8])
-def test_a_function_that_fails_for_every_row_names_no_record(rowless: int) -> None:
+@pytest.mark.parametrize("failing", [1, 3, 56])
+def test_a_function_that_fails_for_every_row_names_no_record(rowless: int, failing: int) -> None:
     """As a bug does after a deploy: the command would skip a good record."""
-    verdict = of_function(lambda record: record[1] >= rowless, rowless=rowless)
-    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(rowless, 64)})
+    error = of_function(lambda record: record[1] >= rowless, rowless=rowless, size=rowless + failing)
+    assert (named(error), error.offsets) == (None, OffsetRange(rowless, rowless + failing))
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -270,8 +273,8 @@ def test_a_function_that_takes_only_so_many_records_names_none(at_once: int) -> 
             raise FAILED
         return len(records)
 
-    verdict = isolate(FAILED, {P0: OffsetRange(0, 64)}, attempt, proof=lambda _: Proof.ROW)
-    assert (named(verdict), verdict.accepted) == (None, {P0: OffsetRange(0, at_once)})
+    error = blamed({P0: OffsetRange(0, 64)}, attempt, FAILED)
+    assert (named(error), error.stored) == (None, {P0: OffsetRange(0, at_once)})
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -289,18 +292,18 @@ def test_a_quota_that_is_used_up_during_the_search_names_no_record(quota: int) -
         return len(records)
 
     with suppress(AcceptedThen):
-        assert named(isolate(FAILED, {P0: OffsetRange(0, 64)}, attempt, proof=lambda _: Proof.ROW)) is None
+        assert named(blamed({P0: OffsetRange(0, 64)}, attempt, FAILED)) is None
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("bad", [{0}, {63}, {5, 6, 7}, {*range(1, 64)}, {0, 1, 3}], ids=str)
+@pytest.mark.parametrize("bad", [{0}, {63}, {5, 6, 7}, {59, *range(60, 64)}, {0, 1, 3}], ids=str)
 def test_a_function_that_fails_for_some_records_names_the_first(bad: set[int]) -> None:
     assert named(of_function(lambda record: record[1] in bad)) == (P0, min(bad))
 
 
 @pytest.mark.behaviour("DLQ-15")
 def test_a_value_that_a_function_cant_read_speaks_for_itself() -> None:
-    assert named(of_function(lambda _: True, sqlstate="22018")) == (P0, 0)
+    assert named(of_function(lambda _: True, sqlstate="22018", size=3)) == (P0, 0)
 
 
 @pytest.mark.behaviour("TX-18")
@@ -309,10 +312,9 @@ def test_two_legs_of_an_entry_do_not_accuse_each_other() -> None:
     legs = {(P0, 6), (P0, 7)}
     table = Table(lambda records: (P0, 8) in records or len(legs & records) == 1)
 
-    verdict = isolate(refused(), {P0: OffsetRange(0, 9)}, table.attempt)
+    error = blamed({P0: OffsetRange(0, 9)}, table.attempt)
 
-    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(6, 9)})
-    assert verdict.accepted == {P0: OffsetRange(0, 6)}
+    assert (named(error), error.offsets, error.stored) == (None, OffsetRange(6, 9), {P0: OffsetRange(0, 6)})
 
 
 @given(
@@ -328,9 +330,7 @@ def test_no_leg_of_a_whole_entry_is_ever_named(entries: list[list[int]], bad: se
     def rule(records: set[Record]) -> bool:
         return not records.isdisjoint(broken) or any(0 < len(legs & records) < len(legs) for legs in groups)
 
-    verdict = isolate(refused(), {P0: OffsetRange(0, 12)}, Table(rule).attempt)
-
-    record = named(verdict)
+    record = named(blamed({P0: OffsetRange(0, 12)}, Table(rule).attempt))
     # Of an entry with a bad leg, any leg makes the rest of it bad.
     guilty = broken.union(*[legs for legs in groups if legs & broken])
     assert record is None or record in guilty
@@ -339,9 +339,8 @@ def test_no_leg_of_a_whole_entry_is_ever_named(entries: list[list[int]], bad: se
 @pytest.mark.behaviour("TX-18")
 def test_a_transform_that_makes_other_rows_each_time_names_no_record() -> None:
     table = with_any((P0, 3))
-    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, proof=lambda _: Proof.NONE)
-    assert (named(verdict), verdict.suspects) == (None, {P0: OffsetRange(3, 64)})
-    assert verdict.accepted == {P0: OffsetRange(0, 3)}
+    error = blamed({P0: OffsetRange(0, 64)}, table.attempt, repeats=lambda: False)
+    assert (named(error), error.offsets, error.stored) == (None, OffsetRange(3, 64), {P0: OffsetRange(0, 3)})
 
 
 def test_a_refusal_that_tells_less_is_the_same() -> None:
@@ -352,8 +351,8 @@ def test_a_refusal_that_tells_less_is_the_same() -> None:
             raise refused(sqlstate="22003", column="amount", table=None)
         return 1
 
-    verdict = isolate(original, {P0: OffsetRange(0, 64)}, attempt)
-    assert (verdict.error.column, named(verdict)) == ("amount", (P0, 5))
+    error = blamed({P0: OffsetRange(0, 64)}, attempt, original)
+    assert (error.column, named(error)) == ("amount", (P0, 5))
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -369,40 +368,19 @@ def test_other_refusals_do_not_speak_for_themselves(sqlstate: str) -> None:
     assert not speaks_for_itself(FunctionFailed("failed", error_class="ValueError", text="", traceback=""))
 
 
-APPEND, UPSERT = Append("payments"), Upsert("payments", key=["id"])
-
-
-@pytest.mark.parametrize(
-    ("sqlstate", "writer", "own"),
-    [
-        (None, APPEND, True),
-        (None, UPSERT, True),
-        ("23502", APPEND, False),  # a trigger may have made the NULL, and raised any code
-        ("23514", APPEND, False),
-        ("P0001", APPEND, False),
-        (None, Execute(print), False),
-        (None, None, False),
-    ],
-)
-def test_only_a_value_that_was_refused_before_it_was_sent_is_proven_by_itself(
-    sqlstate: str | None, writer: Writer | None, *, own: bool
-) -> None:
-    assert is_of_values(refused(sqlstate=sqlstate), writer) is own
-
-
 @pytest.mark.parametrize("error", [StaleClaim, PlanOutdated])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
     def attempt(_: Ranges, __: Collection[Record]) -> int:
         raise error("another job has it")
 
     with pytest.raises(error):
-        isolate(refused(), {P0: OffsetRange(0, 64)}, attempt)
+        blamed({P0: OffsetRange(0, 64)}, attempt)
 
 
 def test_a_search_ends_in_time() -> None:
     table = with_any((P0, 3))
-    verdict = isolate(refused(), {P0: OffsetRange(0, 64)}, table.attempt, seconds=0)
-    assert (verdict.suspects, verdict.accepted, verdict.record) == ({P0: OffsetRange(0, 64)}, {}, None)
+    error = blamed({P0: OffsetRange(0, 64)}, table.attempt, seconds=0)
+    assert (error.offsets, error.stored) == (OffsetRange(0, 64), {})
     assert table.asked == 0
 
 
@@ -412,14 +390,14 @@ def test_a_search_ends_in_time() -> None:
 BATCH = {P0: OffsetRange(40, 60), P1: OffsetRange(0, 64)}
 
 
-def searched(*poison: Record, **arguments: Any) -> Verdict:
-    return isolate(refused(), BATCH, with_any(*poison).attempt, **arguments)
+def told(*poison: Record, store: Callable[[Ranges], object] = repr, claim: Any = CLAIM, **options: Any) -> RowsRefused:
+    return blame(refused(), BATCH, with_any(*poison).attempt, claim, store, **options)
 
 
 @pytest.mark.behaviour("TX-17")
 def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone() -> None:
     stored: list[Ranges] = []
-    error = conclude(searched((P1, 20)), BATCH, stored.append, group="the billing", schema="our store")
+    error = told((P1, 20), store=stored.append)
 
     assert stored == [error.stored] == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 21))
@@ -436,14 +414,15 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
 
 def test_the_readme_gives_the_same_command() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    error = conclude(searched((P0, 41)), BATCH, lambda _: None, group="billing", schema="public")
+    claim = SimpleNamespace(group="billing", database=SimpleNamespace(schema="public"))
+    error = told((P0, 41), claim=claim)
     _, _, command = error.next_step.partition("only this record: ")
-    told, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")
-    assert re.search(f'^\\$ {re.escape(told)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
+    text, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")
+    assert re.search(f'^\\$ {re.escape(text)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
 
 
 def test_nothing_is_stored_before_the_first_record() -> None:
-    error = conclude(searched((P0, 40)), BATCH, lambda _: pytest.fail("stored"), group="billing", schema="public")
+    error = told((P0, 40), store=lambda _: pytest.fail("stored"))
     assert "first refused at record payments-0@40" in str(error)
     assert "nothing before it was stored" in str(error)
     assert error.stored == {}
@@ -451,18 +430,16 @@ def test_nothing_is_stored_before_the_first_record() -> None:
 
 def test_where_no_record_is_named_no_reset_is_offered() -> None:
     stored: list[Ranges] = []
-    verdict = searched(*[(P1, offset) for offset in range(20, 60)])
-
-    error = conclude(verdict, BATCH, stored.append, group="billing", schema="public")
+    error = told(*[(P1, offset) for offset in range(20, 60)], store=stored.append)
 
     assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 64))
-    assert "first refused at one of the records payments-1 [20, 64)" in str(error)
+    assert "first refused at record payments-1@20, but the cause may be any of payments-1 [20, 64)" in str(error)
     assert error.next_step == "Correct it."
     assert stored == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
 
 
 def test_several_partitions_are_told_with_their_ranges(caplog: pytest.LogCaptureFixture) -> None:
-    error = conclude(searched((P0, 50), seconds=0), BATCH, lambda _: None, group="billing", schema="public")
+    error = told((P0, 50), seconds=0)
     assert (error.topic_partition, error.offsets) == (None, None)
     assert "one of the records payments-0 [40, 60), payments-1 [0, 64)" in str(error)
     assert "payments-0 [40, 60), payments-1 [0, 64): too large" in caplog.text
@@ -473,7 +450,7 @@ def test_where_what_was_accepted_is_refused_when_it_is_stored_no_record_is_named
     def store(_: Ranges) -> None:
         raise refused(column="id")
 
-    error = conclude(searched((P1, 20)), BATCH, store, group="billing", schema="public")
+    error = told((P1, 20), store=store)
 
     assert error.stored == {}
     assert (error.topic_partition, error.offsets) == (None, None)
@@ -487,4 +464,4 @@ def test_what_keeps_the_records_before_it_from_being_stored_is_raised(trouble: t
         raise trouble("in the way")
 
     with pytest.raises(trouble):
-        conclude(searched((P1, 20)), BATCH, store, group="billing", schema="public")
+        told((P1, 20), store=store)

@@ -1,0 +1,154 @@
+"""What a command asks the store, or has it decide, and how the answer is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict, TypeVar
+
+import click
+
+from offsetstore.cli.exits import fail
+from offsetstore.cli.options import Database, database_options, format_option, gathered, reason_option, together
+from offsetstore.cli.output import Table, document, print_json, print_text
+from offsetstore.errors import PlanChanged, step_for
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.operation import Decided, Plan
+from offsetstore.operations.wording import in_words
+
+_F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
+_P = TypeVar("_P", bound=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Database):
+    """The values of `ask_options`."""
+
+    format_: str
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the answer is for programs."""
+        return self.format_ == "json"
+
+    def show(self, made: object, *text: str | Table) -> None:
+        """Print the answer: the document for programs, or the text for people."""
+        if self.as_json:
+            print_json(made)
+        else:
+            print_text(*text)
+
+
+ask_options = together(
+    database_options,
+    format_option(),
+    gathered("ask", lambda given: Ask((of := given.pop("database")).url, of.schema, given.pop("format_"))),
+)
+"""``--url``, ``--schema`` and ``--format``, as the argument ``ask``."""
+
+
+class How(TypedDict):
+    """How a decision is carried out, for the methods of `OffsetStore`."""
+
+    reason: str
+    dry_run: bool
+    if_plan: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decide(Ask):
+    """The values of `decide_options`.
+
+    :param at_once: whether the command decides without ``--execute``.
+    :param force: whether a live job may be fenced.
+    """
+
+    how: How
+    at_once: bool
+    force: bool
+
+    @property
+    def takeover(self) -> Decided:
+        """What becomes of a live job."""
+        return "fence" if self.force else "refuse"
+
+    def __call__(self, keys: str, decide: Callable[[OffsetStore], _P]) -> _P:
+        """Decide, and print the plan: what was done, or would be. One that has changed is printed, too.
+
+        :param keys: those of the JSON document, see `document`.
+        """
+        with self.open() as store:
+            return self.carry_out(lambda: decide(store), lambda plan: self.print_plan(plan, keys))
+
+    def carry_out(self, decide: Callable[[], _P], show: Callable[[_P], None]) -> _P:
+        """Do as `__call__` does, in an open store, and with something else to show."""
+        try:
+            done = decide()
+        except PlanChanged as changed:
+            show(changed.plan)
+            fail(changed)
+        show(done)
+        return done
+
+    def print_plan(
+        self, plan: Plan, keys: str, *more: str, replays_letters: bool | None = None, **fields: object
+    ) -> None:
+        """Print the plan, and how to carry it out.
+
+        :param more: further sentences.
+        :param fields: further values of the document.
+        """
+        if self.as_json:
+            print_json(document(plan, keys, reason=self.how["reason"], **fields))
+            return
+        words = in_words(plan, replays_letters=replays_letters)
+        if words.rows:
+            print_text(Table(words.columns, words.rows))
+        print_text(*([f"And {words.left_out} more."] if words.left_out else []), words.outcome)
+        print_text(*(note.text for note in words.notes), *more)
+        if plan.executed or plan.is_empty:
+            return
+        force = words.step is not None and not self.force
+        if words.step is not None and force:
+            print_text(step_for("command", words.step))
+        print_text("Nothing was written." if force or self.at_once else "Nothing was written. Add --execute to do it.")
+        options = f"{'--force ' if force else ''}{'' if self.at_once else '--execute '}--if-plan {plan.digest}"
+        print_text(f"Plan {plan.digest}: {options} does this, or nothing.")
+
+
+def decide_options(*, at_once: bool = False, force: bool = False, csv: str = "") -> Callable[[_F], _F]:
+    """``--reason``, ``--if-plan`` and what `ask_options` has, as the argument ``decide``.
+
+    :param at_once: whether the command has ``--dry-run``; else it does nothing without ``--execute``.
+    :param force: whether it has ``--force``.
+    :param csv: as `format_option` has it.
+    """
+    flag = "dry_run" if at_once else "execute"
+
+    def check(context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and context.params[flag] is at_once:
+            raise click.UsageError(
+                "--if-plan does not go with --dry-run, which does nothing."
+                if at_once
+                else "--if-plan goes with --execute: without it nothing is done."
+            )
+        return value
+
+    def gather(given: dict[str, Any]) -> Decide:
+        of: Database = given.pop("database")
+        dry_run = given.pop(flag) is at_once
+        how = How(reason=given.pop("reason"), dry_run=dry_run, if_plan=given.pop("if_plan"))
+        return Decide(of.url, of.schema, given.pop("format_"), how, at_once, given.pop("force_", False))
+
+    do = "Print the plan; nothing is written." if at_once else "Do it; without this nothing is written."
+    unless = "Do it only if the plan is still the one that was printed with this digest."
+    forced = "Do it even if a job is live: its next write fails with StaleClaim."
+    return together(
+        reason_option,
+        click.option("--dry-run" if at_once else "--execute", is_flag=True, is_eager=True, help=do),
+        click.option("--if-plan", metavar="DIGEST", callback=check, help=unless),
+        *([click.option("--force", "force_", is_flag=True, help=forced)] if force else []),
+        database_options,
+        format_option(csv),
+        gathered("decide", gather),
+    )
