@@ -34,7 +34,7 @@ from offsetstore.spark.function_errors import (
 )
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.stateful import among
-from offsetstore.testing.memory.store import InMemoryOffsetStore
+from offsetstore.testing.memory import InMemoryOffsetStore
 
 KAFKA = "org.apache.kafka.common.errors"
 SPARK = "org.apache.spark.SparkException"
