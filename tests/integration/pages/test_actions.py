@@ -17,12 +17,12 @@ import pytest
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, LockTimeout, MissingPrivilege
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.decisions import DECISIONS, Answers, read
+from offsetstore.monitoring.dashboard.decisions import DECISIONS
 from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRefused, Tickets
 from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import actions
-from offsetstore.operations.operation import carry_out, plan_of
+from offsetstore.operations.operation import carry_out
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
@@ -310,16 +310,6 @@ def expect_new_plan(page: Page) -> None:
     assert page.form.fields.get("fence") is None
 
 
-def test_two_who_shift_offsets_at_the_same_time_do_not_shift_them_twice(browser: Browser, store: OffsetStore) -> None:
-    first, second = (plan_reset(browser, to="shift", value="-1", topic="payments", partition="0") for _ in range(2))
-    assert browser.send(first, **ANSWER).status == 200
-    again = browser.send(second, **ANSWER)
-    expect_new_plan(again)
-    assert offsets(store)[P0] == 3
-    assert browser.send(again, **ANSWER).status == 200
-    assert offsets(store)[P0] == 2
-
-
 def test_the_job_that_the_plan_names_is_fenced_and_no_other(browser: Browser, store: OffsetStore) -> None:
     store.claim(GROUP, topics=["payments"], mirror_every=None)
     plan = plan_reset(browser)
@@ -340,20 +330,6 @@ def test_a_silent_job_that_a_reset_would_fence_is_named(browser: Browser, store:
     assert browser.send(plan, **ANSWER).status == 200
 
 
-@pytest.mark.parametrize("action", ["pause", "resume"])
-def test_a_pause_that_someone_else_has_set_meanwhile_is_left_alone(
-    browser: Browser, store: OffsetStore, action: str
-) -> None:
-    store.pause(GROUP, reason="a deploy")
-    plan = browser.send(browser.open(f"/actions/{action}", group=GROUP))
-    store.pause(GROUP, reason="a restore runs, do not resume")
-    expect_new_plan(browser.send(plan, **ANSWER))
-    owner = store.owner(GROUP)
-    assert owner is not None
-    assert owner.pause is not None
-    assert owner.pause.reason == "a restore runs, do not resume"
-
-
 @pytest.mark.usefixtures("letters")
 def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser, store: OffsetStore) -> None:
     plans = [browser.open(f"/actions/{action}/plan", group=GROUP, **ERROR) for action in ("discard", "replay")]
@@ -361,33 +337,9 @@ def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser
     again = browser.send(plans[0], **ANSWER)
     expect_new_plan(again)
     assert "3 letters would be" in again.text
+    assert "If letters keep coming, pause the group first." in again.text
     assert store.letter_counts(GROUP) == {"dead": 4}
     assert "3 letters requested" in browser.send(plans[1], **ANSWER).text
-
-
-@pytest.mark.usefixtures("letters")
-def test_letters_are_given_up_only_if_they_are_those_that_were_shown(browser: Browser, store: OffsetStore) -> None:
-    """As many may be others."""
-    discard, force = (
-        browser.open(f"/actions/{action}/plan", group=GROUP, **ERROR, **more)
-        for action, more in (("discard", {}), ("replay", {"forced": "yes"}))
-    )
-    store.discard(GROUP, LetterKey(P0, 4), reason="someone else")
-    give_up_another(store)
-    for plan in (discard, force):
-        again = browser.send(plan, **ANSWER)
-        expect_new_plan(again)
-        assert "If letters keep coming, pause the group first." in again.text
-    assert store.letter_counts(GROUP) == {"dead": 3, "discarded": 1}
-
-
-def test_a_job_that_has_stored_more_before_it_ended_makes_it_another_plan(browser: Browser, store: OffsetStore) -> None:
-    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
-    advance(store, claim, {P0: OffsetRange(4, 8)})
-    claim.close()
-    expect_new_plan(browser.send(plan, **ANSWER))
-    assert offsets(store)[P0] == 8
 
 
 @pytest.mark.behaviour("DLQ-18", "OPS-10")
@@ -518,37 +470,6 @@ def test_without_leave_there_are_no_actions(store: OffsetStore, broker: StaticBr
         assert browser.open("/actions/reset", group=GROUP).status == 404
         assert plan_reset(browser).status == 404
         assert browser.post("/actions/reset/execute", {"group": GROUP, **ANSWER}).status == 404
-
-
-def test_a_stranger_gets_no_form(store: OffsetStore, broker: StaticBroker, deciding: Deciding) -> None:
-    give(store, GROUP, {P0: 4}, stay=False)
-    settings = Settings(port=0, token=TOKEN)
-    with (
-        DashboardServer(store, broker, settings, actions=deciding) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
-        browser = Browser(client)
-        plan = {"group": GROUP, "to": "earliest"}
-        reset = read("reset", {"to": "earliest"}, Answers(GROUP, GROUP, broker))
-        planned = {"to": "earliest", "premise": plan_of(store.database, reset).digest}
-        good = {**plan, **planned, "ticket": deciding.tickets.issue("reset", GROUP, planned), **ANSWER}
-        assert browser.open("/actions/reset", group=GROUP).status == 401
-        assert browser.open("/actions/reset/plan", **plan).status == 401
-        assert browser.post("/actions/reset/execute", good).status == 401
-        assert not decided(store, "reset")
-        client.headers["Authorization"] = f"Bearer {TOKEN}"
-        assert browser.post("/actions/reset/execute", good).status == 200
-
-
-@pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:1"])
-def test_a_page_of_elsewhere_can_do_nothing(
-    client: httpx.Client, browser: Browser, store: OffsetStore, origin: str | None
-) -> None:
-    plan = plan_reset(browser)
-    headers = {} if origin is None else {"Origin": origin}
-    answer = client.post(plan.form.action, data={**plan.form.fields, **ANSWER}, headers=headers)
-    assert answer.status_code == 403
-    assert not decided(store, "reset")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
-"""The commands that pages name."""
+"""What all pages have in common: commands that can be pasted, files that were looked at, no wait for the last part."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import time
 from html import unescape
+from pathlib import Path
+from statistics import median
 
 import httpx
 import pytest
@@ -41,3 +45,33 @@ def test_they_can_be_pasted_where_the_tables_have_a_schema_of_their_own(
         "/letters": [f"offsetstore dead-letters replay {asked} --error-class … --reason …"],
         "/letter": ["offsetstore dead-letters show -g 'our billing' payments:0:0 --schema 'our jobs'"],
     }
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_no_part_of_an_answer_waits_for_an_acknowledgement(client: httpx.Client) -> None:
+    def seconds() -> float:
+        before = time.monotonic()
+        client.get("/")
+        return time.monotonic() - before
+
+    # Linux delays an ACK by 40 ms, but not on a new connection.
+    assert median(seconds() for _ in range(40)) < 0.03
+
+
+STATIC = Path(__file__).parents[3] / "offsetstore" / "monitoring" / "dashboard" / "static"
+
+
+def test_the_vendored_files_are_those_whose_hashes_are_written_down() -> None:
+    listed = dict(
+        re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", (STATIC / "uplot/README.md").read_text(), re.MULTILINE)
+    )
+    found = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in (STATIC / "uplot").iterdir()
+        if file.name != "README.md"
+    }
+    assert listed == found
+
+
+def test_the_script_that_refreshes_pages_can_be_read_at_a_sitting() -> None:
+    assert len((STATIC / "refresh.js").read_text().splitlines()) <= 120
