@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.cache import cache_directory
+from offsetstore.local import cache_directory
 from offsetstore.local.free_ports import LOOPBACK
 from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
 from offsetstore.local.spark.class_archive import class_archive, reading
