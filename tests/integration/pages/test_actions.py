@@ -24,7 +24,7 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import actions
 from offsetstore.operations.operation import carry_out
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.protocol.database import HistoryEvent
+from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -101,10 +101,15 @@ def pause_again(store: OffsetStore) -> None:
     store.pause(GROUP, reason="a restore runs")
 
 
-def state_of(store: OffsetStore) -> tuple[Any, ...]:
-    """All that a decision could change."""
+def owner_of(store: OffsetStore) -> GroupRow:
     owner = store.owner(GROUP)
     assert owner is not None
+    return owner
+
+
+def state_of(store: OffsetStore) -> tuple[Any, ...]:
+    """All that a decision could change."""
+    owner = owner_of(store)
     return store.offsets(GROUP), store.history(GROUP), owner.token, owner.pause, store.letters(GROUP).letters
 
 
@@ -125,10 +130,8 @@ def plan_reset(browser: Browser, **fields: str) -> Page:
 
 @pytest.mark.behaviour("START-25")
 def test_a_reset_shows_the_evidence_of_loss_that_it_accepts(browser: Browser, store: OffsetStore) -> None:
-    owner = store.owner(GROUP)
-    assert owner is not None
     with transaction(store.database, name="test", lock_timeout=5) as session:
-        session.write_suspects(GROUP, owner.token, {P0: "the log ended at 3"})
+        session.write_suspects(GROUP, owner_of(store).token, {P0: "the log ended at 3"})
     plan = plan_reset(browser, to="current")
     assert "pins the offsets, and accepts the loss" in plan.text
     assert "The reset accepts this loss" in plan.text
@@ -207,18 +210,17 @@ def test_a_pause_and_its_end(browser: Browser, store: OffsetStore) -> None:
     assert "No job is live" in plan.text
     assert state_of(store) == before
     assert "Paused." in browser.send(plan, **ANSWER).text
-    owner = store.owner(GROUP)
-    assert owner is not None
-    assert owner.pause is not None
-    assert owner.pause.until is not None
-    assert timedelta(hours=1) < owner.pause.until - datetime.now(UTC) < timedelta(hours=3)
+    pause = owner_of(store).pause
+    assert pause is not None
+    assert pause.until is not None
+    assert timedelta(hours=1) < pause.until - datetime.now(UTC) < timedelta(hours=3)
     [event] = decided(store, "pause")
     assert event.reason.endswith(ANSWER["reason"])
 
     before = state_of(store)
     plan = browser.send(browser.open("/actions/resume", group=GROUP))
-    since, until = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S UTC}" for at in (owner.pause.at, owner.pause.until))
-    assert f"paused since {since} until {until}: {owner.pause.reason}" in plan.text
+    since, until = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S UTC}" for at in (pause.at, pause.until))
+    assert f"paused since {since} until {until}: {pause.reason}" in plan.text
     assert state_of(store) == before
     assert "Resumed" in browser.send(plan, **{**ANSWER, "reason": "it is over"}).text
     assert [event.reason for event in decided(store, "resume")] == ["it is over"]
@@ -316,9 +318,7 @@ def test_the_job_that_the_plan_names_is_fenced_and_no_other(browser: Browser, st
     newer = store.claim(GROUP, topics=["payments"], mirror_every=None)
     again = browser.send(plan, **ANSWER, fence="yes")
     expect_new_plan(again)
-    owner = store.owner(GROUP)
-    assert owner is not None
-    assert owner.token == newer.token
+    assert owner_of(store).token == newer.token
     assert browser.send(again, **ANSWER, fence="yes").status == 200
 
 
@@ -434,9 +434,7 @@ def test_a_live_job_is_fenced_only_if_that_is_chosen(browser: Browser, store: Of
     assert done.status == 200
     assert "The live job was fenced" in done.text
     assert offsets(store) == {P0: 0, P1: 0, P2: 0}
-    owner = store.owner(GROUP)
-    assert owner is not None
-    assert owner.token != claim.token
+    assert owner_of(store).token != claim.token
 
 
 def test_a_job_that_starts_after_the_plan_is_not_fenced_either(browser: Browser, store: OffsetStore) -> None:
@@ -455,9 +453,7 @@ def test_a_live_job_keeps_its_claim_when_it_is_paused(browser: Browser, store: O
     assert "A job is live" in plan.text
     assert not plan.form.ticks
     assert browser.send(plan, **ANSWER).status == 200
-    owner = store.owner(GROUP)
-    assert owner is not None
-    assert owner.token == claim.token
+    assert owner_of(store).token == claim.token
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

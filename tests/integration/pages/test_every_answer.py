@@ -1,4 +1,4 @@
-"""What all pages have in common: commands that can be pasted, files that were looked at, no wait for the last part."""
+"""What all pages have in common: inert texts, commands to be pasted, files that were looked at, and no waits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from statistics import median
 import httpx
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import OffsetGap
 from offsetstore.monitoring.dashboard.serving import DashboardServer
-from offsetstore.protocol.letters import LetterError, NewLetter
+from offsetstore.protocol.events import BatchEnded, MirrorTried, QueryStarted
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter
 from tests.integration.pages.conftest import P0, advance
 
 GROUP = "our billing"
@@ -45,6 +47,37 @@ def test_they_can_be_pasted_where_the_tables_have_a_schema_of_their_own(
         "/letters": [f"offsetstore dead-letters replay {asked} --error-class … --reason …"],
         "/letter": ["offsetstore dead-letters show -g 'our billing' payments:0:0 --schema 'our jobs'"],
     }
+
+
+@pytest.mark.behaviour("DASH-4")
+def test_names_and_texts_are_shown_inert(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    odd = "<script>alert(1)</script>\u202eevil"
+    group, tp = f"g{odd}", TopicPartition(f"t{odd}".ljust(249, "x"), 0)
+    claim = store.claim(group, topics=[tp.topic], mirror_every=None)
+    error = LetterError(odd, "", odd, odd, odd, odd)
+    advance(store, claim, {tp: OffsetRange(0, 10)}, [NewLetter(tp, 2, "refused", error, 2, None, None)])
+    query = {"query_id": "q", "run_id": "r", "application_id": f"app {odd}", "ui_url": f"http://{odd}"}
+    gap = OffsetGap(f"a gap {odd}", topic_partition=tp, next_step=f"Ask {odd}.")
+    claim.observers.on(QueryStarted(group=group, **query))
+    claim.observers.on(BatchEnded(outcome="failed", group=group, batch=7, ranges={tp: OffsetRange(4, 9)}, error=gap))
+    claim.observers.on(MirrorTried(group=group, reason=f"reason {odd}", is_over=False))
+    claim.close()
+    store.discard(group, LetterKey(tp, 2), reason=f"because {odd}", actor=f"by {odd}")
+    server.snapshots.take()
+    pages: list[tuple[str, dict[str, str], tuple[str, ...]]] = [
+        ("/runs", {}, ("a gap ", "Ask ", "app ", "reason ", ">g", "t")),
+        ("/letters", {"state": "all"}, (">g", ">t")),
+        ("/letters", {"state": "all", "constraint": odd, "error_class": odd}, (">g", ">t", "error class ")),
+        ("/letter", {"topic": tp.topic, "partition": "0", "offset": "2"}, (">g", "because ", "by ")),
+        ("/history", {}, (">g", "because ", "by ")),
+    ]
+    for path, asked, texts in pages:
+        page = client.get(path, params={"group": group, **asked})
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert "\u202e" not in re.sub(r'value="[^"]*"', "", page.text)
+        for text in texts:
+            assert f"{text}&lt;script&gt;alert(1)&lt;/script&gt;\\u202eevil" in page.text, (path, text)
 
 
 @pytest.mark.behaviour("DASH-1")
