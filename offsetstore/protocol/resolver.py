@@ -167,10 +167,9 @@ class _Facts:
     adopted: int | None
     at_timestamp: int | None
     topic_is_known: bool
-    is_contested: bool
-    """Whether another application, or a copy of the database, used the group in Kafka while the job ran."""
-    contested_epoch: int
-    """The epoch in which that was seen, or of the last claim since that has looked at Kafka."""
+    contested_epoch: int | None
+    """The epoch in which another application, or a copy of the database, was seen using the group in Kafka while the
+    job ran, or that of the last claim since that has looked at Kafka. ``None`` if none was seen."""
     policy: StartPolicy
     is_same_log: bool
     """Whether the topic's id is known and equals the stored one."""
@@ -184,8 +183,7 @@ def _starts(
     asked: _Asked,
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
-    any_is_contested = any(row.contested for row in rows.values())
-    contested_epoch = max((row.pinned_epoch for row in rows.values() if row.contested), default=0)
+    contested = max((row.pinned_epoch for row in rows.values() if row.contested), default=None)
     ids = topic_ids(rows)
     for partition, watermarks in sorted(log.partitions.items()):
         tp = TopicPartition(topic, partition)
@@ -205,8 +203,7 @@ def _starts(
             at_timestamp=(asked.view.timestamps or {}).get(tp),
             topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
-            is_contested=any_is_contested if row is None else row.contested,
-            contested_epoch=contested_epoch if row is None else row.pinned_epoch,
+            contested_epoch=contested if row is None else row.pinned_epoch if row.contested else None,
             policy=asked.policy,
             is_same_log=log.topic_id is not None and ids.get(tp) == log.topic_id,
         )
@@ -228,7 +225,7 @@ def _contested(facts: _Facts) -> Start | None:
     """Checked before a pin: a decision clears the contest, so a contest is newer than the pin."""
     ours = facts.stamp is not None and facts.stamp.is_of(facts.store_id, facts.group)
     is_adopted = facts.stored is None and facts.adopted is not None
-    if not facts.is_contested or facts.committed is None or ours or is_adopted:
+    if facts.contested_epoch is None or facts.committed is None or ours or is_adopted:
         return None
     _foreign_copy(facts)
     if facts.policy.prefer == "stored":
@@ -247,7 +244,7 @@ def _copied(facts: _Facts) -> Start | None:
     Or it was lost in a restore. Its offsets belong to results that are not here. Pinned, as after a contest. It is not
     compared with the row's token: claims that don't look at Kafka, and resets of other partitions, write tokens too.
     """
-    if not facts.is_contested or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
+    if facts.contested_epoch is None or facts.stamp is None or not facts.stamp.is_of(facts.store_id, facts.group):
         return None
     if facts.stamp.epoch <= facts.contested_epoch:
         return None

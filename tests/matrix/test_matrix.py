@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from offsetstore.local.spark.artifacts import KAFKA_BROKER, KAFKA_VERSION
 from tests.matrix.__main__ import ROOT, counts, names_passed
 from tests.matrix.broker_version import kafka_broker
-from tests.matrix.cells import CELLS, LEFT_OUT, VERSIONS, chosen
+from tests.matrix.cells import CELLS, LEFT_OUT, TESTS, VERSIONS, chosen
 from tests.matrix.page import text
 
 REPORT = """
@@ -89,3 +90,15 @@ def test_the_page_tells_what_passed_failed_and_was_not_run() -> None:
     ]
     assert "oracle" not in page
     assert "\n3.9.2 without consumers that join by the protocol of KIP-848" in page
+
+
+def test_each_cell_of_the_page_has_been_run_and_none_failed() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    for product, versions in VERSIONS.items():
+        for wanted in versions:
+            [row] = [line for line in page.splitlines() if line.startswith(f"| {wanted} |")]
+            cells = [cell.strip() for cell in row.strip("|").split("|")[1:]]
+            assert len(cells) == len(TESTS[product]) + 1, row
+            assert all(re.fullmatch(r"[1-9]\d* passed(, \d+ skipped)?", cell) for cell in cells[:-1]), row
+    assert "not run" not in page
+    assert "failed" not in page

@@ -8,7 +8,7 @@ from tests.mutants.mutant import Mutant, mutant, text
 
 _UPSERT_S_GRANT: Final = (
     "tests/integration/postgres/test_missing_privileges.py::"
-    "test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it[update-written]"
+    "test_what_is_missing_on_a_target_is_told_before_any_row_with_the_command_that_grants_it[update-write]"
 )
 
 _ERRORS_OF_SPARK: Final = "tests/unit/spark/test_function_errors.py::"

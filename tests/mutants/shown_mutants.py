@@ -177,7 +177,7 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
         "requests-to-the-group-s-owner",
         ("read_group", "owner and run.token == owner.token", "owner"),
         tests=(
-            "tests/contract/test_memory.py::TestInMemoryOffsetStore::test_whether_a_job_replays_letters_is_known_of_the_last_run",
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_whether_a_job_replays_letters_is_known_of_the_last_run",
         ),
         why="An earlier job would be asked.",
     ),

@@ -14,7 +14,7 @@ _TOGETHER: Final = "tests/integration/store/test_claims_together.py::"
 _OVERVIEW: Final = "tests/unit/kafka/test_overview.py::"
 _GRANTS: Final = "tests/integration/postgres/test_grants.py::"
 _CONTINUITY: Final = "tests/unit/spark/test_continuity.py::"
-_ADMIN: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
+_ADMIN: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 
 START: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -76,7 +76,7 @@ START: Final[tuple[Mutant, ...]] = (
         "pin-kept-by-a-claim",
         ("new_offsets", "... or (row is not None and row.pinned) or ...", "... or ..."),
         tests=(
-            "tests/contract/test_memory.py::TestInMemoryOffsetStore::test_a_reset_backwards_sticks_through_restarts_whatever_kafka_says",
+            "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_a_reset_backwards_sticks_through_restarts_whatever_kafka_says",
         ),
         why="A reset would stick through one start and be undone by the next, if the job dies before the mirror.",
     ),
@@ -228,8 +228,8 @@ START: Final[tuple[Mutant, ...]] = (
         "copy-of-the-database-by-the-mark",
         (
             "_starts",
-            "contested_epoch if row is None else row.pinned_epoch",
-            "max((row.token.epoch for row in rows.values()), default=0)",
+            "contested if row is None else row.pinned_epoch if row.contested else None",
+            "contested and max((row.token.epoch for row in rows.values()), default=0)",
         ),
         tests=(f"{_MIRRORED}test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then",),
         why='A reset of another partition would make the copy look like a restore; on_rewound="kafka" loses records.',
@@ -299,7 +299,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "evidence-goes-along",
         ("_same_offset", "replace(new, pair=row.pair, suspect=row.suspect)", "new"),
-        tests=(f"{_LOGS}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
+        tests=(f"{_ADMIN}test_a_rename_and_a_copy_carry_the_evidence_and_the_pair",),
         why="A rename would make a truncated log startable.",
     ),
     mutant(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,20 +16,17 @@ import pytest
 
 from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction, Work
 from offsetstore.errors import StoreUnavailable
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock, write
 from tests.integration.writers.writing import batch
-from tests.support.forking import BEFORE_A_FORK, run_forked
+from tests.support.forking import BEFORE_A_FORK, in_new_process, run_forked
 
-# From Python 3.12 on, fork warns where there are threads, as those of a claim.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 RANGE = OffsetRange(0, 2)
 
 
-@pytest.fixture
-def claim(store: OffsetStore, results: str) -> Claim:
-    return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100), mirror_every=None)
+def connected(url: str) -> tuple[OffsetStore, Claim]:
+    store = OffsetStore.connect(url)
+    return store, store.claim(GROUP, topics=["payments"])
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,9 @@ WAYS: dict[str, tuple[Callable[[Inherited], object], str]] = {
 }
 
 
-@pytest.mark.behaviour("TX-2")
-@pytest.mark.parametrize("way", WAYS)
-def test_a_forked_child_leaves_the_parent_s_transaction_alone(
-    store: OffsetStore, claim: Claim, query: Query, way: str
-) -> None:
+def fork_in_a_transaction(url: str, way: str) -> None:
     in_child, expected = WAYS[way]
+    store, claim = connected(url)
 
     def job() -> None:
         store.offsets(GROUP)
@@ -91,11 +85,20 @@ def test_a_forked_child_leaves_the_parent_s_transaction_alone(
             write(tx, [1])
             tx.advance(left)
 
-    assert run_forked(job).startswith(expected)
+    told = run_forked(job)
+    assert told.startswith(expected), told
+    assert store.offsets(GROUP)[P0].next_offset == 2
+    store.close()
+
+
+@pytest.mark.behaviour("TX-2")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forked_child_leaves_the_parent_s_transaction_alone(
+    offsetstore_database: str, results: str, query: Query, way: str
+) -> None:
+    in_new_process(fork_in_a_transaction, offsetstore_database, way)
     assert query("SELECT record FROM results ORDER BY record") == [(0,), (1,)]
     assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
-    assert store.offsets(GROUP)[P0].next_offset == 2
-    claim.close()
     assert query("SELECT count(*) FROM heartbeats") == [(0,)]
 
 
@@ -103,70 +106,75 @@ def in_pool(number: int) -> int:
     return number + 1
 
 
-@pytest.mark.behaviour("TX-2")
-def test_a_pool_of_forked_processes_may_work_for_an_execute(store: OffsetStore, claim: Claim, query: Query) -> None:
-    def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            for one in batches:
-                for record in pool.map(in_pool, cast("Any", one)["record"].to_pylist()):
-                    work.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (record,))
+def insert_from_a_pool(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for one in batches:
+            for record in pool.map(in_pool, cast("Any", one)["record"].to_pylist()):
+                work.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (record,))
 
-    with store.transaction(claim) as tx:
+
+def execute_with_a_pool(url: str) -> None:
+    store, claim = connected(url)
+    with store, store.transaction(claim) as tx:
         left = lock(tx, P0, range_=RANGE)
-        Execute(insert).write(tx, [batch({"record": [0, 1]})])
+        Execute(insert_from_a_pool).write(tx, [batch({"record": [0, 1]})])
         tx.advance(left)
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_pool_of_forked_processes_may_work_for_an_execute(
+    offsetstore_database: str, results: str, query: Query
+) -> None:
+    in_new_process(execute_with_a_pool, offsetstore_database)
     assert query("SELECT record FROM results ORDER BY record") == [(1,), (2,)]
     assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
 
 
-@pytest.mark.behaviour("TX-2")
-def test_a_child_may_have_a_store_of_its_own(
-    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str
-) -> None:
+def open_a_store_in_a_child(url: str) -> None:
+    store, claim = connected(url)
+
     def job() -> None:
         with store.transaction(claim) as tx:
             left = lock(tx, P0, range_=RANGE)
             child = os.fork()
             if child == 0:
-                with OffsetStore.connect(offsetstore_database) as own:
+                with OffsetStore.connect(url) as own:
                     other = own.claim("other", topics=["payments"])
                     own.run(other, lambda tx: tx.advance({P0: tx.lock({P0: RANGE})[P0].remaining}))
                 sys.exit(0)
             os.waitpid(child, 0)
             tx.advance(left)
 
-    assert run_forked(job) == "SystemExit: 0"
+    told = run_forked(job)
+    assert told == "SystemExit: 0", told
+    store.close()
+
+
+@pytest.mark.behaviour("TX-2")
+def test_a_child_may_have_a_store_of_its_own(offsetstore_database: str, query: Query) -> None:
+    in_new_process(open_a_store_in_a_child, offsetstore_database)
     assert query("SELECT consumer_group, next_offset FROM kafka_partitions ORDER BY 1") == [(GROUP, 2), ("other", 2)]
 
 
-JOB = """
-import atexit, logging, os, sys
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
-logging.basicConfig(level=logging.WARNING)
-P0 = TopicPartition("payments", 0)
-store = OffsetStore.connect(sys.argv[1])
-claim = store.claim("billing", topics=["payments"])
-atexit.register(store.close)
-with store, claim, store.transaction(claim) as tx:
-    left = tx.lock({P0: OffsetRange(0, 2)})[P0].remaining
-    held = tx.connection
-    held.exec_driver_sql("INSERT INTO results VALUES (0)")
-    child = os.fork()
-    if child == 0:
-        sys.exit(3)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    held.exec_driver_sql("INSERT INTO results VALUES (1)")
-    tx.advance({P0: left})
-"""
+def exit_in_a_child(url: str) -> None:
+    store, claim = connected(url)
+    atexit.register(store.close)
+    with store, claim, store.transaction(claim) as tx:
+        left = lock(tx, P0, range_=RANGE)
+        write(tx, [0])
+        child = os.fork()
+        if child == 0:
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        write(tx, [1])
+        tx.advance(left)
 
 
 @pytest.mark.behaviour("TX-2")
 def test_a_child_that_exits_inside_the_block_ends_quietly_with_all_exit_handlers(
     offsetstore_database: str, results: str, query: Query
 ) -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", JOB, offsetstore_database]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert in_new_process(exit_in_a_child, offsetstore_database) == ""
     assert query("SELECT record FROM results ORDER BY record") == [(0,), (1,)]
     assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
 

@@ -12,6 +12,7 @@ from offsetstore.errors import (
     ForeignStore,
     KafkaGroupContested,
     KafkaGroupShared,
+    LogTruncated,
     NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
@@ -24,6 +25,7 @@ from offsetstore.offsets import (
     CommittedOffset,
     OffsetRange,
     StoredOffset,
+    Suspect,
     Token,
     TopicLog,
     TopicPartition,
@@ -84,6 +86,12 @@ def test_the_stored_one_counts_if_the_policy_says_so(committed: int) -> None:
     start = resolve({P0: row(40)}, kafka({0: (0, 100)}, {0: committed}), StartPolicy(prefer="stored"))
 
     assert only(start) == (40, Reason.STORED)
+
+
+def test_the_group_is_unknown_where_nothing_is_stored_alone() -> None:
+    view = kafka({0: (0, 100)})
+    assert resolve({}, view, group="billing").unknown == "billing"
+    assert resolve({P0: row(40)}, view, group="billing").unknown is None
 
 
 @pytest.mark.behaviour("START-3")
@@ -310,6 +318,17 @@ def test_a_copy_of_the_group_s_own_is_known_by_either_version(group: str | None)
         resolve({P0: row(40)}, copy(view, 60, group=group), store_id=US, group="billing")
 
 
+@pytest.mark.behaviour("START-26")
+def test_a_log_with_recorded_evidence_against_it_stops_the_start() -> None:
+    suspect = Suspect("record 30 of epoch 1 is gone", NOON)
+    with pytest.raises(LogTruncated) as caught:
+        resolve({P0: replace(row(40), suspect=suspect)}, kafka({0: (0, 100)}))
+    assert (caught.value.topic_partition, caught.value.found) == (
+        P0,
+        f"{suspect.what} (recorded on {NOON.isoformat()})",
+    )
+
+
 # -- another application in the group
 
 CONTESTED = replace(row(40), contested=True, pinned_epoch=1)
@@ -396,6 +415,15 @@ def test_a_copy_of_the_database_that_was_seen_under_the_job_is_ignored(
     assert only(resolve(later, view, policy, store_id=US, group="billing")) == (40, Reason.COPY_STORED)
     with pytest.raises(KafkaGroupShared):
         resolve(stored, copy(view, committed, 2, group="invoicing"), policy, store_id=US, group="billing")
+
+
+@pytest.mark.behaviour("START-27")
+def test_each_partition_is_compared_with_the_epoch_in_which_it_was_seen_itself() -> None:
+    view = copy(kafka({0: (0, 100), 1: (0, 100)}), 60, 2)
+    stored = {P0: CONTESTED, P1: replace(CONTESTED, pinned_epoch=3)}
+    assert resolve(stored, view, store_id=US).starts[P0].reason is Reason.COPY_STORED
+    stored = {P0: replace(CONTESTED, pinned_epoch=3), P1: CONTESTED}
+    assert resolve(stored, view, store_id=US).starts[P0].reason is Reason.STORED
 
 
 @pytest.mark.behaviour("START-27", "START-6")
