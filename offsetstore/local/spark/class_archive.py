@@ -2,9 +2,6 @@
 
 Java calls it class data sharing (JEP 350). Java itself checks that an archive fits this Java and these jars; if not, it
 loads the classes as usual and only takes longer.
-
-``python -m offsetstore.local.spark.class_archive CONF``, the session's configuration as JSON, starts Spark, lets it do
-a little of what a job does, and ends: the classes that it has loaded then are kept.
 """
 
 from __future__ import annotations
@@ -14,12 +11,9 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
-
-from pyspark.sql import DataFrame, SparkSession
+from typing import Final
 
 from offsetstore.local import cache_directory, locked
 from offsetstore.local.spark.jars import Notice, notices, pyspark_directories
@@ -27,13 +21,6 @@ from offsetstore.local.spark.java import find_java
 
 _SECONDS: Final = 300
 _SHOWN: Final = 500
-_EXIT_SECONDS: Final = 120
-_STREAM_SECONDS: Final = 60
-_LOADED: Final = (
-    "org.apache.kafka.clients.admin.KafkaAdminClient",
-    "org.apache.kafka.clients.consumer.KafkaConsumer",
-    "org.apache.spark.sql.kafka010.KafkaSourceProvider",
-)
 _QUIETLY: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 _log = logging.getLogger(__name__)
@@ -69,7 +56,7 @@ def _make(target: Path, conf: Mapping[str, str]) -> None:
     whole = {**conf, options: f"{conf[options]} {writing}"}
     try:
         subprocess.run(  # noqa: S603 - our own command line
-            [sys.executable, "-m", "offsetstore.local.spark.class_archive", json.dumps(whole)],
+            [sys.executable, "-m", "offsetstore.local.spark.launch", json.dumps(whole)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_SECONDS,
         )  # fmt: skip
         new.rename(target)
@@ -89,37 +76,3 @@ def _key(conf: Mapping[str, str]) -> str:
         *(f"{name}={value}" for name, value in sorted(conf.items()) if name.endswith(("ClassPath", "Options"))),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def main() -> None:
-    """Run a stream of some rows through Python and back."""
-    from offsetstore.local.spark.launch import local_session, stop_session  # noqa: PLC0415 - it imports this module
-
-    session = local_session("offsetstore-warm-up", extra_conf=json.loads(sys.argv[1]))
-    try:
-        _stream(session)
-    finally:
-        stop_session(session, timeout=_EXIT_SECONDS)  # Java writes the archive when it ends
-
-
-def _stream(session: SparkSession) -> None:
-    def batch(frame: DataFrame, number: int) -> None:
-        frame.repartition(2).mapInArrow(lambda rows: rows, frame.schema).toArrow()
-        frame.rdd.map(tuple).collect()
-        if number:
-            query.stop()
-
-    spark: Any = session
-    java = spark._jvm  # noqa: SLF001 - no public way
-    loader = java.java.lang.Thread.currentThread().getContextClassLoader()
-    for name in _LOADED:
-        java.java.lang.Class.forName(name, True, loader)  # noqa: FBT003 - Java's order
-    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", "100").load()
-    with tempfile.TemporaryDirectory() as checkpoint:
-        query = rows.writeStream.foreachBatch(batch).option("checkpointLocation", checkpoint).start()
-        query.awaitTermination(_STREAM_SECONDS)
-        query.stop()
-
-
-if __name__ == "__main__":
-    main()
