@@ -88,7 +88,8 @@ def as_html(produced: int, results: Results, seed: int) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {"number": "{:,.0f}".format, "ticks": ticks}
+    filters: dict[str, Any] = {"number": "{:,.0f}".format, "ticks": ticks}
+    environment.filters.update(filters)
     return environment.get_template("report.html").render(
         produced=produced,
         seed=seed,

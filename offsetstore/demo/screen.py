@@ -65,8 +65,9 @@ class Bar:
         if self._progress is None:
             self._line("done", note)
             return
-        whole = {"total": 1, "completed": 1} if self._total is None else {}
-        self._progress.update(self._task, note=escape(note), **whole)
+        if self._total is None:
+            self._progress.update(self._task, total=1, completed=1)
+        self._progress.update(self._task, note=escape(note))
         self._progress.stop_task(self._task)
 
     def _line(self, *parts: str) -> None:

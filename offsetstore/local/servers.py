@@ -91,7 +91,7 @@ class EmbeddedServer(Generic[Ports]):
         self._directory = directory
         self._temporary: Path | None = None
         self._fixed_ports = ports
-        self._ports = ports
+        self._ports: Ports | None = ports
         self._ended_by = ended_by
         self._watchdog: Watchdog | None = None
         self._owner_process = 0

@@ -47,7 +47,7 @@ class LetterMemory(MemoryTransaction):
             for new in letters:
                 tp = new.topic_partition
                 known = [row.topic_id for one, row in rows.items() if one.topic == tp.topic and row.topic_id]
-                key = LetterKey(tp, new.offset, max(known, default=""))
+                key = (tp, new.offset, max(known, default=""))
                 self.lock(LETTERS, group, *key)
                 before = self.get(LETTERS, group, *key)
                 letter = Letter(

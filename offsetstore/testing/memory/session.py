@@ -120,7 +120,8 @@ class MemorySession(LetterMemory):
         """There are no roles."""
 
     def identity(self) -> StoreIdentity:
-        return StoreIdentity(*self.get(_STORE), self._shared.here)
+        store_id, home = self.get(_STORE)
+        return StoreIdentity(store_id, home, self._shared.here)
 
     lock_identity = identity
 

@@ -8,6 +8,7 @@ import time
 from html import unescape
 from pathlib import Path
 from statistics import median
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -56,9 +57,9 @@ def test_names_and_texts_are_shown_inert(store: OffsetStore, server: DashboardSe
     claim = store.claim(group, topics=[tp.topic], mirror_every=None)
     error = LetterError(odd, "", odd, odd, odd, odd)
     advance(store, claim, {tp: OffsetRange(0, 10)}, [NewLetter(tp, 2, "refused", error, 2, None, None)])
-    query = {"query_id": "q", "run_id": "r", "application_id": f"app {odd}", "ui_url": f"http://{odd}"}
+    ids = {"query_id": str(uuid4()), "run_id": str(uuid4())}
     gap = OffsetGap(f"a gap {odd}", topic_partition=tp, next_step=f"Ask {odd}.")
-    claim.observers.on(QueryStarted(group=group, **query))
+    claim.observers.on(QueryStarted(group=group, **ids, application_id=f"app {odd}", ui_url=f"http://{odd}"))
     claim.observers.on(BatchEnded(outcome="failed", group=group, batch=7, ranges={tp: OffsetRange(4, 9)}, error=gap))
     claim.observers.on(MirrorTried(group=group, reason=f"reason {odd}", is_over=False))
     claim.close()
