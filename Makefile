@@ -32,7 +32,7 @@ demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is 
 
 test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; half an hour
 	@if $(BIN)/python -c 'import pgserver' 2>/dev/null; \
-	then $(BIN)/python -m pytest --offsetstore-postgres=pgserver $(ON_16); \
+	then $(BIN)/python -m pytest -n 2 --offsetstore-postgres=pgserver $(ON_16); \
 	else echo "The wheel with PostgreSQL 16 is not published for this Python: the store is tested on 18 alone."; fi
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 

@@ -30,10 +30,10 @@ from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
+from offsetstore.operations.samples import RINGS
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.protocol.samples import RINGS
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.testing import StaticBroker
 from tests.support.browser import browse

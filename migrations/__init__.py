@@ -8,7 +8,6 @@ In the application's ``env.py``::
         context.run_migrations()
 """
 
-from offsetstore.postgres.autogenerate import exclude
-from offsetstore.postgres.migrate import downgrade, upgrade
+from offsetstore.postgres.migrate import downgrade, exclude, upgrade
 
 __all__ = ["downgrade", "exclude", "upgrade"]

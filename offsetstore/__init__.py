@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offsetstore import errors
 from offsetstore.errors import exit_code
 from offsetstore.lazy import load
-from offsetstore.offset_store import OffsetStore
+from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned
@@ -29,7 +29,6 @@ from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.protocol.work import Work
-from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
 

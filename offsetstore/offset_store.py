@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import ConfigurationError, OffsetStoreError
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations import reads
 from offsetstore.operations.home import MoveStore, NewStoreId, StoreDecided
@@ -28,8 +28,7 @@ from offsetstore.operations.letters import (
     PruneLetters,
     ReplayLetters,
     Which,
-    read_counts,
-    read_errors,
+    check_limits,
     read_letter,
     read_page,
     wait_for_replay,
@@ -37,24 +36,27 @@ from offsetstore.operations.letters import (
 from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
 from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
-from offsetstore.operations.people import ask, people
+from offsetstore.operations.people import StoreFacts, ask, people, read_errors, read_facts, read_overview, read_runs
 from offsetstore.operations.reads import GroupState
 from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
+from offsetstore.operations.samples import Sample, Selection, read_samples, record_samples
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import check_engine, make_engine, schema_or_default
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
 from offsetstore.protocol.letters import FINAL, OPEN, Cause, Letter, LetterKey, State
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.observers import Observer, Observers
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
+from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.runs import JobError, Run, Source
-from offsetstore.protocol.samples import Sample, Selection
-from offsetstore.protocol.store_facts import StoreFacts, StoreIdentity
+from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
-from offsetstore.store.acquire import acquire
+from offsetstore.store.acquire import acquire, resolve_unlocked
 from offsetstore.store.checkpoint_files import checkpoint_files
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.identity import ClaimInfo
@@ -67,7 +69,19 @@ _P = TypeVar("_P", bound=Plan)
 
 
 class OffsetStore:
-    """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not."""
+    """Offsets in a SQL database, in the transaction of the results. Threads may share it; processes may not.
+
+    Decisions (`reset`, `pause`, `discard` and so on) have some arguments in common. ``reason`` is for those who read
+    the history, ``actor`` is who decides, by default user, host and process. ``dry_run`` locks and writes nothing, and
+    returns what would be done now; ``if_plan`` is the ``digest`` of that: do what it has shown, or nothing. A live job
+    is fenced or, with ``takeover="refuse"``, the decision is refused; ``takeover_timeout`` is how many seconds a job's
+    open transaction is waited for before its connection is terminated.
+
+    A decision without a reason is a `ConfigurationError`. `PlanChanged`: the plan is not ``if_plan``. `GroupBusy`: a
+    job is live, and was to be spared. `LockTimeout`: another transaction holds the rows for longer than
+    `Timeouts.lock`. Then nothing was written. `TransactionLost`: the connection broke, and the history shows whether
+    it happened.
+    """
 
     def __init__(
         self,
@@ -237,29 +251,20 @@ class OffsetStore:
 
         :param offsets: the next offset for each partition; or the target for all ``partitions``: ``"earliest"``,
             ``"latest"``, an offset, a time (the first record at or after it, or the end), or ``ShiftBy(n)``.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param takeover_timeout: seconds to wait for a job's open transaction before its connection is terminated.
         :param partitions: numbers by topic, ``None`` for all that have a stored offset; ``"all"``: those of all topics.
         :param broker: asked for the log's ends, so that an offset outside of the log is refused. Without it the next
             claim does that, and ``"earliest"``, ``"latest"`` and times can't be resolved.
         :param kafka_group: the group in Kafka, if it is not ``group``.
-        :param takeover: ``"fence"`` a live job, or ``"refuse"``.
         :param from_offset: the offset that must be stored for each of the partitions.
-        :param dry_run: lock and write nothing; return what a reset would do now.
         :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the job or decision
             that last took the group, and on what is stored, unless that job is live: then it goes on storing. For
             ``"latest"`` the log may have grown. It never goes back if it was to go forwards. A dry run compares it too.
         :raises OffsetMoved: the stored offset is not ``from_offset``; nothing was written.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
-        :raises ConfigurationError: an unknown partition, not an offset, no reason.
+        :raises ConfigurationError: an unknown partition, not an offset.
         :raises UnknownGroup: the store has no offsets of the group.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises BrokerError: a request to Kafka failed; nothing was written, and no job was fenced.
         :raises OffsetOutOfRange: the log does not hold the offset; nothing was written, and no job was fenced.
         :raises WrongCluster: the stored offset belongs to another cluster; nothing was written, and no job was fenced.
-        :raises LockTimeout: a transaction that belongs to no job of the group holds its rows.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         operation = ResetOffsets(
             group=group,
@@ -295,12 +300,7 @@ class OffsetStore:
         their records.
 
         :param new: a name that has no offsets.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: write nothing; return what a copy would do now.
-        :param if_plan: as for `reset`.
-        :raises ConfigurationError: an unknown group, a name that is taken, no reason.
-        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
+        :raises ConfigurationError: an unknown group, a name that is taken.
         """
         return self._decide(CopyGroup(group, new), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
@@ -323,15 +323,7 @@ class OffsetStore:
         its directory: move ``<base>/<group>/kept`` too, or the query starts with an empty state.
 
         :param new: a name that has no offsets.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param takeover_timeout: as for `reset`.
-        :param takeover: ``"fence"`` a live job, or ``"refuse"``.
-        :param dry_run: lock and write nothing; return what a rename would do now.
-        :param if_plan: as for `reset`.
-        :raises ConfigurationError: an unknown group, a name that is taken, no reason.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
-        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
+        :raises ConfigurationError: an unknown group, a name that is taken.
         """
         operation = RenameGroup(group=group, new=new, takeover=takeover, takeover_timeout=takeover_timeout)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -356,20 +348,12 @@ class OffsetStore:
         its history stay, and the results are yours. Remove a kept checkpoint, ``<base>/<group>/kept``, and one of the
         query's own: it would repeat its last batch. Only the tables' owner may delete.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param takeover_timeout: as for `reset`.
         :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
         :param discard_letters: delete dead letters too that were neither replayed nor discarded.
-        :param dry_run: lock and write nothing; return what would be deleted now.
-        :param if_plan: as for `reset`.
-        :raises ConfigurationError: no reason.
         :raises UnknownGroup: the group was never claimed, or not since it was deleted.
         :raises GroupRenamed: the group has another name now.
         :raises LettersOpen: it has open dead letters, without ``discard_letters``; nothing was written.
-        :raises GroupBusy: a job is live, and ``takeover="refuse"``; nothing was written.
         :raises MissingPrivilege: the role may not delete; nothing was written, and no job was fenced.
-        :raises PlanChanged, LockTimeout, TransactionLost: as for `reset`.
         """
         operation = DeleteGroup(
             group=group, discard_letters=discard_letters, takeover=takeover, takeover_timeout=takeover_timeout
@@ -391,18 +375,12 @@ class OffsetStore:
         A batch that is being computed is still written. The job keeps its claim, and nothing is locked while it waits.
         A second pause replaces the first; a reset or a rename keeps it. Transactions of your own don't wait.
 
-        :param reason: for those who read the history, and the status.
         :param until: when it ends by itself, by the database's clock; ``None``: only `resume` ends it.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: lock and write nothing; return what would be done now.
         :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing. It rests on the pause that is
             replaced.
-        :raises ConfigurationError: no reason, or a time that has passed or has no zone.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
+        :raises ConfigurationError: a time that has passed or has no zone.
         :raises UnknownGroup: the group was never claimed.
         :raises GroupRenamed: the group has another name now.
-        :raises LockTimeout: another transaction holds the group's row for longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         return self._decide(PauseGroup(group, reason, until), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
@@ -417,11 +395,7 @@ class OffsetStore:
     ) -> PauseDecided:
         """End a group's pause; a job that waits goes on within a second or two. If there is none, nothing is written.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: as for `pause`, like ``if_plan``.
-        :raises ConfigurationError: no reason.
-        :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `pause`.
+        :raises UnknownGroup, GroupRenamed: as for `pause`.
         """
         return self._decide(ResumeGroup(group), reason, actor, dry_run=dry_run, if_plan=if_plan)
 
@@ -437,15 +411,8 @@ class OffsetStore:
         For a `pg_upgrade`, a switch to a logical replica, or a backup that was restored in place. The history of each
         group records it. If the store is at home already, nothing is written.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: lock and write nothing; return what would be done now.
-        :param if_plan: the ``digest`` of a dry run: do what it has shown, or nothing.
-        :raises ConfigurationError: no reason.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises MissingPrivilege: the role does not own the tables, or may not read which database this is.
         :raises LockTimeout: a claim or another decision takes longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         done = self._decide(MoveStore(), reason, actor, dry_run=dry_run, if_plan=if_plan)
         self.database.check_schema()
@@ -460,14 +427,9 @@ class OffsetStore:
         database's jobs a ``kafka_group=`` of its own, or the start is refused (`ForeignStore`, `KafkaGroupContested`).
         Also for a copy of the server's files, which PostgreSQL can't tell from the original.
 
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
-        :param dry_run: as for `moved`, like ``if_plan``: a claim, or the end of a job, makes it another plan.
-        :raises ConfigurationError: no reason.
-        :raises PlanChanged: as for `moved`.
+        :param if_plan: a claim, or the end of a job, makes it another plan.
         :raises MissingPrivilege: the role does not own the tables.
         :raises LockTimeout: a job's transaction, a claim or another decision takes longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         done = self._decide(NewStoreId(), reason, actor, dry_run=dry_run, if_plan=if_plan)
         self.database.check_schema()
@@ -525,15 +487,11 @@ class OffsetStore:
         keeps the new value, unless it writes one of its own.
 
         :param value: ``None`` clears it.
-        :param reason: for those who read the history.
-        :param actor: who decides; by default user, host and process.
         :param formats: as for `claim`; by default JSON.
         :return: the stored offset, to which the metadata belongs.
         :raises MetadataError: the serializer fails, or its text is too long.
-        :raises ConfigurationError: no reason, or no such partition.
+        :raises ConfigurationError: no such partition.
         :raises UnknownGroup: the store has no offsets of the group.
-        :raises LockTimeout: another transaction holds the row for longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         text = format_of(formats, tp.topic).dump(value)
         return self._decide(WriteMetadata(group, tp, text), reason, actor).offset
@@ -596,7 +554,9 @@ class OffsetStore:
 
         :param up_to: bound the time: count no further than this, so that a count which reaches it may be more.
         """
-        return read_counts(self.database, group, up_to)
+        if up_to is not None:
+            check_whole("up_to", up_to, "dead letters", least=1)
+        return self._read(lambda session: session.count_letters(group, up_to=up_to))
 
     def letter_errors(
         self,
@@ -613,7 +573,9 @@ class OffsetStore:
         :param within: bound the time: look at the newest so many letters in these states only.
         """
         states = () if state is None else (state,) if isinstance(state, str) else tuple(state)
-        return read_errors(self.database, group, LetterFilter(states, topic=topic), limit=limit, within=within)
+        which = LetterFilter(states, topic=topic)
+        check_limits(limit, within)
+        return ask(self.database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
 
     def request_replay(
         self,
@@ -635,23 +597,18 @@ class OffsetStore:
         :param which: a letter, as `letters` returns it or its `LetterKey`, several of them, or a `LetterFilter`, of
             which those that are ``dead`` are chosen, in the order of partition and offset. All letters that are named
             must be fit for it, or nothing is written.
-        :param reason: for those who read the history, and the letter.
-        :param actor: who decides; by default user, host and process.
         :param forced: even where rows of later records may be replaced by older ones.
         :param limit: choose so many at most; `LettersDecided.more` tells if there are others.
-        :param dry_run: lock and write nothing; return what would be chosen now.
         :param if_plan: the ``digest`` of a dry run: decide about the letters that it has shown, as they were, or about
             none.
-        :raises PlanChanged: the plan is not ``if_plan``; nothing was written.
         :raises UnknownLetter: there is no such letter.
         :raises LetterSettled: it was replayed, discarded or superseded.
         :raises PayloadMissing: its record is not kept.
-        :raises ConfigurationError: no reason, or an argument is invalid.
+        :raises ConfigurationError: an argument is invalid.
         :raises TypeError: ``which`` is something else.
         :raises UnknownGroup: the group was never claimed.
         :raises GroupRenamed: the group has another name now.
         :raises LockTimeout: another transaction, such as a replay, holds a letter for longer than `Timeouts.lock`.
-        :raises TransactionLost: the connection broke; the history shows whether it happened.
         """
         operation = ReplayLetters(group, which, limit=limit, forced=forced)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -687,7 +644,7 @@ class OffsetStore:
             are settled, which keep their state. The bytes remain in the database's files until VACUUM, and in backups.
         :raises UnknownLetter, LetterSettled, ConfigurationError: as for `request_replay`, like the other parameters.
         :raises TypeError: as for `request_replay`.
-        :raises PlanChanged, UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        :raises UnknownGroup, GroupRenamed: as for `request_replay`.
         """
         operation = DiscardLetters(group, which, limit=limit, erase=erase)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -715,8 +672,8 @@ class OffsetStore:
         :param if_plan: the ``digest`` of a dry run: delete as many as it has counted, or none.
         :raises PlanChanged: the plan is not ``if_plan``; nothing was deleted.
         :raises MissingPrivilege: the role may not delete letters.
-        :raises ConfigurationError: no reason, another state, or an argument is invalid.
-        :raises UnknownGroup, GroupRenamed, LockTimeout, TransactionLost: as for `request_replay`.
+        :raises ConfigurationError: another state, or an argument is invalid.
+        :raises UnknownGroup, GroupRenamed: as for `request_replay`.
         """
         operation = PruneLetters(group, older_than, tuple(states), limit)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
@@ -744,8 +701,14 @@ class OffsetStore:
         :param before: only those with a lower ``id``: to go back page by page, that of the page's first line.
         :raises ConfigurationError: an argument is invalid.
         """
-        chosen = reads.HistoryFilter(since, events, limit, topic_partition, before)
-        return self._read(lambda session: chosen.read(session, group))
+        reads.check_history(since, events, limit)
+        if before is not None:
+            check_whole("before", before)
+        return self._read(
+            lambda session: session.history(
+                group, since=since, events=events, topic_partition=topic_partition, limit=limit, before=before
+            )
+        )
 
     def follow_history(
         self, group: str, *, since: datetime | None = None, events: Collection[str] = (), limit: int | None = None
@@ -754,7 +717,7 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `history`.
         """
-        reads.HistoryFilter(since, events, limit)  # refuses invalid arguments now, and not at the first event
+        reads.check_history(since, events, limit)  # refuses invalid arguments now, and not at the first event
         return reads.follow(lambda at: self.history(group, since=at, events=events), since=since, limit=limit)
 
     def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
@@ -766,7 +729,7 @@ class OffsetStore:
         :raises ConfigurationError: an argument is invalid.
         """
         reads.check_limit(limit, "runs")
-        return ask(self.database, lambda session: session.runs(group, limit=limit))
+        return ask(self.database, lambda session: read_runs(session, group, limit=limit))
 
     def errors(
         self,
@@ -785,8 +748,10 @@ class OffsetStore:
         :param limit: only so many, the last ones.
         :raises ConfigurationError: an argument is invalid.
         """
-        chosen = reads.ErrorFilter(since, sources, limit)
-        return ask(self.database, lambda session: chosen.read(session, group))
+        reads.check_errors(since, sources, limit)
+        return ask(
+            self.database, lambda session: read_errors(session, group, since=since, sources=sources, limit=limit)
+        )
 
     def follow_errors(
         self, group: str, *, since: datetime | None = None, sources: Collection[Source] = (), limit: int | None = None
@@ -795,7 +760,7 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `errors`.
         """
-        reads.ErrorFilter(since, sources, limit)
+        reads.check_errors(since, sources, limit)
         return reads.follow(lambda at: self.errors(group, since=at, sources=sources), since=since, limit=limit)
 
     def owner(self, group: str) -> GroupRow | None:
@@ -837,7 +802,7 @@ class OffsetStore:
         :raises LockTimeout: a table is locked, by a migration for example, for longer than `Timeouts.lock`.
         """
         before = time.time()
-        stored = ask(self.database, lambda session: session.overview(groups), lock_timeout=self.timeouts.lock)
+        stored = ask(self.database, lambda session: read_overview(session, groups), lock_timeout=self.timeouts.lock)
         skew = stored.at.timestamp() - (before + time.time()) / 2
         return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
 
@@ -853,7 +818,7 @@ class OffsetStore:
         """
         if samples := lag.samples():
             with transaction(self.database, name="offsetstore:samples", lock_timeout=self.timeouts.lock) as session:
-                people(session).record_samples(samples)
+                record_samples(people(session), samples)
 
     def samples(
         self, groups: Collection[str], span: timedelta, *, points: int | None = None
@@ -867,14 +832,14 @@ class OffsetStore:
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
         """
         selection = Selection.of(span, points)
-        return ask(self.database, lambda session: session.samples(groups, selection))
+        return ask(self.database, lambda session: read_samples(session, groups, selection))
 
     def facts(self) -> StoreFacts:
         """Read what the store itself is like: its server and tables, and its oldest open transaction.
 
         It takes one round trip. A role needs SELECT on ``offsetstore_version`` only.
         """
-        return ask(self.database, lambda session: session.store_facts())
+        return ask(self.database, read_facts)
 
     def _decide(
         self,
@@ -917,3 +882,35 @@ class OffsetStore:
             claim.end_with(error)
         with not_hiding(error):
             self.close()
+
+
+def resolve_starting_offsets(
+    broker: BrokerOffsets,
+    *,
+    group: str,
+    topics: Collection[str] | None = None,
+    store: OffsetStore | None = None,
+    policy: StartPolicy | None = None,
+    kafka_group: str | None = None,
+) -> StartingOffsets:
+    """Resolve where ``group`` would start now. Read-only: this fences no job and writes nothing.
+
+    It takes one round trip to the database and a constant number to Kafka, however many partitions there are.
+
+    :param store: ``None`` to use only the offsets committed in Kafka.
+    :raises BrokerError, StartError: as `OffsetStore.claim` does.
+    """
+    names = [topics] if isinstance(topics, str) else topics if topics is not None else broker.topics
+    if not names:
+        raise ConfigurationError(
+            "no topics to resolve", expected='topics=["..."], or a broker made from Spark\'s options'
+        )
+    stored = store.offsets(group) if store else {}
+    identity = store.database.identity() if store else None
+    if store is not None and identity is not None:
+        identity.expect_home(store.database.schema)
+    timestamp_ms = policy.timestamp_ms if policy else None
+    view = broker.view(kafka_group or group, tuple(names), timestamp_ms=timestamp_ms)
+    if store is None or identity is None:
+        return resolve(stored, view, policy)
+    return resolve_unlocked(store.database, group, stored, view, policy, store_id=identity.store_id)

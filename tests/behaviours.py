@@ -24,7 +24,7 @@ SERVICES = {
     "offsetstore_topic": "Kafka",
     "secured_kafka": "Kafka",
     "offsetstore_spark": "Spark",
-    "spark_conf_dir": "Spark",
+    "job_environment": "Spark",
 }
 
 INTRODUCTION = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from fcntl import LOCK_EX, flock
 
 import pytest
 from hypothesis import settings
@@ -34,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_failpoint_outlives_its_test() -> Iterator[None]:
-    """Disarm what a test left armed, and fail it: a later test would hang there, far from the cause."""
+    """Count anew; disarm what a test left armed, and fail it: a later test would hang there, far from the cause."""
+    failpoints._reached.clear()  # it counts in the whole process
     yield
     left = os.environ.pop(failpoints.VARIABLE, None)
     assert left is None, f"the test left a failpoint armed: {left}"
@@ -42,7 +44,12 @@ def no_failpoint_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """The sdist and the wheel, as a release would have them."""
+    """The sdist and the wheel, as a release would have them: built by the first worker that needs them."""
     from tests.packaging.building import build  # noqa: PLC0415
 
-    return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist"))
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # which the workers of a run share
+    with (place / "building").open("w") as lock:
+        flock(lock, LOCK_EX)
+        return build(place / "source", place / "dist")

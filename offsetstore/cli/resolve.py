@@ -19,11 +19,11 @@ from offsetstore.errors import (
     StoreRewound,
     TopicRecreated,
 )
+from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import count_offsets
 from offsetstore.operations.reads import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.starting import Reason, StartingOffsets
-from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.text import counted
 
 _COLUMNS = columns("partition, #start, #stored, #committed, #beginning, #end, reason")

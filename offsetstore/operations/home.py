@@ -3,19 +3,29 @@
 Only the tables' owner may: the answer decides whose results count, and a job must not give it for itself.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID, uuid4
 
 from offsetstore.errors import MissingPrivilege
 from offsetstore.offsets import Token
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, held_by, write_token
+from offsetstore.operations.people import people
+from offsetstore.postgres.errors import needing
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, ListedGroup, Session
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store.sessions import transaction
+
+# A claim inserts or updates a row before it reads the identity.
+LOCK_CLAIMS: Final = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
+SET_IDENTITY: Final = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,6 @@ class _OfStore(Operation[StoreDecided]):
     group = ""
 
     def begin(self, database: Database, by: By) -> AbstractContextManager[Session]:
-        """See `Operation`."""
         return transaction(database, name="offsetstore:admin", lock_timeout=by.lock_timeout)
 
 
@@ -57,7 +66,6 @@ class MoveStore(_OfStore):
     """Take this database for the store's home; see `OffsetStore.moved`."""
 
     def plan(self, session: Session) -> StoreDecided:
-        """See `Operation`."""
         before = session.identity()
         if before.here is None:
             raise MissingPrivilege(
@@ -70,16 +78,15 @@ class MoveStore(_OfStore):
         return _plan("moved", before, after, groups, [one.group for one in groups])
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
-        """See `Operation`. A store that is at home is left alone."""
+        """A store that is at home is left alone."""
         plan = self.plan(session)
         if not plan.is_empty:
-            session.lock_identity()  # it may have been given an id meanwhile, or have been moved
+            lock_identity(people(session))  # it may have been given an id meanwhile, or have been moved
             plan = self.plan(session)
         yield plan
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        """See `Operation`."""
-        session.set_identity(plan.after.store_id, plan.after.home)
+        set_identity(people(session), plan.after.store_id, plan.after.home)
         why = f"from database {plan.before.home or 'unknown'} to {plan.after.home}: {by.reason}"
         return {group: [by.event("moved", owner.token, why)] for group, owner in plan.groups.items()}
 
@@ -95,7 +102,6 @@ class NewStoreId(_OfStore):
     store_id: UUID = field(default_factory=uuid4)
 
     def plan(self, session: Session) -> StoreDecided:
-        """See `Operation`."""
         before = session.identity()
         # The others were renamed or deleted.
         groups = [one for one in session.groups() if one.partitions or one.owner.alive_for is not None]
@@ -103,13 +109,11 @@ class NewStoreId(_OfStore):
         return _plan("new-id", before, StoreIdentity(self.store_id, before.here, before.here), groups, owners)
 
     def locked(self, session: Session) -> Iterator[StoreDecided]:
-        """See `Operation`."""
-        session.lock_identity()
+        lock_identity(people(session))
         yield self.plan(session)
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        """See `Operation`."""
-        session.set_identity(plan.after.store_id, plan.after.home)
+        set_identity(people(session), plan.after.store_id, plan.after.home)
         why = f"this database is a copy of store {plan.before.store_id}, and is store {self.store_id} now: {by.reason}"
         history: dict[str, Sequence[HistoryEvent]] = {}
         for group in plan.groups:
@@ -126,3 +130,17 @@ def _plan(
 ) -> StoreDecided:
     digest = digest_of(event, "", str(before.store_id), before.home, before.here, facts)
     return StoreDecided(before, after, {one.group: one.owner for one in groups}, digest=digest)
+
+
+def lock_identity(session: PostgresSession) -> StoreIdentity:
+    """Lock out claims, and others who would change it, until the transaction ends; then read which store it is."""
+    with needing("change which store this is"):
+        session.run(LOCK_CLAIMS)
+    return session.identity()
+
+
+def set_identity(session: PostgresSession, store_id: UUID, home: str | None) -> None:
+    """Make it another store, or give it another home. Claims wait until the transaction ends."""
+    with needing("change which store this is"):
+        session.run(LOCK_CLAIMS)
+        session.run(SET_IDENTITY, store_id=store_id, home=home)

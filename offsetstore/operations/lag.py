@@ -9,11 +9,12 @@ from typing import Final
 
 from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
 from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.operations.first_unread import FirstUnread, find_first_unread
+from offsetstore.operations.people import StoreOverview
 from offsetstore.operations.reads import beyond_end, lag_of
-from offsetstore.protocol.database import GroupRow, StoreOverview
-from offsetstore.protocol.first_unread import FirstUnread, find_first_unread
+from offsetstore.operations.samples import Sample
+from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.ports import BrokerOverview
-from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
 _RECORDS_READ: Final = 20

@@ -4,6 +4,8 @@ A decision locks the letters, in their order, and writes one line into the group
 were chosen, who decided it and why. Each letter's own row says the same of the last decision about it.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 import time
@@ -14,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
 
-from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, PlanChanged, UnknownLetter
+from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing, UnknownLetter
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
-from offsetstore.operations.people import ask, people
+from offsetstore.operations.people import people
 from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
-from offsetstore.protocol.stored_letters import STATES, ChosenLetter, ErrorGroup, LetterCursor, LetterFilter
+from offsetstore.protocol.stored_letters import STATES, ChosenLetter, LetterCursor, LetterFilter
 from offsetstore.protocol.texts import check_text
 from offsetstore.store.sessions import read
 
@@ -111,8 +113,7 @@ def read_page(
     within: int | None,
 ) -> LetterPage:
     """Read a part of the list; see `OffsetStore.letters`."""
-    _expect_limit(limit)
-    _expect_within(within)
+    check_limits(limit, within)
     if within is not None and contents:
         raise ConfigurationError("within is for lists of dead letters without their contents")
     cursor = None if after is None else LetterCursor.parse(after)
@@ -162,22 +163,6 @@ def wait_for_replay(database: Database, group: str, which: Named, *, seconds: fl
         time.sleep(min(_INTERVAL, left))
 
 
-def read_counts(database: Database, group: str, up_to: int | None) -> dict[State, int]:
-    """Count the letters; see `OffsetStore.letter_counts`."""
-    if up_to is not None:
-        check_whole("up_to", up_to, "dead letters", least=1)
-    return read(database, lambda session: session.count_letters(group, up_to=up_to))
-
-
-def read_errors(
-    database: Database, group: str, which: LetterFilter, *, limit: int, within: int | None
-) -> list[ErrorGroup]:
-    """Read the errors; see `OffsetStore.letter_errors`."""
-    _expect_limit(limit)
-    _expect_within(within)
-    return ask(database, lambda session: session.letter_errors(group, which, limit=limit, within=within))
-
-
 @dataclass(frozen=True)
 class _Letters(Operation[LettersDecided]):
     """A decision about letters, which are named or chosen by a filter."""
@@ -187,13 +172,8 @@ class _Letters(Operation[LettersDecided]):
     limit: int = field(default=MOST, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        :raises ConfigurationError: naming the argument.
-        :raises TypeError: ``which`` is something else.
-        """
         expect_group(self.group)
-        _expect_limit(self.limit)
+        check_limits(self.limit)
         if isinstance(self.which, LetterFilter):
             return
         named = keys_of(self.which)
@@ -229,11 +209,10 @@ class _Letters(Operation[LettersDecided]):
         return False
 
     def plan(self, session: Session) -> LettersDecided:
-        """See `Operation`."""
         return self._choose(session, known(session, self.group).token, lock=False)
 
     def locked(self, session: Session) -> Iterator[LettersDecided]:
-        """See `Operation`: the group's row comes before any letter."""
+        """The group's row comes before any letter."""
         session.share_group(self.group)
         yield self._choose(session, known(session, self.group).token, lock=True)
 
@@ -262,7 +241,7 @@ class _Letters(Operation[LettersDecided]):
         return digest_of(self.kind[1], self.group, [*chosen.items()])
 
     def write(self, session: Session, plan: LettersDecided, by: By) -> History:
-        """See `Operation`. One line for all: how many, which, and where they are if they are of one partition."""
+        """One line for all: how many, which, and where they are if they are of one partition."""
         self.change(session, plan.chosen, by)
         keys, (event, words) = plan.letters, self.kind
         if isinstance(self.which, LetterFilter):
@@ -286,21 +265,17 @@ class ReplayLetters(_Letters):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """See `_Letters`."""
         return "replay", "to be replayed, forced" if self.forced else "to be replayed"
 
     @property
     def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
-        """See `_Letters`."""
         return ("dead",), ("kept",)
 
     @property
     def counts_overtaken(self) -> bool:
-        """See `_Letters`."""
         return self.forced
 
     def check(self, key: LetterKey, letter: ChosenLetter) -> None:
-        """See `_Letters`."""
         _expect_open(key, letter, "replayed")
         if letter.payload_state != "kept":
             raise PayloadMissing(
@@ -310,7 +285,6 @@ class ReplayLetters(_Letters):
             )
 
     def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
-        """See `_Letters`."""
         session.decide_letters(self.group, chosen, "requested", actor=by.who, reason=by.reason, forced=self.forced)
 
 
@@ -322,21 +296,19 @@ class DiscardLetters(_Letters):
 
     @property
     def kind(self) -> tuple[str, str]:
-        """See `_Letters`."""
         return ("erase", "erased") if self.erase else ("discard", "discarded")
 
     @property
     def fit(self) -> tuple[tuple[State, ...], tuple[PayloadState, ...]]:
-        """See `_Letters`. Those that were erased already would be chosen again and again."""
+        """Those that were erased already would be chosen again and again."""
         return (STATES, ("kept", "left out")) if self.erase else (OPEN, PAYLOADS)
 
     def check(self, key: LetterKey, letter: ChosenLetter) -> None:
-        """See `_Letters`: any letter can be erased."""
+        """Any letter can be erased."""
         if not self.erase:
             _expect_open(key, letter, "discarded", "If its contents have to go, erase it.")
 
     def change(self, session: Session, chosen: Mapping[LetterKey, ChosenLetter], by: By) -> None:
-        """See `_Letters`."""
         if still_open := [key for key, letter in chosen.items() if letter.state in OPEN]:
             session.decide_letters(self.group, still_open, "discarded", actor=by.who, reason=by.reason)
         if self.erase:
@@ -353,12 +325,8 @@ class PruneLetters(Operation[LettersPruned]):
     limit: int = MOST
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        :raises ConfigurationError: naming the argument.
-        """
         expect_group(self.group)
-        _expect_limit(self.limit)
+        check_limits(self.limit)
         if self.older_than < timedelta(0):
             raise ConfigurationError("older_than must not be negative", found=self.older_than)
         if not self.states or not set(self.states) <= set(FINAL):
@@ -370,30 +338,23 @@ class PruneLetters(Operation[LettersPruned]):
             )
 
     def plan(self, session: Session) -> LettersPruned:
-        """See `Operation`."""
+        return self._count(session, lock=False)
+
+    def locked(self, session: Session) -> Iterator[LettersPruned]:
+        """Two prunes of one group wait for each other, at the letters; a job's work for neither."""
+        session.share_group(self.group)
+        yield self._count(session, lock=True)
+
+    def _count(self, session: Session, *, lock: bool) -> LettersPruned:
         token, before = known(session, self.group).token, session.now() - self.older_than
-        found = people(session).count_prunable(self.group, self.states, before)
+        found = people(session).count_prunable(self.group, self.states, before, up_to=self.limit + 1, lock=lock)
         count, more = min(found, self.limit), found > self.limit
         age = self.older_than.total_seconds()
         digest = digest_of("prune", self.group, sorted(self.states), age, self.limit, count, more)
         return LettersPruned(self.group, count, more, before, token, digest=digest)
 
-    def locked(self, session: Session) -> Iterator[LettersPruned]:
-        """See `Operation`. Two prunes of one group wait for each other."""
-        session.lock_group(self.group)
-        yield self.plan(session)
-
     def write(self, session: Session, plan: LettersPruned, by: By) -> History:
-        """See `Operation`."""
-        deleted = people(session).prune_letters(self.group, self.states, plan.before, limit=plan.count)
-        if deleted != plan.count:
-            raise PlanChanged(
-                "letters were opened again meanwhile; nothing was deleted",
-                found=f"{deleted} to delete",
-                expected=plan.count,
-                next_step="Repeat it.",
-                plan=plan,
-            )
+        people(session).prune_letters(self.group, self.states, plan.before, limit=plan.count)
         how = f"{', '.join(self.states)} before {plan.before.isoformat(timespec='seconds')}"
         return {self.group: [by.event("prune", plan.token, _in_words(plan.count, "deleted", how, by.reason))]}
 
@@ -461,10 +422,11 @@ def _unknown(group: str, key: LetterKey) -> UnknownLetter:
     )
 
 
-def _expect_limit(limit: int) -> None:
+def check_limits(limit: int, within: int | None = None) -> None:
+    """Refuse limits below 1.
+
+    :raises ConfigurationError: naming the argument.
+    """
     check_whole("limit", limit, "dead letters", least=1)
-
-
-def _expect_within(within: int | None) -> None:
     if within is not None:
         check_whole("within", within, "dead letters", least=1)

@@ -4,13 +4,16 @@ A copy leaves the group and its job alone. A rename and a delete fence the job; 
 nothing comes back under it.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, LettersOpen, UnknownGroup
+from offsetstore.errors import ConfigurationError, LettersOpen, MissingPrivilege, UnknownGroup
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.operation import (
     By,
@@ -26,10 +29,22 @@ from offsetstore.operations.operation import (
 )
 from offsetstore.operations.people import people
 from offsetstore.operations.resets import pinned
+from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.texts import check_new_name
 from offsetstore.store.sessions import end_pause
+
+_TABLES: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
+"""Those that belong to a group. Its own row, its history, its runs and their errors stay with the name."""
+
+RENAME_IN: Final = "UPDATE {s}%s SET consumer_group = :new WHERE consumer_group = :group"
+DELETE_FROM: Final = "DELETE FROM {s}%s WHERE consumer_group = :group"
+NOT_DELETABLE: Final = """
+SELECT name FROM unnest(CAST(:tables AS text[])) WITH ORDINALITY AS of_group (name, number)
+WHERE NOT has_table_privilege(:place || name, 'DELETE') ORDER BY number
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +108,17 @@ class CopyGroup(Operation[NewName]):
     group: str
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         _expect_names(self.copied, self.group)
 
     def plan(self, session: Session) -> NewName:
-        """See `Operation`."""
         return _plan(session, "copy", self.copied, self.group)
 
     def locked(self, session: Session) -> Iterator[NewName]:
-        """See `Operation`."""
         session.lock_group(self.group)
         session.lock_group_partitions(self.group)
         yield self.plan(session)
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
-        """See `Operation`."""
         token = Token(session.lock_group(self.group).epoch + 1, uuid4())
         write_token(session, self.group, token, by.who)
         new = {tp: _same_offset(row, keep_contested=False) for tp, row in plan.rows.items()}
@@ -129,29 +137,22 @@ class RenameGroup(Fencing[NewName]):
     new: str
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         super().__post_init__()
         _expect_names(self.group, self.new)
 
     def plan(self, session: Session) -> NewName:
-        """See `Operation`."""
         return _plan(session, "rename", self.group, self.new, self.met)
 
     @property
     def names(self) -> Sequence[str]:
-        """See `Fencing`."""
         return sorted((self.group, self.new))
 
     def write(self, session: Session, plan: NewName, by: By) -> History:
-        """See `Operation`."""
         group, new, owner = self.group, self.new, plan.owner
         # Above both, so that it is no job's, and no copy in Kafka has this epoch.
         token = Token(max(session.lock_group(name).epoch for name in (group, new)) + 1, uuid4())
         end_pause(session, group, owner, by.who)
-        people(session).rename_group(group, new)
+        _rename(people(session), group, new)
         session.write_pause(new, owner.pause if owner is not None else None)
         session.write_pause(group, None)
         # The old name keeps its row, so that a job that still runs under it is stale and creates nothing.
@@ -205,7 +206,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         :raises LettersOpen: there are open letters, and they are not to be discarded.
         :raises MissingPrivilege: the role may not delete.
         """
-        people(session).expect_delete()
+        _expect_delete(people(session))
         owner, rows = self.met or known(session, self.group), session.read_partitions(self.group)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
@@ -224,12 +225,11 @@ class DeleteGroup(Fencing[DeletedGroup]):
         return found
 
     def write(self, session: Session, plan: DeletedGroup, by: By) -> History:
-        """See `Operation`."""
         assert plan.owner is not None
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
         token = Token(plan.owner.token.epoch + 1, uuid4())
         end_pause(session, self.group, plan.owner, by.who)
-        people(session).delete_group(self.group)
+        _delete(people(session), self.group)
         session.write_pause(self.group, None)
         write_token(session, self.group, token, by.who)
         letters = f"with {plan.open_letters} open and {plan.settled_letters} settled dead letters: "
@@ -252,3 +252,23 @@ def _arrivals(by: By, event: str, plan: NewName, token: Token) -> list[HistoryEv
     why = f"from {plan.group!r}: {by.reason}"
     arrived = [by.event(event, token, why, of=tp, offsets=(None, offset)) for tp, offset in plan.offsets.items()]
     return [by.event(event, token, why), *arrived]
+
+
+def _rename(session: PostgresSession, group: str, new: str) -> None:
+    """Move all that belongs to the group to ``new``, which has none. Needs both groups' locks and the rows'."""
+    session.rows(LOCK_SAMPLES, group=group)
+    for table in _TABLES:
+        session.run(RENAME_SAMPLES if table == "samples" else RENAME_IN % table, group=group, new=new)
+
+
+def _expect_delete(session: PostgresSession) -> None:
+    if rows := session.rows(NOT_DELETABLE, tables=[*_TABLES], place=session.place):
+        tables = ", ".join(row.name for row in rows)
+        raise MissingPrivilege("the role may not delete a group; nothing was written", found=f"no DELETE on {tables}")
+
+
+def _delete(session: PostgresSession, group: str) -> None:
+    """Delete all that belongs to the group. Needs the locks of the group and of the rows."""
+    session.rows(LOCK_SAMPLES, group=group)
+    for table in _TABLES:
+        session.run(DELETE_FROM % table, group=group)

@@ -85,10 +85,6 @@ class By:
     lock_timeout: float = field(default=30.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse a decision without a reason, and what the history can't record.
-
-        :raises InvalidText, ConfigurationError: naming the argument.
-        """
         check_text("reason", self.reason, most=MOST_REASON)
         if self.actor is not None:
             check_text("actor", self.actor, most=MOST_ACTOR)
@@ -116,7 +112,10 @@ class By:
 
 
 class Operation(ABC, Generic[_P]):
-    """One decision, with all that it needs but who decides and why."""
+    """One decision, with all that it needs but who decides and why.
+
+    Invalid arguments are refused when it is made, before the database is asked: a `ConfigurationError` names them.
+    """
 
     group: str
     """Whose rows it locks: a later claim terminates its transaction if it does not end."""
@@ -169,10 +168,6 @@ class Fencing(Operation[_O]):
     """The owner under the group's lock. It may end, or seem to, while its transaction is waited for."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         expect_group(self.group)
         check_seconds("takeover_timeout", self.takeover_timeout, or_zero=True)
         if self.takeover not in get_args(Decided):

@@ -1,5 +1,7 @@
 """Pauses, and the metadata of a stored offset: decisions that leave a group's job and its token as they are."""
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -45,10 +47,6 @@ class PauseGroup(Operation[PauseDecided]):
     until: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         expect_group(self.group)
         if self.until is not None and self.until.tzinfo is None:
             raise ConfigurationError(
@@ -58,7 +56,6 @@ class PauseGroup(Operation[PauseDecided]):
             )
 
     def plan(self, session: Session) -> PauseDecided:
-        """See `Operation`."""
         owner, until = known(session, self.group), self.until
         now = session.now()
         if until is not None and until > LAST_TIME:
@@ -79,12 +76,10 @@ class PauseGroup(Operation[PauseDecided]):
         return PauseDecided(self.group, owner.pause, Pause(now, until, self.reason), owner, digest=digest)
 
     def locked(self, session: Session) -> Iterator[PauseDecided]:
-        """See `Operation`."""
         session.lock_group(self.group)
         yield self.plan(session)
 
     def write(self, session: Session, plan: PauseDecided, by: By) -> History:
-        """See `Operation`."""
         end_pause(session, self.group, plan.owner, by.who)
         session.write_pause(self.group, plan.after)
         reason = by.reason if self.until is None else f"until {self.until.isoformat()}: {by.reason}"
@@ -98,22 +93,18 @@ class ResumeGroup(Operation[PauseDecided]):
     group: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no name, before the database is asked."""
         expect_group(self.group)
 
     def plan(self, session: Session) -> PauseDecided:
-        """See `Operation`."""
         owner = known(session, self.group)
         digest = digest_of("resume", self.group, _identity(owner.pause))
         return PauseDecided(self.group, owner.pause, None, owner, digest=digest)
 
     def locked(self, session: Session) -> Iterator[PauseDecided]:
-        """See `Operation`."""
         session.lock_group(self.group)
         yield self.plan(session)
 
     def write(self, session: Session, plan: PauseDecided, by: By) -> History:
-        """See `Operation`."""
         session.write_pause(self.group, None)
         return {self.group: [by.event("resume", plan.owner.token)]}
 
@@ -140,11 +131,9 @@ class WriteMetadata(Operation[MetadataDecided]):
     text: Text
 
     def __post_init__(self) -> None:
-        """Refuse what is no name, before the database is asked."""
         expect_group(self.group)
 
     def plan(self, session: Session) -> MetadataDecided:
-        """See `Operation`."""
         rows = session.read_partitions(self.group)
         if not rows:
             raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
@@ -154,13 +143,11 @@ class WriteMetadata(Operation[MetadataDecided]):
         return MetadataDecided(row.next_offset, row.token, digest=digest)
 
     def locked(self, session: Session) -> Iterator[MetadataDecided]:
-        """See `Operation`."""
         session.share_group(self.group)  # before any partition's row: no claim can be made meanwhile
         session.lock_partitions(self.group, [self.topic_partition])
         yield self.plan(session)
 
     def write(self, session: Session, plan: MetadataDecided, by: By) -> History:
-        """See `Operation`."""
         session.write_metadata(self.group, plan.token, {self.topic_partition: self.text})
         line = by.event("metadata", plan.token, of=self.topic_partition, offsets=(plan.offset, plan.offset))
         return {self.group: [line]}

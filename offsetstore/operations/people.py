@@ -1,4 +1,4 @@
-"""What only people ask of the database, in PostgreSQL: lists, errors, samples, names, retention.
+"""What only people ask of the database: an overview of many groups, runs and their errors, and the store's own facts.
 
 A job's transaction needs none of it, so that a store in memory has none of it.
 """
@@ -6,109 +6,34 @@ A job's transaction needs none of it, so that a store in memory has none of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.protocol.database import Database, Session, StoreOverview
-from offsetstore.protocol.letters import LetterKey, State
-from offsetstore.protocol.runs import JobError, Run, Source
-from offsetstore.protocol.samples import Sample, Selection
-from offsetstore.protocol.store_facts import StoreFacts
-from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
+from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.postgres import statements as sql
+from offsetstore.postgres.errors import translated
+from offsetstore.postgres.runs import REPLAYS
+from offsetstore.postgres.schema import HEAD, metadata
+from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
+from offsetstore.protocol.database import Database, GroupRow, Session
+from offsetstore.protocol.letters import State
+from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source
+from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 
 _T = TypeVar("_T")
 
 
-@runtime_checkable
-class PeopleSession(Session, Protocol):
-    """A `Session` of a database that people work with: `offsetstore.postgres.session`."""
-
-    def overview(self, groups: Collection[str] | None) -> StoreOverview:
-        """Read what there is of these groups, or of all, in one round trip."""
-        ...
-
-    def rename_group(self, group: str, new: str) -> None:
-        """Move all that belongs to the group to ``new``, which has none. Needs both groups' locks and the rows'."""
-        ...
-
-    def expect_delete(self) -> None:
-        """Check that the role may do `delete_group`.
-
-        :raises MissingPrivilege: it may not.
-        """
-        ...
-
-    def delete_group(self, group: str) -> None:
-        """Delete all that belongs to the group but its own row, its history, its runs and their errors.
-
-        Needs the locks of the group and of the rows.
-        """
-        ...
-
-    def letter_errors(
-        self, group: str, which: LetterFilter, *, limit: int, within: int | None = None
-    ) -> list[ErrorGroup]:
-        """The letters' errors, those of the most letters first.
-
-        :param within: look only at the newest so many letters in these states.
-        """
-        ...
-
-    def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
-        """Clear what letters that are locked hold of their records: bytes, texts, and the digest of the key."""
-        ...
-
-    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
-        """How many letters of these states have had them since before that time."""
-        ...
-
-    def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
-        """Delete them, at most ``limit``, in order; return how many.
-
-        :raises MissingPrivilege: the role may not delete letters; a job's role may not.
-        """
-        ...
-
-    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
-        """The group's runs, the oldest first: of those, only the last ones."""
-        ...
-
-    def errors(
-        self,
-        group: str,
-        *,
-        since: datetime | None = None,
-        sources: Collection[Source] = (),
-        limit: int | None = None,
-    ) -> list[JobError]:
-        """The group's errors, the oldest first: those since a time, of some sources, or only the last ones."""
-        ...
-
-    def record_samples(self, samples: Mapping[str, Sample]) -> None:
-        """Write the groups' samples into all rings, in one statement.
-
-        In a slot that has a sample of the same time, the newer one keeps the larger lags and the smaller headroom. A
-        group that was claimed or moved since its sample was taken is left out.
-        """
-        ...
-
-    def samples(self, groups: Collection[str], selection: Selection) -> dict[str, list[Sample]]:
-        """The samples of these groups, oldest first, in one statement."""
-        ...
-
-    def store_facts(self) -> StoreFacts:
-        """Read them, in one round trip."""
-        ...
-
-
-def people(session: Session) -> PeopleSession:
+def people(session: Session) -> PostgresSession:
     """The session, of which something is asked that a job never asks.
 
     :raises ConfigurationError: the store is in memory.
     """
-    if not isinstance(session, PeopleSession):
+    if not isinstance(session, PostgresSession):
         raise ConfigurationError(
             "a store in memory has a job's side only",
             expected="a store in PostgreSQL, for lists, runs, errors, samples, lag, facts, names and retention",
@@ -117,6 +42,290 @@ def people(session: Session) -> PeopleSession:
     return session
 
 
-def ask(database: Database, query: Callable[[PeopleSession], _T], *, lock_timeout: float | None = None) -> _T:
+def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_timeout: float | None = None) -> _T:
     """Do `read`, with what people ask."""
     return read(database, lambda session: query(people(session)), lock_timeout=lock_timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class LastRun:
+    """The run of a group's last claim, as the job recorded it with its last heartbeat.
+
+    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
+    """
+
+    batch_since: datetime | None
+    ending: Ending | None
+    counters: Mapping[str, int]
+    memory: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOverview:
+    """What the database has of many groups, ``at`` a time of its own clock.
+
+    ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
+    of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
+    both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
+    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
+    those that this role may see.
+    """
+
+    at: datetime
+    groups: Mapping[str, GroupRow]
+    partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
+    letters: Mapping[str, Mapping[State, int]]
+    oldest_transaction: timedelta
+    runs: Mapping[str, LastRun]
+
+    @property
+    def batches(self) -> Mapping[str, datetime | None]:
+        """Since when a batch has been in flight, ``None`` if none is, of the groups whose last run has not ended."""
+        return {group: run.batch_since for group, run in self.runs.items() if run.ending is None}
+
+
+_ASKED: Final = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text[])))"
+
+OVERVIEW_GROUPS: Final = f"""
+SELECT g.consumer_group, {sql.OWNER}
+FROM {sql.OWNERS}
+WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
+ORDER BY g.consumer_group
+"""  # noqa: S608 - constants alone
+
+OVERVIEW_OFFSETS: Final = f"""
+SELECT p.consumer_group, p.topic, p.partition, p.next_offset, NULL AS metadata, p.topic_id, p.cluster_id, p.epoch,
+       p.claim_id, p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested, p.epoch_offset,
+       p.leader_epoch, p.suspect, p.suspect_at
+FROM {{s}}kafka_partitions AS p
+WHERE {_ASKED.format(group="p.consumer_group")}
+ORDER BY p.consumer_group, p.topic, p.partition
+"""  # noqa: S608 - constants alone
+
+# Group by group, so that an index is used, however many letters are settled.
+OVERVIEW_LETTERS: Final = f"""
+SELECT g.consumer_group, l.state, l.letters
+FROM {{s}}consumer_groups AS g
+CROSS JOIN LATERAL (SELECT l.state, count(*) AS letters FROM {{s}}dead_letters AS l
+                    WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')
+                    GROUP BY l.state) AS l
+WHERE {_ASKED.format(group="g.consumer_group")}
+"""  # noqa: S608 - constants alone
+
+OVERVIEW_RUNS: Final = f"""
+SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since, r.ending, r.counters,
+       r.memory_bytes
+FROM {{s}}consumer_groups AS g
+JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id
+WHERE {_ASKED.format(group="g.consumer_group")}
+"""  # noqa: S608 - constants alone
+
+# Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
+OLDEST_TRANSACTION: Final = """
+SELECT clock_timestamp() AS at,
+       greatest(interval '0', clock_timestamp() - least(
+           (SELECT min(a.xact_start) FROM pg_stat_activity AS a
+            WHERE a.datname = current_database() AND a.backend_type = 'client backend'),
+           (SELECT min(x.prepared) FROM pg_prepared_xacts AS x WHERE x.database = current_database()))) AS oldest
+"""
+
+
+def read_overview(session: PostgresSession, groups: Collection[str] | None) -> StoreOverview:
+    """Read what there is of these groups, or of all, in one round trip."""
+    asked = None if groups is None else list(groups)
+    with translated():
+        owners, offsets, letters, runs, oldest = session.together(
+            OVERVIEW_GROUPS, OVERVIEW_OFFSETS, OVERVIEW_LETTERS, OVERVIEW_RUNS, OLDEST_TRANSACTION, groups=asked
+        )
+    named = ((row.consumer_group, group_row([row])) for row in owners.rows)
+    counts: dict[str, dict[State, int]] = {}
+    for row in letters.rows:
+        counts.setdefault(row.consumer_group, {})[row.state] = row.letters
+    by_group = groupby(offsets.rows, key=attrgetter("consumer_group"))
+    [last] = oldest.rows
+    return StoreOverview(
+        last.at,
+        {name: owner for name, owner in named if owner is not None},
+        {name: stored_rows(rows) for name, rows in by_group},
+        counts,
+        last.oldest,
+        {row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes) for row in runs.rows},
+    )
+
+
+# The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.
+RUNS: Final = """
+SELECT * FROM (
+SELECT r.*, coalesce(lead(r.started_at) OVER (ORDER BY r.epoch),
+                     CASE WHEN g.epoch > r.epoch THEN g.claimed_at END) AS next_at, clock_timestamp() AS read_at
+FROM {s}job_runs AS r LEFT JOIN {s}consumer_groups AS g ON g.consumer_group = r.consumer_group
+WHERE r.consumer_group = :group
+ORDER BY r.epoch DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY epoch
+"""
+
+# The group is a range as in HISTORY.
+ERRORS: Final = """
+SELECT * FROM (
+SELECT id, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times, at
+FROM {s}job_errors
+WHERE (consumer_group, id) >= (:group, 0) AND (consumer_group, id) < (:group, 9223372036854775807)
+  AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
+  AND (CAST(:sources AS text[]) IS NULL OR source = ANY(CAST(:sources AS text[])))
+ORDER BY consumer_group DESC, id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY id
+"""
+
+
+def read_runs(session: PostgresSession, group: str, *, limit: int | None = None) -> list[Run]:
+    """The group's runs, the oldest first: of those, only the last ones."""
+    return [_run(row) for row in session.rows(RUNS, group=group, limit=limit)]
+
+
+def _run(row: Any) -> Run:
+    def age(at: datetime | None) -> float | None:
+        return None if at is None else (row.read_at - at).total_seconds()
+
+    status = RunStatus(
+        phase=row.phase,
+        phase_age=age(row.phase_since) or 0.0,
+        batch=row.batch_id,
+        batch_offsets=row.batch_offsets,
+        last_batch_age=age(row.last_batch_at),
+        counters={name: count for name, count in row.counters.items() if name != REPLAYS},
+        memory=row.memory_bytes,
+        mirror_age=age(row.mirrored_at),
+        mirror_error=row.mirror_error,
+        query_id=row.query_id,
+        application_id=row.application_id,
+        ui_url=row.ui_url,
+        replays_letters=row.counters.get(REPLAYS),
+    )
+    return Run(
+        group=row.consumer_group,
+        token=Token(row.epoch, row.claim_id),
+        owner=row.owner,
+        topics=tuple(row.topics),
+        versions=row.versions,
+        started_at=row.started_at,
+        seen_at=row.seen_at,
+        ended_at=row.ended_at,
+        ending=row.ending,
+        next_at=row.next_at,
+        read_at=row.read_at,
+        status=status,
+    )
+
+
+def read_errors(
+    session: PostgresSession, group: str, *, since: datetime | None, sources: Collection[Source], limit: int | None
+) -> list[JobError]:
+    """The group's errors, the oldest first: those since a time, of some sources, or only the last ones."""
+    return [
+        JobError(
+            source=row.source,
+            error_class=row.error_class,
+            text=row.error_text,
+            sqlstate=row.sqlstate,
+            topic_partition=None if row.topic is None else TopicPartition(row.topic, row.partition),
+            batch=row.batch_id,
+            ranges=row.ranges,
+            times=row.times,
+            epoch=row.epoch,
+            at=row.at,
+        )
+        for row in session.rows(ERRORS, group=group, since=since, sources=list(sources) or None, limit=limit)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """One table, as the server's statistics have it; they are a second or so behind, and lost in a crash.
+
+    :param rows: an estimate.
+    :param size: in bytes, with its indexes and what is stored out of line.
+    :param dead_rows: an estimate of the rows that VACUUM has not removed yet.
+    :param updates: since the statistics were last reset.
+    :param hot_updates: those of them that touched no index.
+    """
+
+    name: str
+    rows: int
+    size: int
+    dead_rows: int = 0
+    updates: int = 0
+    hot_updates: int = 0
+    vacuumed_at: datetime | None = None
+    autovacuumed_at: datetime | None = None
+
+    @property
+    def hot_share(self) -> float | None:
+        """The share of updates that touched no index, ``None`` without updates."""
+        return self.hot_updates / self.updates if self.updates else None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """The store at one moment.
+
+    :param at: by the database's clock.
+    :param server: its name and version.
+    :param schema: of our tables.
+    :param revision: of our tables; like ``expected``, that of this version of offsetstore, ``None`` without tables.
+    :param tables: ours that are there, by name.
+    :param oldest_transaction: how long the oldest open transaction of the database has been running.
+    :param sees_all: whether that includes other roles' transactions, which takes ``pg_read_all_stats``.
+    :param is_standby: whether the server is a replica, which can't be written to.
+    """
+
+    at: datetime
+    server: str
+    schema: str | None
+    revision: str | None
+    expected: str | None
+    tables: tuple[TableFacts, ...]
+    oldest_transaction: timedelta
+    sees_all: bool
+    is_standby: bool = False
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether this version runs on the tables."""
+        return self.revision == self.expected or (self.expected is not None and runs_on(self.expected, self.revision))
+
+
+SERVER: Final = """
+SELECT current_setting('server_version') AS version, pg_is_in_recovery() AS is_standby,
+       pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all,
+       (SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.oid = to_regclass(:place || 'kafka_partitions')) AS schema
+"""
+
+# Anyone may read them: sizes and statistics are no table's contents.
+TABLES: Final = """
+SELECT c.relname AS name, s.n_live_tup AS rows, pg_total_relation_size(c.oid) AS size, s.n_dead_tup AS dead_rows,
+       s.n_tup_upd AS updates, s.n_tup_hot_upd AS hot_updates, s.last_vacuum, s.last_autovacuum
+FROM unnest(CAST(:tables AS text[])) AS asked (name)
+JOIN pg_catalog.pg_class AS c ON c.oid = to_regclass(:place || asked.name)
+JOIN pg_catalog.pg_stat_all_tables AS s ON s.relid = c.oid
+ORDER BY c.relname COLLATE "C"
+"""
+
+
+def read_facts(session: PostgresSession) -> StoreFacts:
+    """Read them, in one round trip."""
+    asked = (SERVER, TABLES, sql.REVISION, OLDEST_TRANSACTION)
+    with translated():
+        server, tables, revision, oldest = session.together(*asked, place=session.place, tables=list(metadata.tables))
+    [of_server], [last] = server.rows, oldest.rows
+    return StoreFacts(
+        last.at,
+        f"PostgreSQL {of_server.version}",
+        of_server.schema,
+        next((row.version_num for row in revision.rows), None),
+        HEAD,
+        tuple(TableFacts(*row) for row in tables.rows),
+        last.oldest,
+        of_server.sees_all,
+        of_server.is_standby,
+    )

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
-from offsetstore.operations.people import PeopleSession
+from offsetstore.operations.people import read_runs
+from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
@@ -139,7 +140,8 @@ def read_group(session: Session, group: str) -> GroupState:
     owner, rows = session.group(group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
-    runs = session.runs(group, limit=1) if letters.get("requested") and isinstance(session, PeopleSession) else []
+    is_told = letters.get("requested") and isinstance(session, PostgresSession)
+    runs = read_runs(session, group, limit=1) if is_told else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     now = session.now()  # last, so that no age is negative
     partitions = {
@@ -156,65 +158,22 @@ def _decision(session: Session, group: str, owner: GroupRow | None) -> str | Non
     return next((event for event in of_owner if event in _DECISIONS), None)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryFilter:
-    """Which of a group's events to read; see `OffsetStore.history`."""
+def check_history(since: datetime | None, events: Collection[str], limit: int | None) -> None:
+    """Refuse invalid arguments of `OffsetStore.history`.
 
-    since: datetime | None
-    events: Collection[str]
-    limit: int | None
-    topic_partition: TopicPartition | None = None
-    before: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse invalid arguments.
-
-        :raises ConfigurationError: naming the argument.
-        """
-        _check_since(self.since)
-        if unknown := sorted(set(self.events) - set(EVENTS)):
-            raise ConfigurationError(
-                "the history has no such events", found=", ".join(unknown), expected=", ".join(EVENTS)
-            )
-        check_limit(self.limit, "events")
-        if self.before is not None:
-            check_whole("before", self.before)
-
-    def read(self, session: Session, group: str) -> list[HistoryEvent]:
-        """Read them, oldest first."""
-        return session.history(
-            group,
-            since=self.since,
-            events=self.events,
-            topic_partition=self.topic_partition,
-            limit=self.limit,
-            before=self.before,
-        )
+    :raises ConfigurationError: naming the argument.
+    """
+    _check_list(since, events, EVENTS, "the history has no such events")
+    check_limit(limit, "events")
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFilter:
-    """Which of a group's errors to read; see `OffsetStore.errors`."""
+def check_errors(since: datetime | None, sources: Collection[Source], limit: int | None) -> None:
+    """Refuse invalid arguments of `OffsetStore.errors`.
 
-    since: datetime | None
-    sources: Collection[Source]
-    limit: int | None
-
-    def __post_init__(self) -> None:
-        """Refuse invalid arguments.
-
-        :raises ConfigurationError: naming the argument.
-        """
-        _check_since(self.since)
-        if unknown := sorted(set(self.sources) - set(SOURCES)):
-            raise ConfigurationError(
-                "errors have no such sources", found=", ".join(unknown), expected=", ".join(SOURCES)
-            )
-        check_limit(self.limit, "errors")
-
-    def read(self, session: PeopleSession, group: str) -> list[JobError]:
-        """Read them, oldest first."""
-        return session.errors(group, since=self.since, sources=self.sources, limit=self.limit)
+    :raises ConfigurationError: naming the argument.
+    """
+    _check_list(since, sources, SOURCES, "errors have no such sources")
+    check_limit(limit, "errors")
 
 
 def check_limit(limit: int | None, what: str) -> None:
@@ -226,11 +185,13 @@ def check_limit(limit: int | None, what: str) -> None:
         check_whole("limit", limit, what, least=1)
 
 
-def _check_since(since: datetime | None) -> None:
+def _check_list(since: datetime | None, asked: Collection[str], known: Collection[str], what: str) -> None:
     if since is not None and since.tzinfo is None:
         raise ConfigurationError(
             "since is a time without a zone", found=since.isoformat(), expected="a datetime with tzinfo, such as UTC"
         )
+    if unknown := sorted(set(asked) - set(known)):
+        raise ConfigurationError(what, found=", ".join(unknown), expected=", ".join(known))
 
 
 def follow(

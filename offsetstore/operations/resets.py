@@ -3,6 +3,8 @@
 Rows that were set are pinned, so that the decision takes precedence over what Kafka still has.
 """
 
+# ruff: noqa: D102 - `Operation` says what the methods do
+
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
@@ -43,10 +45,6 @@ class ShiftBy:
     offsets: int
 
     def __post_init__(self) -> None:
-        """Check the number.
-
-        :raises ConfigurationError: it is not whole.
-        """
         object.__setattr__(self, "offsets", as_offset("ShiftBy.offsets", self.offsets, least=None))
 
 
@@ -136,10 +134,6 @@ class ResetOffsets(Fencing[Reset]):
     no earlier than there."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid arguments, before the database or Kafka is asked.
-
-        :raises ConfigurationError: naming the argument.
-        """
         super().__post_init__()
         if self.from_offset is not None:
             object.__setattr__(self, "from_offset", as_offset("from_offset", self.from_offset, most=MAX_OFFSET))
@@ -174,7 +168,6 @@ class ResetOffsets(Fencing[Reset]):
             raise ConfigurationError("only Kafka knows the log's ends and times", next_step=NAME_BROKERS)
 
     def asked(self, database: Database) -> Self:
-        """See `Operation`."""
         if self.broker is None:
             return self
         seen = read_offsets(database, self.group)
@@ -201,7 +194,6 @@ class ResetOffsets(Fencing[Reset]):
         return Reset(self.group, moves, replayed, owner=owner, digest=digest)
 
     def write(self, session: Session, plan: Reset, by: By) -> History:
-        """See `Operation`."""
         token = Token(session.lock_group(self.group).epoch + 1, uuid4())
         write_token(session, self.group, token, by.who)
         # With from_offset= it is a repair, and decides nothing about other applications.

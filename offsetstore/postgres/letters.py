@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, cast
 
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import refusing_letters
+from offsetstore.postgres.together import Statements
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, trace_id, writable
 
@@ -69,30 +70,27 @@ WHERE l.consumer_group = :group AND l.sequence IS NOT NULL AND octet_length(l.se
 GROUP BY l.topic, l.partition
 """  # noqa: S608 - a constant alone
 
-# Locked in the order in which decisions lock them.
+# What is passed, locked in the order in which decisions lock it.
+_PASSED: Final = "WITH passed AS MATERIALIZED (\nSELECT l.topic, l.partition, l.record_offset, l.topic_id\n"
+_LOCKED: Final = 'ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"\nFOR UPDATE OF l)\n'
+_IS_PASSED: Final = """FROM passed
+WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
+  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
+"""
+
 OVERTAKE: Final = f"""
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:untils AS bigint[]))
+{_PASSED}FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:untils AS bigint[]))
      AS n (topic, partition, until_offset)
 JOIN {{s}}dead_letters AS l
   ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
  AND l.record_offset < n.until_offset
 WHERE l.state IN ('dead', 'requested') AND l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES}
-ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
-FOR UPDATE OF l
-)
-UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
-FROM passed
-WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
-  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
-"""  # noqa: S608 - constants alone
+{_LOCKED}UPDATE {{s}}dead_letters AS l SET sequence = l.sequence || decode('00', 'hex')
+{_IS_PASSED}"""  # noqa: S608 - constants alone
 
 # What the statements above and below lock, in the order of both together.
 LOCK_PASSED: Final = f"""
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
+{_PASSED}FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
             CAST(:untils AS bigint[])) AS n (topic, partition, from_offset, until_offset)
 JOIN {{s}}dead_letters AS l
   ON l.consumer_group = (SELECT :group) AND l.topic = n.topic AND l.partition = n.partition
@@ -100,10 +98,7 @@ JOIN {{s}}dead_letters AS l
 WHERE l.state IN ('dead', 'requested')
   AND (l.record_offset >= n.from_offset
        OR l.sequence IS NOT NULL AND octet_length(l.sequence) = {SEQUENCE_BYTES})
-ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
-FOR UPDATE OF l
-)
-SELECT count(*) AS count FROM passed
+{_LOCKED}SELECT count(*) AS count FROM passed
 """  # noqa: S608 - constants alone
 
 _IN_RANGES: Final = """FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[]), CAST(:froms AS bigint[]),
@@ -118,24 +113,15 @@ WHERE l.state IN ('dead', 'requested')"""
 
 LETTERS_IN: Final = f"SELECT l.topic, l.partition, l.record_offset, l.sequence {_IN_RANGES}"
 
-# Locked in the order in which decisions lock them.
 SUPERSEDE: Final = f"""
-WITH passed AS MATERIALIZED (
-SELECT l.topic, l.partition, l.record_offset, l.topic_id
-{_IN_RANGES}
+{_PASSED}{_IN_RANGES}
   AND (l.topic, l.partition, l.record_offset) NOT IN (
       SELECT g.topic, g.partition, g.record_offset
       FROM unnest(CAST(:gone_topics AS text[]), CAST(:gone_partitions AS integer[]), CAST(:gone_offsets AS bigint[]))
            AS g (topic, partition, record_offset))
-ORDER BY l.topic, l.partition, l.record_offset, l.topic_id COLLATE "C"
-FOR UPDATE OF l
-)
-UPDATE {{s}}dead_letters AS l
+{_LOCKED}UPDATE {{s}}dead_letters AS l
 SET state = 'superseded', decided_at = clock_timestamp(), actor = :actor, reason = 'the job has read the record again'
-FROM passed
-WHERE l.consumer_group = (SELECT :group) AND l.topic = passed.topic AND l.partition = passed.partition
-  AND l.record_offset = passed.record_offset AND l.topic_id = passed.topic_id
-"""  # noqa: S608 - constants alone
+{_IS_PASSED}"""  # noqa: S608 - constants alone
 
 ADOPT_LETTERS: Final = """
 UPDATE {s}dead_letters AS l SET topic_id = n.topic_id
@@ -182,46 +168,38 @@ WHERE f.consumer_group = (SELECT :group) AND f.topic = n.topic AND f.partition =
                     AND (p.topic_id = n.topic_id OR p.topic_id IS NULL OR n.topic_id IS NULL))
 """
 
-RENAME_LETTERS: Final = "UPDATE {s}dead_letters SET consumer_group = :new WHERE consumer_group = :group"
-RENAME_FAILURES: Final = "UPDATE {s}failures SET consumer_group = :new WHERE consumer_group = :group"
 
-
-class LetterStatements:
+class LetterStatements(Statements):
     """A session's part that implements `LetterSession`."""
-
-    _rows: Callable[..., list[Any]]
-    _run: Callable[..., int]
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         written = 0
         with refusing_letters():
             for part in _chunks(letters):
                 errors = error_columns(letter.error for letter in part)
-                written += self._run(WRITE_LETTERS, group=group, **_columns(part), **errors)
+                written += self.run(WRITE_LETTERS, group=group, **_columns(part), **errors)
         return written
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
-        return {
-            TopicPartition(row.topic, row.partition): row.record_offset
-            for row in self._rows(LETTERS_AHEAD, group=group)
-        }
+        return self._highest(LETTERS_AHEAD, group)
 
     def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
-        return {
-            TopicPartition(row.topic, row.partition): row.record_offset
-            for row in self._rows(LETTERS_IN_SEQUENCE, group=group)
-        }
+        return self._highest(LETTERS_IN_SEQUENCE, group)
+
+    def _highest(self, statement: str, group: str) -> dict[TopicPartition, int]:
+        rows = self.rows(statement, group=group)
+        return {TopicPartition(row.topic, row.partition): row.record_offset for row in rows}
 
     def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        return self._run(OVERTAKE, group=group, **_ends(ranges))
+        return self.run(OVERTAKE, group=group, **_ends(ranges))
 
     def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        self._rows(LOCK_PASSED, group=group, **_bounds(ranges))
+        self.rows(LOCK_PASSED, group=group, **_bounds(ranges))
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
-        rows = self._rows(LETTERS_IN, group=group, **_bounds(ranges))
+        rows = self.rows(LETTERS_IN, group=group, **_bounds(ranges))
         return {(TopicPartition(row.topic, row.partition), row.record_offset): row.sequence for row in rows}
 
     def supersede(
@@ -233,19 +211,19 @@ class LetterStatements:
         gone: Collection[tuple[TopicPartition, int]] = (),
     ) -> int:
         without = {f"gone_{name}": values for name, values in record_arrays(gone).items()}
-        return self._run(SUPERSEDE, group=group, actor=actor, **_bounds(ranges), **without)
+        return self.run(SUPERSEDE, group=group, actor=actor, **_bounds(ranges), **without)
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
-        self._run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
+        self.run(ADOPT_LETTERS, group=group, topics=[*topic_ids], topic_ids=[*topic_ids.values()])
 
     def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
         return {
             (TopicPartition(row.topic, row.partition), row.record_offset): Failed(row.attempts, row.errors)
-            for row in self._rows(FAILURES, group=group)
+            for row in self.rows(FAILURES, group=group)
         }
 
     def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
-        self._run(
+        self.run(
             WRITE_FAILURES,
             group=group,
             **record_arrays(failures),
@@ -254,11 +232,11 @@ class LetterStatements:
         )
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        self._run(END_FAILURES, group=group, **_ends(ranges))
+        self.run(END_FAILURES, group=group, **_ends(ranges))
 
     def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
         """Delete the attempts of partitions whose stored offset, or topic, will be another."""
-        self._run(
+        self.run(
             DROP_FAILURES,
             group=group,
             topics=[tp.topic for tp in offsets],

@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime, timedelta
-from typing import Any, Final
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
 
 from psycopg.types.json import Jsonb
 
-from offsetstore.offsets import Token, TopicPartition
+from offsetstore.offsets import Token
+from offsetstore.postgres.together import Statements
 from offsetstore.protocol.letters import writable
-from offsetstore.protocol.runs import Ending, JobError, NewRun, Run, RunStatus, Source
+from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
 
 # A claim whose COMMIT got no answer is tried again, perhaps with the same epoch.
 BEGIN_RUN: Final = """
@@ -27,7 +28,7 @@ SET claim_id = excluded.claim_id, owner = excluded.owner, topics = excluded.topi
 """
 
 # Ages become times by the database's clock, which is read once.
-_REPLAYS: Final = "replays_letters"
+REPLAYS: Final = "replays_letters"
 """The counter that is none: whether the job replays dead letters."""
 
 WRITE_RUN: Final = """
@@ -68,38 +69,12 @@ DELETE FROM {s}job_errors WHERE consumer_group = :group AND id <= (
     SELECT id FROM {s}job_errors WHERE consumer_group = :group ORDER BY id DESC OFFSET :keep LIMIT 1)
 """
 
-# The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.
-RUNS: Final = """
-SELECT * FROM (
-SELECT r.*, coalesce(lead(r.started_at) OVER (ORDER BY r.epoch),
-                     CASE WHEN g.epoch > r.epoch THEN g.claimed_at END) AS next_at, clock_timestamp() AS read_at
-FROM {s}job_runs AS r LEFT JOIN {s}consumer_groups AS g ON g.consumer_group = r.consumer_group
-WHERE r.consumer_group = :group
-ORDER BY r.epoch DESC LIMIT CAST(:limit AS bigint)) AS last_ones
-ORDER BY epoch
-"""
 
-# The group is a range as in HISTORY.
-ERRORS: Final = """
-SELECT * FROM (
-SELECT id, epoch, source, error_class, error_text, sqlstate, topic, partition, batch_id, ranges, times, at
-FROM {s}job_errors
-WHERE (consumer_group, id) >= (:group, 0) AND (consumer_group, id) < (:group, 9223372036854775807)
-  AND (CAST(:since AS timestamptz) IS NULL OR at >= CAST(:since AS timestamptz))
-  AND (CAST(:sources AS text[]) IS NULL OR source = ANY(CAST(:sources AS text[])))
-ORDER BY consumer_group DESC, id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
-ORDER BY id
-"""
-
-
-class RunStatements:
+class RunStatements(Statements):
     """See the module. `PostgresSession` runs the statements."""
 
-    _rows: Callable[..., list[Any]]
-    _run: Callable[..., int]
-
     def begin_run(self, group: str, token: Token, run: NewRun) -> None:
-        self._run(
+        self.run(
             BEGIN_RUN,
             group=group,
             epoch=token.epoch,
@@ -110,7 +85,7 @@ class RunStatements:
         )
 
     def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
-        self._run(
+        self.run(
             WRITE_RUN,
             group=group,
             epoch=token.epoch,
@@ -134,7 +109,7 @@ class RunStatements:
         if not errors:
             return
         places = [one.topic_partition for one in errors]
-        self._run(
+        self.run(
             APPEND_ERRORS,
             group=group,
             epoch=token.epoch,
@@ -151,75 +126,12 @@ class RunStatements:
 
     def trim_runs(self, group: str, keep: int) -> None:
         for statement in (TRIM_RUNS, TRIM_ERRORS):
-            self._run(statement, group=group, keep=keep)
-
-    def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
-        return [_read_run(row) for row in self._rows(RUNS, group=group, limit=limit)]
-
-    def errors(
-        self,
-        group: str,
-        *,
-        since: datetime | None = None,
-        sources: Collection[Source] = (),
-        limit: int | None = None,
-    ) -> list[JobError]:
-        rows = self._rows(ERRORS, group=group, since=since, sources=list(sources) or None, limit=limit)
-        return [
-            JobError(
-                source=row.source,
-                error_class=row.error_class,
-                text=row.error_text,
-                sqlstate=row.sqlstate,
-                topic_partition=None if row.topic is None else TopicPartition(row.topic, row.partition),
-                batch=row.batch_id,
-                ranges=row.ranges,
-                times=row.times,
-                epoch=row.epoch,
-                at=row.at,
-            )
-            for row in rows
-        ]
+            self.run(statement, group=group, keep=keep)
 
 
 def _as_counter(replays_letters: bool | None) -> dict[str, bool]:  # noqa: FBT001 - the only one
-    return {} if replays_letters is None else {_REPLAYS: replays_letters}
+    return {} if replays_letters is None else {REPLAYS: replays_letters}
 
 
 def _interval(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _read_run(row: Any) -> Run:
-    def age(at: datetime | None) -> float | None:
-        return None if at is None else (row.read_at - at).total_seconds()
-
-    status = RunStatus(
-        phase=row.phase,
-        phase_age=age(row.phase_since) or 0.0,
-        batch=row.batch_id,
-        batch_offsets=row.batch_offsets,
-        last_batch_age=age(row.last_batch_at),
-        counters={name: count for name, count in row.counters.items() if name != _REPLAYS},
-        memory=row.memory_bytes,
-        mirror_age=age(row.mirrored_at),
-        mirror_error=row.mirror_error,
-        query_id=row.query_id,
-        application_id=row.application_id,
-        ui_url=row.ui_url,
-        replays_letters=row.counters.get(_REPLAYS),
-    )
-    return Run(
-        group=row.consumer_group,
-        token=Token(row.epoch, row.claim_id),
-        owner=row.owner,
-        topics=tuple(row.topics),
-        versions=row.versions,
-        started_at=row.started_at,
-        seen_at=row.seen_at,
-        ended_at=row.ended_at,
-        ending=row.ending,
-        next_at=row.next_at,
-        read_at=row.read_at,
-        status=status,
-    )

@@ -305,5 +305,5 @@ samples = Table(
     PrimaryKeyConstraint("consumer_group", "resolution", "slot", name="samples_pkey"),
     postgresql_with={"fillfactor": 50},
 )
-"""Rings of slots, see `offsetstore.protocol.samples`. A page has room for a second version of each of its rows: one
+"""Rings of slots, see `offsetstore.operations.samples`. A page has room for a second version of each of its rows: one
 statement writes a slot of all groups, and those are on the same pages."""

@@ -7,8 +7,6 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final, cast
 
 import psycopg
@@ -16,22 +14,30 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, event
 
-from offsetstore.errors import ConfigurationError, ConnectionLost, MissingPrivilege, SchemaError, UnexpectedCommit
+from offsetstore.errors import (
+    ConfigurationError,
+    ConnectionLost,
+    MissingPrivilege,
+    OffsetStoreError,
+    SchemaError,
+    SchemaNotAtHead,
+    UnexpectedCommit,
+)
 from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
     driver_error,
     naming_texts,
+    printing,
     refusals,
     refused_at_commit,
     translate,
     translated,
 )
-from offsetstore.postgres.letters import RENAME_FAILURES, RENAME_LETTERS, LetterStatements
+from offsetstore.postgres.grants import needed_columns
+from offsetstore.postgres.letters import LetterStatements
 from offsetstore.postgres.runs import RunStatements
-from offsetstore.postgres.samples import LOCK_SAMPLES, SampleStatements
 from offsetstore.postgres.schema import quoted
-from offsetstore.postgres.store_facts import StoreFactsStatements
 from offsetstore.postgres.stored_letters import StoredLetterStatements
 from offsetstore.postgres.together import Result, execute_together
 from offsetstore.protocol import failpoints
@@ -39,16 +45,15 @@ from offsetstore.protocol.database import (
     Advance,
     GroupRow,
     HistoryEvent,
-    LastRun,
     ListedGroup,
     LockedRow,
     MetadataRow,
     NewOffset,
-    StoreOverview,
 )
 from offsetstore.protocol.forks import expect_own, is_own
-from offsetstore.protocol.letters import State, writable
+from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.store_facts import StoreIdentity
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
@@ -62,7 +67,6 @@ _EXPECTED: Final = {"session_replication_role": "origin", "row_security": "on"}
 _PASSED_OVER: Final = {"session_replication_role": "triggers and foreign keys", "row_security": "policies"}
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
-_OF_GROUP: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
 # How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
@@ -76,7 +80,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, SampleStatements, StoreFactsStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -88,7 +92,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
 
     def __init__(self, connect: Callable[[], Connection], place: str, settings: Mapping[str, str]) -> None:
         self._connect = connect
-        self._place = place
+        self.place = place
         self._settings = settings
         self._pid = os.getpid()
         self._number = ""
@@ -113,7 +117,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
     def connection(self) -> Connection:
         expect_own(self._pid)
         if not self._number:
-            self._one(sql.NOTHING)
+            self.one(sql.NOTHING)
         return self._connection
 
     @property
@@ -138,7 +142,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         self._has_failed = self._has_failed or self._connection.invalidated or self._is_failed()
 
     def is_whole(self) -> bool:
-        return self._is_whole(self._one(sql.IS_WHOLE))
+        return self._is_whole(self.one(sql.IS_WHOLE))
 
     def _is_whole(self, row: Any) -> bool:
         return not self._was_ended and (row.transaction_number, row.moved) == (self._number, str(self._moved))
@@ -201,7 +205,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
 
     def begin_trials(self) -> float | None:
         with translated():
-            timeout, deferred, _ = self._send_together(
+            timeout, deferred, _ = self.together(
                 sql.TRANSACTION_TIMEOUT, sql.INITIALLY_DEFERRED, sql.SAVEPOINT.format(number=0)
             )
         self._check = sql.CHECK_DEFERRED
@@ -218,97 +222,68 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             execute_together(self._psycopg, self._check, sql.SAVEPOINT.format(number=number))
 
     def rollback_to(self, number: int) -> None:
-        self._run(sql.ROLLBACK_TO.format(number=number))
+        self.run(sql.ROLLBACK_TO.format(number=number))
 
     def lock_group(self, group: str) -> Token:
-        self._run(sql.CREATE_GROUP, group=group, no_claim=_NO_CLAIM)
-        row = self._one(sql.LOCK_GROUP, group=group)
+        self.run(sql.CREATE_GROUP, group=group, no_claim=_NO_CLAIM)
+        row = self.one(sql.LOCK_GROUP, group=group)
         return Token(row.epoch, row.claim_id)
 
     def share_group(self, group: str) -> Token | None:
-        row = self._first(sql.SHARE_GROUP, group=group)
+        row = self.first(sql.SHARE_GROUP, group=group)
         return None if row is None else Token(row.epoch, row.claim_id)
 
     def group(self, group: str) -> GroupRow | None:
-        return _group(self._rows(sql.GROUP, group=group))
+        return group_row(self.rows(sql.GROUP, group=group))
 
     def groups(self) -> list[ListedGroup]:
         return [
             ListedGroup(
                 row.consumer_group, owner, row.partitions, tuple(row.topics or ()), row.advanced_for, row.dead_letters
             )
-            for row in self._rows(sql.GROUPS)
-            if (owner := _group([row])) is not None
+            for row in self.rows(sql.GROUPS)
+            if (owner := group_row([row])) is not None
         ]
 
-    def overview(self, groups: Collection[str] | None) -> StoreOverview:
-        asked = None if groups is None else list(groups)
-        with translated():
-            owners, offsets, letters, runs, oldest = self._send_together(
-                sql.OVERVIEW_GROUPS,
-                sql.OVERVIEW_OFFSETS,
-                sql.OVERVIEW_LETTERS,
-                sql.OVERVIEW_RUNS,
-                sql.OLDEST_TRANSACTION,
-                groups=asked,
-            )
-        named = ((row.consumer_group, _group([row])) for row in owners.rows)
-        counts: dict[str, dict[State, int]] = {}
-        for row in letters.rows:
-            counts.setdefault(row.consumer_group, {})[row.state] = row.letters
-        by_group = groupby(offsets.rows, key=attrgetter("consumer_group"))
-        [last] = oldest.rows
-        return StoreOverview(
-            last.at,
-            {name: owner for name, owner in named if owner is not None},
-            {name: _stored(rows) for name, rows in by_group},
-            counts,
-            last.oldest,
-            {
-                row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes)
-                for row in runs.rows
-            },
-        )
-
     def write_group(self, group: str, token: Token, owner: str) -> None:
-        self._run(sql.END_OTHER_BEATS, group=group)
-        self._run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
-        self._run(sql.WRITE_TOKENS, group=group, **_token(token))
-        self._run(sql.FIRST_BEAT, claim_id=token.claim_id)
+        self.run(sql.END_OTHER_BEATS, group=group)
+        self.run(sql.WRITE_GROUP, group=group, owner=owner, **_token(token))
+        self.run(sql.WRITE_TOKENS, group=group, **_token(token))
+        self.run(sql.FIRST_BEAT, claim_id=token.claim_id)
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
         at, until, reason = (pause.at, pause.until, pause.reason) if pause else (None, None, None)
-        self._run(sql.WRITE_PAUSE, group=group, at=at, until=until, reason=reason)
+        self.run(sql.WRITE_PAUSE, group=group, at=at, until=until, reason=reason)
 
     def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return _stored(self._rows(sql.LOCK_ALL_PARTITIONS, group=group))
+        return stored_rows(self.rows(sql.LOCK_ALL_PARTITIONS, group=group))
 
     def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
         asked = list(partitions)
         return {
             asked[number - 1]: LockedRow(offset, token, row.transaction_id)
-            for row in self._rows(sql.LOCK_PARTITIONS, group=group, **_keys(asked))
+            for row in self.rows(sql.LOCK_PARTITIONS, group=group, **_keys(asked))
             for token in [Token(row.epoch, row.claim_id)]
             for number, offset in zip(row.numbers, row.offsets, strict=True)
         }
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return _stored(self._rows(sql.READ_PARTITIONS, group=group))
+        return stored_rows(self.rows(sql.READ_PARTITIONS, group=group))
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         with translated():
-            owner, stored = self._send_together(sql.GROUP, sql.READ_OFFSETS, group=group)
-        return _group(owner.rows), _stored(stored.rows)
+            owner, stored = self.together(sql.GROUP, sql.READ_OFFSETS, group=group)
+        return group_row(owner.rows), stored_rows(stored.rows)
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
-        rows = self._rows(
+        rows = self.rows(
             sql.INSERT_PARTITIONS, group=group, offsets=list(offsets.values()), **_keys(offsets), **_token(token)
         )
         return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         self._drop_failures(group, offsets)
-        self._run(
+        self.run(
             sql.SET_PARTITIONS,
             group=group,
             offsets=[new.next_offset for new in offsets.values()],
@@ -325,12 +300,12 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         )
 
     def advance(self, move: Advance) -> int:
-        moved = self._one(sql.ADVANCE, **self._values(move)).moved
+        moved = self.one(sql.ADVANCE, **self._values(move)).moved
         self._moved += moved
         return cast("int", moved)
 
     def count_mark(self) -> None:
-        self._run(sql.COUNT_MARK)
+        self.run(sql.COUNT_MARK)
         self._moved += 1
 
     def finish(self, move: Advance) -> tuple[int, bool]:
@@ -359,53 +334,35 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
     def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
         return {
             TopicPartition(topic, row.partition): MetadataRow(row.metadata, Token(row.epoch, row.claim_id))
-            for row in self._rows(sql.READ_METADATA, group=group, topic=topic, partition=partition)
+            for row in self.rows(sql.READ_METADATA, group=group, topic=topic, partition=partition)
         }
 
     def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
         texts = list(metadata.values())
-        return self._run(sql.WRITE_METADATA, group=group, metadata=texts, **_keys(metadata), **_token(token))
-
-    def rename_group(self, group: str, new: str) -> None:
-        self._run(sql.RENAME_GROUP, group=group, new=new)
-        for rename in (sql.RENAME_MARKS, RENAME_LETTERS, RENAME_FAILURES):
-            self._run(rename, group=group, new=new)
-        self._rename_samples(group, new)
-
-    def expect_delete(self) -> None:
-        if rows := self._rows(sql.NOT_DELETABLE, tables=[*_OF_GROUP], place=self._place):
-            tables = ", ".join(row.name for row in rows)
-            raise MissingPrivilege(
-                "the role may not delete a group; nothing was written", found=f"no DELETE on {tables}"
-            )
-
-    def delete_group(self, group: str) -> None:
-        self._rows(LOCK_SAMPLES, group=group)
-        for table in _OF_GROUP:
-            self._run(sql.DELETE_OF_GROUP % table, group=group)
+        return self.run(sql.WRITE_METADATA, group=group, metadata=texts, **_keys(metadata), **_token(token))
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        self._run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
+        self.run(sql.UNPIN, group=group, **_keys(partitions), **_token(token))
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
-        self._run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
+        self.run(sql.CONTEST, group=group, **_keys(partitions), **_token(token))
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
         offsets, epochs = [one.offset for one in pairs.values()], [one.leader_epoch for one in pairs.values()]
         arrays = {"epoch_offsets": offsets, "leader_epochs": epochs}
-        return self._run(sql.WRITE_PAIRS, group=group, **arrays, **_keys(pairs), **_token(token))
+        return self.run(sql.WRITE_PAIRS, group=group, **arrays, **_keys(pairs), **_token(token))
 
     def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
         texts = list(found.values())
-        rows = self._rows(sql.WRITE_SUSPECTS, group=group, suspects=texts, **_keys(found), **_token(token))
+        rows = self.rows(sql.WRITE_SUSPECTS, group=group, suspects=texts, **_keys(found), **_token(token))
         return {TopicPartition(row.topic, row.partition) for row in rows}
 
     def batch_mark(self, group: str, query_id: uuid.UUID) -> int | None:
-        row = self._first(sql.BATCH_MARK, group=group, query_id=query_id)
+        row = self.first(sql.BATCH_MARK, group=group, query_id=query_id)
         return None if row is None else cast("int", row.batch_id)
 
     def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> bool:
-        return self._first(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id) is not None
+        return self.first(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id) is not None
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:
@@ -426,16 +383,16 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
         last = 0
         for count in _IDS_TO_TAKE:
             with self.connection.begin_nested() as savepoint:
-                row = self._one(sql.APPEND_HISTORY, **values)
+                row = self.one(sql.APPEND_HISTORY, **values)
                 if row.appended == len(events):
                     return
                 last = row.last
                 # The identity's sequence lags behind the rows: logical replication does not copy sequences.
                 _log.warning("the ids of offset_history lag behind its rows, the last of which is %d", last)
-                self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)
+                self.run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)
                 savepoint.rollback()
         what = "the ids of offset_history lag so far behind its rows that no row can be added"
-        table = f"{self._place}offset_history"
+        table = f"{self.place}offset_history"
         raise SchemaError(
             what,
             found=f"the last row has id {last}",
@@ -467,40 +424,55 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
                 row.db_role,
                 row.id,
             )
-            for row in self._rows(sql.HISTORY, group=group, before=before, **asked)
+            for row in self.rows(sql.HISTORY, group=group, before=before, **asked)
         ]
 
     def replaced_since(self, group: str, epoch: int) -> bool:
-        return cast("bool", self._one(sql.REPLACED_SINCE, group=group, epoch=epoch)[0])
+        return cast("bool", self.one(sql.REPLACED_SINCE, group=group, epoch=epoch)[0])
 
     def deleted_epoch(self, group: str) -> int:
-        return cast("int", self._one(sql.DELETED_EPOCH, group=group).epoch)
+        return cast("int", self.one(sql.DELETED_EPOCH, group=group).epoch)
 
     def beat(self, claim_id: uuid.UUID) -> bool:
-        return self._run(sql.BEAT, claim_id=claim_id) == 1
+        return self.run(sql.BEAT, claim_id=claim_id) == 1
 
     def end_beat(self, claim_id: uuid.UUID) -> None:
-        self._run(sql.END_BEAT, claim_id=claim_id)
+        self.run(sql.END_BEAT, claim_id=claim_id)
+
+    def expect_grants(self) -> None:
+        tables, needed, columns = zip(*needed_columns(), strict=True)
+        with translated():
+            missing = self.rows(
+                sql.MISSING_GRANTS, place=self.place, tables=[*tables], privileges=[*needed], columns=[*columns]
+            )
+        if not missing:
+            return
+        role, schema = missing[0].role, missing[0].schema
+        raise MissingPrivilege(
+            "the role may not do all that a job does; no job was fenced",
+            found=f"role {quoted(role)} lacks {', '.join(f'{one.privilege} on {one.in_table}' for one in missing)}",
+            next_step="As the owner of the tables, pass to psql what this prints: "
+            f"`{printing((), role=role, schema=schema)}`.",
+        )
+
+    def identity(self) -> StoreIdentity:
+        assert self.connection  # BEGIN: the savepoint must not be lost with it
+        try:
+            with translated():
+                _, found, _ = self.together(sql.SAVE_IDENTITY, sql.IDENTITY, sql.KEEP_IDENTITY)
+        except OffsetStoreError:  # whatever it is: a service may lack the function
+            with translated():
+                _, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)
+        if not found.rows:
+            raise SchemaNotAtHead(
+                "the table store_identity is empty, so this store has no id",
+                next_step="Restore its row, which offsetstore's migration wrote.",
+            )
+        [row] = found.rows
+        return StoreIdentity(row.store_id, row.home, row.here)
 
     def now(self) -> datetime:
-        return cast("datetime", self._one(sql.NOW)[0])
-
-    def _rows(self, statement: str, **values: object) -> list[Any]:
-        with translated():
-            return self._send(statement, **values).rows
-
-    def _one(self, statement: str, **values: object) -> Any:
-        [row] = self._rows(statement, **values)
-        return row
-
-    def _first(self, statement: str, **values: object) -> Any:
-        """The first row, ``None`` if there is none."""
-        return next(iter(self._rows(statement, **values)), None)
-
-    def _run(self, statement: str, **values: object) -> int:
-        """Run a statement that returns no rows; return how many it changed."""
-        with translated():
-            return self._send(statement, **values).count
+        return cast("datetime", self.one(sql.NOW)[0])
 
     def _send(self, statement: str, **values: object) -> Result:
         """Send a statement, the first one with BEGIN before it."""
@@ -510,10 +482,10 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
             with naming_texts(values):
                 cursor.execute(cast("Any", self._text(statement)), values)
             return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
-        [result] = self._send_together(statement, **values)
+        [result] = self.together(statement, **values)
         return result
 
-    def _send_together(self, *statements: str, **values: object) -> list[Result]:
+    def together(self, *statements: str, **values: object) -> list[Result]:
         """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""
         if self._number and not self._is_plain():
             return [self._send(one, **values) for one in statements]
@@ -579,10 +551,11 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, S
                 )
 
     def _text(self, statement: str) -> str:
-        return sql.for_psycopg(statement, self._place)
+        return sql.for_psycopg(statement, self.place)
 
 
-def _group(rows: Sequence[Any]) -> GroupRow | None:
+def group_row(rows: Sequence[Any]) -> GroupRow | None:
+    """Read the row of `statements.GROUP`, if there is one."""
     if not rows:
         return None
     [row] = rows
@@ -622,7 +595,8 @@ def _token(token: Token) -> dict[str, object]:
     return {"epoch": token.epoch, "claim_id": token.claim_id}
 
 
-def _stored(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
+def stored_rows(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
+    """Read the rows of `statements.READ_PARTITIONS`."""
     tokens: dict[tuple[int, uuid.UUID], Token] = {}  # mostly one for all rows
     return {
         TopicPartition(row.topic, row.partition): StoredOffset(

@@ -93,23 +93,23 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 # FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
-_OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
+OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
        coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending"""
 
-_OWNERS = """{s}consumer_groups AS g
+OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
 LEFT JOIN {s}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id"""
 
 GROUP = f"""
-SELECT {_OWNER}
-FROM {_OWNERS}
+SELECT {OWNER}
+FROM {OWNERS}
 WHERE g.consumer_group = :group AND g.epoch > 0
 """  # noqa: S608 - constants alone
 
 GROUPS = f"""
-SELECT g.consumer_group, {_OWNER}, p.partitions, p.topics, p.advanced_for, l.dead_letters
-FROM {_OWNERS}
+SELECT g.consumer_group, {OWNER}, p.partitions, p.topics, p.advanced_for, l.dead_letters
+FROM {OWNERS}
 CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic ORDER BY p.topic) AS topics,
                            clock_timestamp() - max(p.updated_at) AS advanced_for
                     FROM {{s}}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group) AS p
@@ -118,52 +118,6 @@ CROSS JOIN LATERAL (SELECT count(*) AS dead_letters FROM {{s}}dead_letters AS l
 WHERE g.epoch > 0
 ORDER BY g.consumer_group
 """  # noqa: S608 - constants alone
-
-_ASKED = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text[])))"
-
-OVERVIEW_GROUPS = f"""
-SELECT g.consumer_group, {_OWNER}
-FROM {_OWNERS}
-WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
-ORDER BY g.consumer_group
-"""  # noqa: S608 - constants alone
-
-OVERVIEW_OFFSETS = f"""
-SELECT p.consumer_group, p.topic, p.partition, p.next_offset, NULL AS metadata, p.topic_id, p.cluster_id, p.epoch,
-       p.claim_id, p.transaction_id, p.pinned, p.updated_at, p.pinned_epoch, p.contested, p.epoch_offset,
-       p.leader_epoch, p.suspect, p.suspect_at
-FROM {{s}}kafka_partitions AS p
-WHERE {_ASKED.format(group="p.consumer_group")}
-ORDER BY p.consumer_group, p.topic, p.partition
-"""  # noqa: S608 - constants alone
-
-# Group by group, so that an index is used, however many letters are settled.
-OVERVIEW_LETTERS = f"""
-SELECT g.consumer_group, l.state, l.letters
-FROM {{s}}consumer_groups AS g
-CROSS JOIN LATERAL (SELECT l.state, count(*) AS letters FROM {{s}}dead_letters AS l
-                    WHERE l.consumer_group = g.consumer_group AND l.state IN ('dead', 'requested')
-                    GROUP BY l.state) AS l
-WHERE {_ASKED.format(group="g.consumer_group")}
-"""  # noqa: S608 - constants alone
-
-OVERVIEW_RUNS = f"""
-SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since, r.ending, r.counters,
-       r.memory_bytes
-FROM {{s}}consumer_groups AS g
-JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id
-WHERE {_ASKED.format(group="g.consumer_group")}
-"""  # noqa: S608 - constants alone
-
-# Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
-OLDEST_TRANSACTION = """
-SELECT clock_timestamp() AS at,
-       greatest(interval '0', clock_timestamp() - least(
-           (SELECT min(a.xact_start) FROM pg_stat_activity AS a
-            WHERE a.datname = current_database() AND a.backend_type = 'client backend'),
-           (SELECT min(x.prepared) FROM pg_prepared_xacts AS x WHERE x.database = current_database()))) AS oldest
-"""
-
 
 END_OTHER_BEATS = """
 DELETE FROM {s}heartbeats
@@ -331,19 +285,6 @@ SELECT '', '', 0, :no_claim, '', '' FROM generate_series(1, :count)
 ON CONFLICT (id) DO NOTHING
 """
 
-RENAME_GROUP = """
-UPDATE {s}kafka_partitions SET consumer_group = :new WHERE consumer_group = :group
-"""
-
-RENAME_MARKS = "UPDATE {s}batch_marks SET consumer_group = :new WHERE consumer_group = :group"
-
-NOT_DELETABLE = """
-SELECT name FROM unnest(CAST(:tables AS text[])) WITH ORDINALITY AS of_group (name, number)
-WHERE NOT has_table_privilege(:place || name, 'DELETE') ORDER BY number
-"""
-
-DELETE_OF_GROUP = "DELETE FROM {s}%s WHERE consumer_group = :group"
-
 # The caller has locked the rows, in their order.
 UNPIN = """
 UPDATE {s}kafka_partitions AS p SET pinned = false, contested = false
@@ -418,10 +359,7 @@ WHERE NOT has_table_privilege(needed.oid, privilege)
 ORDER BY in_table, privilege
 """
 
-# A claim inserts or updates a row before it reads the identity.
-LOCK_CLAIMS = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
 TAKE_HOME = f"UPDATE {{s}}store_identity SET home = {_HERE}"  # noqa: S608 - constants alone
-SET_IDENTITY = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
 
 # The group as a range keeps the planner from the primary key, where the lines of other groups may be in between.
 HISTORY = """

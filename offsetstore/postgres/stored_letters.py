@@ -8,7 +8,7 @@ measuring it don't read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import error_columns, read_headers, record_arrays
 from offsetstore.postgres.schema import INDEXED
+from offsetstore.postgres.together import Statements
 from offsetstore.protocol.letters import (
     PAYLOADS,
     SEQUENCE_BYTES,
@@ -255,16 +256,15 @@ WHERE {_EXACTLY}
 _PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
   AND l.created_at < :before AND l.decided_at < :before"""
 
-COUNT_PRUNABLE: Final = f"SELECT count(*) AS count FROM {{s}}dead_letters AS l WHERE {_PRUNABLE}"
+_PRUNED: Final = f"FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit FOR UPDATE OF l"
 
-PRUNE_LETTERS: Final = f"""
-DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(
-SELECT l.ctid FROM {{s}}dead_letters AS l
-WHERE {_PRUNABLE}
-ORDER BY {_KEY}
-LIMIT :limit
-FOR UPDATE OF l))
+COUNT_PRUNABLE: Final = f"""
+SELECT count(*) AS count FROM (SELECT FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} LIMIT :limit) AS prunable
 """
+LOCK_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED}) AS prunable"
+
+# The caller has locked them, in their order.
+PRUNE_LETTERS: Final = f"DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(SELECT l.ctid {_PRUNED}))"
 
 HAS_REQUESTED: Final = """
 SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
@@ -321,12 +321,8 @@ GROUP BY l.sequence
 """
 
 
-class StoredLetterStatements:
+class StoredLetterStatements(Statements):
     """A session's part that implements `StoredLetterSession`."""
-
-    _rows: Callable[..., list[Any]]
-    _one: Callable[..., Any]
-    _run: Callable[..., int]
 
     def letters(
         self,
@@ -340,29 +336,29 @@ class StoredLetterStatements:
     ) -> tuple[list[Letter], LetterCursor | None]:
         values = {"group": group, "limit": limit, **_fitting(which), **_after(after)}
         if within is not None:
-            rows = self._rows(LIST_LETTERS_WITHIN, within=within, **values)
+            rows = self.rows(LIST_LETTERS_WITHIN, within=within, **values)
             found = [_letter(row, contents=False) for row in rows if row.fits]
             last = next((_letter(row, contents=False) for row in rows if not row.fits), None)
             end = found[limit - 1] if len(found) > limit else last
             return found[:limit], None if end is None else LetterCursor.of(end)
         with needing("read the contents of dead letters"):
             statement = LIST_LETTERS if max_bytes is None else LIST_LETTERS_WITH_CONTENTS
-            rows = self._rows(statement, max_bytes=max_bytes, **values)
+            rows = self.rows(statement, max_bytes=max_bytes, **values)
         found = [_letter(row, contents=max_bytes is not None) for row in rows]
         return found, LetterCursor.of(found[-1]) if found and rows[0].found > len(rows) else None
 
     def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
         with needing("read the contents of dead letters"):
-            rows = self._rows(LETTER_WITH_CONTENTS if contents else LETTER, group=group, **_named([key]))
+            rows = self.rows(LETTER_WITH_CONTENTS if contents else LETTER, group=group, **_named([key]))
         return next((_letter(row, contents=contents) for row in rows), None)
 
     def count_letters(
         self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
     ) -> dict[State, int]:
         if up_to is None:
-            rows = self._rows(COUNT_LETTERS, group=group, states=[*states])
+            rows = self.rows(COUNT_LETTERS, group=group, states=[*states])
         else:
-            rows = self._rows(COUNT_LETTERS_UP_TO, group=group, states=[*states], up_to=up_to)
+            rows = self.rows(COUNT_LETTERS_UP_TO, group=group, states=[*states], up_to=up_to)
         return {row.state: row.count for row in rows}
 
     def letter_errors(
@@ -370,27 +366,13 @@ class StoredLetterStatements:
     ) -> list[ErrorGroup]:
         values = {"group": group, "limit": limit, **_fitting(which)}
         if within is None:
-            rows = self._rows(LETTER_ERRORS, **values)
+            rows = self.rows(LETTER_ERRORS, **values)
         else:
-            rows = self._rows(LETTER_ERRORS_WITHIN, within=within, **values, **_after(None))
-        return [
-            ErrorGroup(
-                row.cause,
-                row.error_class,
-                row.sqlstate,
-                row.table_name,
-                row.constraint_name,
-                row.column_name,
-                row.count,
-                row.first_at,
-                row.last_at,
-                _key(row),
-            )
-            for row in rows
-        ]
+            rows = self.rows(LETTER_ERRORS_WITHIN, within=within, **values, **_after(None))
+        return [ErrorGroup(*row[:9], _key(row)) for row in rows]  # as _ERRORS has them
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        return self._one(
+        return self.one(
             COUNT_REPLAYED,
             group=group,
             topics=[tp.topic for tp in ranges],
@@ -415,53 +397,44 @@ class StoredLetterStatements:
             statement, values = LOCK_NAMED if lock else CHOOSE_NAMED, _named(which)
         if overtaken:
             statement = statement.replace(_CHOSEN, _OVERTAKEN)
-        rows = self._rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
-        return {
-            _key(row): ChosenLetter(
-                row.state,
-                row.payload,
-                row.forced,
-                row.times,
-                row.attempts,
-                row.created_at,
-                is_overtaken=overtaken and row.overtaken,
-            )
-            for row in rows
-        }
+        rows = self.rows(statement, group=group, limit=limit, payloads=[*payloads], **values)
+        return {_key(row): ChosenLetter(*row[4:]) for row in rows}  # after the key, as _CHOSEN has them
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
-        return self._one(COUNT_WITHOUT_PAYLOAD, group=group, **_fitting(which)).count
+        return self.one(COUNT_WITHOUT_PAYLOAD, group=group, **_fitting(which)).count
 
     def decide_letters(
         self, group: str, keys: Collection[LetterKey], state: State, *, actor: str, reason: str, forced: bool = False
     ) -> None:
-        self._run(DECIDE_LETTERS, group=group, state=state, actor=actor, reason=reason, forced=forced, **_named(keys))
+        self.run(DECIDE_LETTERS, group=group, state=state, actor=actor, reason=reason, forced=forced, **_named(keys))
 
     def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
-        self._run(ERASE_LETTERS, group=group, **_named(keys))
+        self.run(ERASE_LETTERS, group=group, **_named(keys))
 
-    def count_prunable(self, group: str, states: Collection[State], before: datetime) -> int:
-        return self._one(COUNT_PRUNABLE, group=group, states=[*states], before=before).count
+    def count_prunable(self, group: str, states: Collection[State], before: datetime, *, up_to: int, lock: bool) -> int:
+        statement = LOCK_PRUNABLE if lock else COUNT_PRUNABLE
+        with needing("delete dead letters"):
+            return self.one(statement, group=group, states=[*states], before=before, limit=up_to).count
 
     def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
         with needing("delete dead letters"):
-            return self._run(PRUNE_LETTERS, group=group, states=[*states], before=before, limit=limit)
+            return self.run(PRUNE_LETTERS, group=group, states=[*states], before=before, limit=limit)
 
     def has_requested(self, group: str) -> bool:
-        return self._one(HAS_REQUESTED, group=group)[0]
+        return self.one(HAS_REQUESTED, group=group)[0]
 
     def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
-        rows = self._rows(REQUESTED_LETTERS, group=group, topics=[*topics], limit=limit, max_bytes=max_bytes)
+        rows = self.rows(REQUESTED_LETTERS, group=group, topics=[*topics], limit=limit, max_bytes=max_bytes)
         return [_letter(row, contents=True) for row in rows]
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
         return self.choose_letters(group, keys, limit=len(keys), lock=True, overtaken=True)
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
-        return self._run(MARK_REPLAYED, group=group, actor=actor, **_named(keys))
+        return self.run(MARK_REPLAYED, group=group, actor=actor, **_named(keys))
 
     def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
-        return self._run(
+        return self.run(
             RETURN_LETTERS,
             group=group,
             actor=actor,
@@ -471,7 +444,7 @@ class StoredLetterStatements:
         )
 
     def open_sequences(self, group: str) -> dict[bytes, int]:
-        return {bytes(row.sequence): row.record_offset for row in self._rows(OPEN_SEQUENCES, group=group)}
+        return {bytes(row.sequence): row.record_offset for row in self.rows(OPEN_SEQUENCES, group=group)}
 
 
 def _fitting(which: LetterFilter) -> dict[str, object]:

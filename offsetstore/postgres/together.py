@@ -1,13 +1,16 @@
-"""Several statements in one message, and so in one round trip."""
+"""How statements are sent: one by one, or several in one message and so in one round trip."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import psycopg
 from psycopg.rows import RowFactory, tuple_row
+
+from offsetstore.postgres.errors import translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,38 @@ def execute_together(
         results.append(Result(cursor.fetchall() if cursor.description else [], cursor.rowcount))
         if not cursor.nextset():
             return results
+
+
+class Statements(ABC):
+    """What the parts of a session run their statements with, and operations theirs. Errors are ours.
+
+    ``place`` is the quoted schema and its dot, or nothing.
+    """
+
+    place: str
+
+    @abstractmethod
+    def together(self, *statements: str, **values: object) -> list[Result]:
+        """Send the statements in one round trip, if possible. Errors are the database's."""
+
+    @abstractmethod
+    def _send(self, statement: str, **values: object) -> Result: ...
+
+    def rows(self, statement: str, **values: object) -> list[Any]:
+        """Run a statement; return its rows."""
+        with translated():
+            return self._send(statement, **values).rows
+
+    def one(self, statement: str, **values: object) -> Any:
+        """The one row of a statement."""
+        [row] = self.rows(statement, **values)
+        return row
+
+    def first(self, statement: str, **values: object) -> Any:
+        """The first row, ``None`` if there is none."""
+        return next(iter(self.rows(statement, **values)), None)
+
+    def run(self, statement: str, **values: object) -> int:
+        """Run a statement that returns no rows; return how many it changed."""
+        with translated():
+            return self._send(statement, **values).count

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
-from offsetstore.protocol.letters import LetterSession, State
+from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
-from offsetstore.protocol.store_facts import StoreFactsSession, StoreIdentity
+from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
 EVENTS: Final = (
@@ -143,43 +143,6 @@ class ListedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class LastRun:
-    """The run of a group's last claim, as the job recorded it with its last heartbeat.
-
-    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
-    """
-
-    batch_since: datetime | None
-    ending: Ending | None
-    counters: Mapping[str, int]
-    memory: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOverview:
-    """What the database has of many groups, ``at`` a time of its own clock.
-
-    ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
-    of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
-    both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
-    those that this role may see.
-    """
-
-    at: datetime
-    groups: Mapping[str, GroupRow]
-    partitions: Mapping[str, Mapping[TopicPartition, StoredOffset]]
-    letters: Mapping[str, Mapping[State, int]]
-    oldest_transaction: timedelta
-    runs: Mapping[str, LastRun]
-
-    @property
-    def batches(self) -> Mapping[str, datetime | None]:
-        """Since when a batch has been in flight, ``None`` if none is, of the groups whose last run has not ended."""
-        return {group: run.batch_since for group, run in self.runs.items() if run.ending is None}
-
-
-@dataclass(frozen=True, slots=True)
 class NewOffset:
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
@@ -237,7 +200,6 @@ class Savepoints(Protocol):
 
         :return: the ``transaction_timeout`` that the server applies, in seconds, ``None`` if there is none.
         """
-        ...
 
     def check_and_save(self, number: int) -> None:
         """Check deferred constraints, defer again those that are deferred at first, and set savepoint ``number``.
@@ -246,14 +208,12 @@ class Savepoints(Protocol):
 
         :raises RowsRefused: the database refuses the rows; the next call must be `rollback_to`.
         """
-        ...
 
     def rollback_to(self, number: int) -> None:
         """Undo all that came after savepoint ``number``, also an error; that savepoint stays."""
-        ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -263,15 +223,12 @@ class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession,
     @property
     def connection(self) -> Any:
         """The SQLAlchemy ``Connection`` that user code writes with."""
-        ...
 
     def in_savepoint(self) -> bool:
         """Whether a savepoint is open."""
-        ...
 
     def may_have_raised(self, error: BaseException) -> bool:
         """Whether an error of a database can come from this transaction; user code may have other connections."""
-        ...
 
     def is_whole(self) -> bool:
         """Whether it is still the transaction that was begun, with all its advances.
@@ -279,81 +236,63 @@ class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession,
         ``False`` after a COMMIT or ROLLBACK in user code, and after ROLLBACK TO a savepoint that is older than an
         advance.
         """
-        ...
 
     def check_deferred(self) -> None:
         """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
 
         :raises RowsRefused: the database refuses the rows.
         """
-        ...
 
     def commit(self) -> None:
         """Commit the transaction."""
-        ...
 
     def rollback(self) -> None:
         """Roll the transaction back, even if the connection is gone. Raises nothing."""
-        ...
 
     def lock_group(self, group: str) -> Token:
         """Create the group's row if it is missing, lock it FOR UPDATE, and return its token."""
-        ...
 
     def share_group(self, group: str) -> Token | None:
         """Lock the group's row FOR SHARE: no claim can be made until this transaction ends."""
-        ...
 
     def group(self, group: str) -> GroupRow | None:
         """Who claimed the group last, without a lock."""
-        ...
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
-        ...
 
     def groups(self) -> list[ListedGroup]:
         """All groups that were ever claimed, by name."""
-        ...
 
     def write_pause(self, group: str, pause: Pause | None) -> None:
         """Pause the group, or resume it. Needs the lock of its row."""
-        ...
 
     def lock_group_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """Lock all rows of the group FOR UPDATE in order of (topic, partition)."""
-        ...
 
     def lock_partitions(self, group: str, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LockedRow]:
         """Lock the rows FOR UPDATE in order of (topic, partition), not in that of ``partitions``."""
-        ...
 
     def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
         """All rows of the group, in order, without a lock."""
-        ...
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         """Do `group` and `read_partitions`, in one round trip, and without the metadata."""
-        ...
 
     def insert_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, int]) -> set[TopicPartition]:
         """Insert rows in order, skip those that exist, and return those that were inserted."""
-        ...
 
     def set_partitions(self, group: str, token: Token, offsets: dict[TopicPartition, NewOffset]) -> None:
         """Insert or overwrite rows. The caller must hold the locks of the group and of the rows.
 
         Metadata and failed attempts belong to their offset: where that changes, they are deleted.
         """
-        ...
 
     def advance(self, move: Advance) -> int:
         """Move partitions from ``from_`` to ``until`` if their rows have that offset and the token; return how many."""
-        ...
 
     def count_mark(self) -> None:
         """Count a mark: `is_whole` is ``False`` if a ROLLBACK TO takes back what was written before it."""
-        ...
 
     def finish(self, move: Advance) -> tuple[int, bool]:
         """Do `advance`, `check_deferred` and `is_whole`, in one round trip.
@@ -361,46 +300,36 @@ class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession,
         :return: the answers of `advance` and `is_whole`.
         :raises RowsRefused: as `check_deferred` does.
         """
-        ...
 
     def read_metadata(self, group: str, topic: str, partition: int | None) -> dict[TopicPartition, MetadataRow]:
         """The metadata of one partition, or of all the topic's partitions that have rows, without a lock."""
-        ...
 
     def write_metadata(self, group: str, token: Token, metadata: Mapping[TopicPartition, Text]) -> int:
         """Write the texts to rows that have the token; return how many. Needs the rows' locks."""
-        ...
 
     def unpin(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Clear ``pinned`` and ``contested`` in rows that still have the token. Needs the rows' locks."""
-        ...
 
     def contest(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         """Set ``contested`` in rows that still have the token. Needs the rows' locks."""
-        ...
 
     def write_pairs(self, group: str, token: Token, pairs: Mapping[TopicPartition, EpochPair]) -> int:
         """Write the pairs of rows that still have the token, and are not locked; return how many.
 
         It waits for nobody, and touches neither ``updated_at`` nor ``transaction_id``.
         """
-        ...
 
     def write_suspects(self, group: str, token: Token, found: Mapping[TopicPartition, str]) -> set[TopicPartition]:
         """Write the evidence to rows that still have the token and have none; return which. Needs the rows' locks."""
-        ...
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch that the stateful query has written, ``None`` before the first."""
-        ...
 
     def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
         """Move the mark to ``batch_id``; return ``False`` if it is already there or beyond. It never goes back."""
-        ...
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         """Write the events in order; the database sets ``at``."""
-        ...
 
     def history(
         self,
@@ -413,27 +342,33 @@ class Session(LetterSession, StoredLetterSession, RunSession, StoreFactsSession,
         before: int | None = None,
     ) -> list[HistoryEvent]:
         """The group's events, oldest first: all that are asked for, or only the last ones of them."""
-        ...
 
     def replaced_since(self, group: str, epoch: int) -> bool:
         """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name."""
-        ...
 
     def deleted_epoch(self, group: str) -> int:
         """The epoch in which the group was last deleted, 0 if it never was."""
-        ...
 
     def beat(self, claim_id: UUID) -> bool:
         """Renew the heartbeat; return ``False`` if a newer claim has removed it."""
-        ...
 
     def end_beat(self, claim_id: UUID) -> None:
         """Remove the heartbeat: the owner has left."""
-        ...
+
+    def expect_grants(self) -> None:
+        """Expect that the role may do all that a job does; a new revision may have added to it.
+
+        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
+        """
+
+    def identity(self) -> StoreIdentity:
+        """Which store it is, and in which database.
+
+        :raises SchemaNotAtHead: that was never written.
+        """
 
     def now(self) -> datetime:
         """The database's clock at this moment, not at the transaction's beginning; with a time zone."""
-        ...
 
 
 class Database(Protocol):
@@ -449,11 +384,9 @@ class Database(Protocol):
         :param dedicated: use connections apart from the job's pool, which the job's transactions can't exhaust.
         :raises StoreUnavailable: no connection.
         """
-        ...
 
     def translate(self, error: BaseException) -> BaseException:
         """Translate a driver's error into ours, with it as the cause; else return it without row values."""
-        ...
 
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
         """While the block runs, terminate connections that block ``session`` for longer than ``after`` seconds.
@@ -461,27 +394,21 @@ class Database(Protocol):
         Only those whose name begins with ``older_than`` are terminated: claims of the same group. A
         ``statement_timeout`` of the role or the database does not end the wait; the session's ``lock_timeout`` does.
         """
-        ...
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
         """The first of the rows that another transaction has locked, and its description; ``None`` if unknown."""
-        ...
 
     def identity(self) -> StoreIdentity:
         """Which store it is, and in which database, as the last `check_schema` read it; claims read it anew."""
-        ...
 
     def store_id(self) -> UUID:
         """The store's id, of `identity`."""
-        ...
 
     def check_schema(self) -> None:
         """Check that this version runs on the tables, and read the store's identity.
 
         :raises SchemaMissing, SchemaNotAtHead: they are not.
         """
-        ...
 
     def close(self) -> None:
         """Close the connections that it opened itself."""
-        ...

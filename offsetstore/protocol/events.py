@@ -42,7 +42,6 @@ class WatchedQuery(Protocol):
 
         :raises Exception: Java does not answer at all.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,6 @@ class HasSocket(Protocol):
 
     def fileno(self) -> int:
         """The socket's number; raises if there is none."""
-        ...
 
 
 _kept: WeakSet[HasSocket] = WeakSet()

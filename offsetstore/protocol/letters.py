@@ -217,29 +217,23 @@ class LetterSession(Protocol):
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         """Write letters, or reopen those of the same records; return how many. They get the rows' topic ids."""
-        ...
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
         """The highest offset of an open letter at or above the stored offset, of each partition that has one."""
-        ...
 
     def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
         """The highest offset of an open letter for which later records of its key wait, by partition."""
-        ...
 
     def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         """Mark the open letters below the ranges' ends as overtaken by later records; return how many."""
-        ...
 
     def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         """Lock the open letters that `overtake_letters` and `supersede` may mark, in one order for both together."""
-        ...
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
         """The records of the open letters in the ranges, with their sequences; not those of an earlier topic."""
-        ...
 
     def supersede(
         self,
@@ -253,20 +247,15 @@ class LetterSession(Protocol):
 
         :param gone: the records that it has not read: their letters stay as they are.
         """
-        ...
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
         """Give letters without a topic id the one that has become known."""
-        ...
 
     def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
         """The failed attempts at records that are not stored yet, by partition and offset."""
-        ...
 
     def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
         """Write these, in place of those of the same records."""
-        ...
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
         """Delete those below the ranges' ends: their records are stored, or letters."""
-        ...

@@ -30,7 +30,6 @@ class Observer(Protocol):
 
     def on(self, event: Event) -> None:
         """Handle an event. An exception is logged, once for each observer, and never harms the job."""
-        ...
 
 
 class Observers:

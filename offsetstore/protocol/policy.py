@@ -58,10 +58,6 @@ class StartPolicy:
     on_members: OnMembers = "warn"
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        :raises ConfigurationError: an unknown value, or a time without a time zone.
-        """
         _one_of("prefer", self.prefer, get_args(Prefer))
         _one_of("on_data_loss", self.on_data_loss, get_args(OnDataLoss))
         _one_of("on_recreated", self.on_recreated, get_args(OnRecreated))

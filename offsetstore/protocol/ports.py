@@ -25,7 +25,6 @@ class BrokerOffsets(Protocol):
     @property
     def topics(self) -> Sequence[str] | None:
         """The topics that the broker's own options name (Spark's ``subscribe``), else ``None``."""
-        ...
 
     def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
         """Fetch ids, log ends and committed offsets, in a number of round trips that does not depend on the partitions.
@@ -35,11 +34,9 @@ class BrokerOffsets(Protocol):
         :raises BrokerRefused: wrong credentials, or no permission.
         :raises TopicMissing: one of the topics does not exist.
         """
-        ...
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
         """The logs' beginnings and high watermarks, with the leaders' epochs. Raises the errors of `view`."""
-        ...
 
     def find_truncated(
         self, pairs: Mapping[TopicPartition, EpochPair]
@@ -51,11 +48,9 @@ class BrokerOffsets(Protocol):
 
         A log that can't be told has the error instead: it must not keep the others from being told.
         """
-        ...
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         """The topics' ids alone, for the check in each batch. Raises the errors of `view`."""
-        ...
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]
@@ -65,7 +60,6 @@ class BrokerOffsets(Protocol):
         :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
         """
-        ...
 
     def has_members(self, group: str) -> bool:
         """Whether a consumer has joined the group. Takes seconds at most, even if a broker is down.
@@ -73,7 +67,6 @@ class BrokerOffsets(Protocol):
         :raises BrokerUnavailable: no answer; or a broker is down, and none of the others knows the group.
         :raises BrokerRefused: wrong credentials, or no permission.
         """
-        ...
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Commit offsets with their metadata to the group in Kafka; they may go backwards.
@@ -87,7 +80,6 @@ class BrokerOffsets(Protocol):
         :raises MetadataRefused: the metadata is longer than the broker accepts.
         :raises TopicMissing: Kafka has no such partition.
         """
-        ...
 
 
 class BrokerOverview(Protocol):
@@ -106,7 +98,6 @@ class BrokerOverview(Protocol):
         :raises BrokerUnavailable: no answer at all within the configured time.
         :raises BrokerRefused: wrong credentials.
         """
-        ...
 
     def first_records(
         self, asked: Collection[tuple[TopicPartition, int]]
@@ -116,7 +107,6 @@ class BrokerOverview(Protocol):
         Times are milliseconds since 1970. All are asked for at once, and it needs DESCRIBE only. What Kafka did not
         answer for is left out. Raises the errors of `snapshot`.
         """
-        ...
 
     def read_records(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, FoundRecord | None]:
         """Read each partition's first record at or above an offset; ``None`` if there is none up to the log's end.
@@ -124,7 +114,6 @@ class BrokerOverview(Protocol):
         Needs READ. Partitions that can't be read within a second or two are left out. For a few partitions: their
         records are fetched.
         """
-        ...
 
 
 class CheckpointFiles(Protocol):
@@ -133,15 +122,12 @@ class CheckpointFiles(Protocol):
     @property
     def location(self) -> str:
         """The checkpoint's directory, for messages."""
-        ...
 
     def names(self, directory: str) -> Sequence[str]:
         """The names in a directory of the checkpoint; empty if there is no such directory."""
-        ...
 
     def read(self, path: str) -> str:
         """The text of a file of the checkpoint."""
-        ...
 
 
 class Writer(Protocol):
@@ -155,7 +141,6 @@ class Writer(Protocol):
 
         If not, the caller may drop the column before anything is computed. It is never written.
         """
-        ...
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:
         """Compare the columns with the table's, before anything is written; once for each schema, not for each batch.
@@ -163,7 +148,6 @@ class Writer(Protocol):
         :raises ColumnMismatch: they do not fit; the error names them.
         :raises KafkaColumnsMissing: rows must be ordered by offset, and ``_kafka`` is missing.
         """
-        ...
 
     def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
         """Write all rows of the batches, which share one schema; return how many. Neither commits nor rolls back.
@@ -177,7 +161,6 @@ class Writer(Protocol):
         :raises ColumnMismatch: as ``check`` does.
         :raises RowsRefused: a value or a row that the table can't hold.
         """
-        ...
 
 
 Trait: TypeAlias = Literal["appends", "marks", "replaces_in_order", "splittable"]
@@ -199,4 +182,3 @@ class TableWriter(Writer, Protocol):
 
     def resolve_table(self, connection: Connection) -> None:
         """If no schema was named, look it up in the connection's search path, and keep to it."""
-        ...

@@ -27,10 +27,6 @@ class Timeouts:
     commit: float = 30.0
 
     def __post_init__(self) -> None:
-        """Check the limits.
-
-        :raises ConfigurationError: one is no time.
-        """
         check_seconds("Timeouts.lock", self.lock, or_zero=True)
         check_seconds("Timeouts.idle", self.idle)
         check_seconds("Timeouts.commit", self.commit, or_zero=True)
@@ -48,10 +44,6 @@ class Retries:
     longest: float = 5.0
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        :raises ConfigurationError: there is no attempt, or a wait is no time.
-        """
         check_whole("Retries.attempts", self.attempts, least=1)
         check_seconds("Retries.shortest", self.shortest, or_zero=True)
         check_seconds("Retries.longest", self.longest, or_zero=True)

@@ -182,16 +182,12 @@ class RunSession(Protocol):
 
     def begin_run(self, group: str, token: Token, run: NewRun) -> None:
         """Write the run's row. Needs the group's lock."""
-        ...
 
     def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
         """Rewrite the run's row, if there is one; its end is written once."""
-        ...
 
     def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
         """Write the errors in order; the database sets ``at``."""
-        ...
 
     def trim_runs(self, group: str, keep: int) -> None:
         """Delete all but the newest runs, and all but the newest errors."""
-        ...

@@ -1,11 +1,10 @@
-"""What the store itself is like: its server, its tables, and what keeps them from being cleaned up."""
+"""Which store it is, in which database, and at which revision of its tables."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Final
 from uuid import UUID
 
 from offsetstore.errors import StoreMoved
@@ -77,91 +76,3 @@ class StoreIdentity:
                 f"original goes on: `{command('store', 'new-id', '--reason', '...', schema=schema)}`, and give each "
                 "job of the copy a kafka_group= of its own.",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class TableFacts:
-    """One table, as the server's statistics have it; they are a second or so behind, and lost in a crash.
-
-    :param rows: an estimate.
-    :param size: in bytes, with its indexes and what is stored out of line.
-    :param dead_rows: an estimate of the rows that VACUUM has not removed yet.
-    :param updates: since the statistics were last reset.
-    :param hot_updates: those of them that touched no index.
-    """
-
-    name: str
-    rows: int
-    size: int
-    dead_rows: int = 0
-    updates: int = 0
-    hot_updates: int = 0
-    vacuumed_at: datetime | None = None
-    autovacuumed_at: datetime | None = None
-
-    @property
-    def hot_share(self) -> float | None:
-        """The share of updates that touched no index, ``None`` without updates."""
-        return self.hot_updates / self.updates if self.updates else None
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFacts:
-    """The store at one moment.
-
-    :param at: by the database's clock.
-    :param server: its name and version.
-    :param schema: of our tables.
-    :param revision: of our tables; like ``expected``, that of this version of offsetstore, ``None`` without tables.
-    :param tables: ours that are there, by name.
-    :param oldest_transaction: how long the oldest open transaction of the database has been running.
-    :param sees_all: whether that includes other roles' transactions, which takes ``pg_read_all_stats``.
-    :param is_standby: whether the server is a replica, which can't be written to.
-    """
-
-    at: datetime
-    server: str
-    schema: str | None
-    revision: str | None
-    expected: str | None
-    tables: tuple[TableFacts, ...]
-    oldest_transaction: timedelta
-    sees_all: bool
-    is_standby: bool = False
-
-    @property
-    def is_as_expected(self) -> bool:
-        """Whether this version runs on the tables."""
-        return self.revision == self.expected or (self.expected is not None and runs_on(self.expected, self.revision))
-
-
-class StoreFactsSession(Protocol):
-    """The part of a `Session` for the store itself."""
-
-    def expect_grants(self) -> None:
-        """Expect that the role may do all that a job does; a new revision may have added to it.
-
-        :raises MissingPrivilege: it may not, with what is missing and the command that prints it.
-        """
-        ...
-
-    def identity(self) -> StoreIdentity:
-        """Which store it is, and in which database.
-
-        :raises SchemaNotAtHead: that was never written.
-        """
-        ...
-
-    def lock_identity(self) -> StoreIdentity:
-        """Lock out claims, and others who would change it, until the transaction ends; then read which store it is.
-
-        :raises MissingPrivilege: the role may not lock the groups.
-        """
-        ...
-
-    def set_identity(self, store_id: UUID, home: str | None) -> None:
-        """Make it another store, or give it another home. Claims wait until the transaction ends.
-
-        :raises MissingPrivilege: the role does not own the tables.
-        """
-        ...

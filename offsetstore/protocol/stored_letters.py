@@ -47,10 +47,6 @@ class LetterFilter:
     column: str | None = None
 
     def __post_init__(self) -> None:
-        """Reject unknown states and causes, and what no letter can have.
-
-        :raises ConfigurationError: naming it.
-        """
         if self.partition is not None:
             check_whole("partition", self.partition, most=MAX_PARTITION)
         for name in ("topic", "error_class", "sqlstate", "table", "constraint", "column"):
@@ -221,21 +217,17 @@ class StoredLetterSession(Protocol):
             ``None``: without contents. Those are not even read from the table then.
         :param within: look only at the first so many letters in these states; for lists without contents.
         """
-        ...
 
     def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
         """One letter; without contents those are not even read from the table."""
-        ...
 
     def count_letters(
         self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
     ) -> dict[State, int]:
         """How many letters there are, of each of these states that has any; count no further than ``up_to``."""
-        ...
 
     def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
         """How many letters in the ranges were replayed, of the topics that there are now."""
-        ...
 
     def choose_letters(
         self,
@@ -251,21 +243,17 @@ class StoredLetterSession(Protocol):
 
         :param overtaken: look at whether they were overtaken, which a dashboard's role may not read.
         """
-        ...
 
     def count_without_payload(self, group: str, which: LetterFilter) -> int:
         """How many of these letters have no payload, or none any longer."""
-        ...
 
     def decide_letters(
         self, group: str, keys: Collection[LetterKey], state: State, *, actor: str, reason: str, forced: bool = False
     ) -> None:
         """Write the state to letters that are locked."""
-        ...
 
     def has_requested(self, group: str) -> bool:
         """Whether any letter is requested, even if it can't be replayed yet."""
-        ...
 
     def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
         """The next letters to replay, in order, with their contents.
@@ -276,19 +264,15 @@ class StoredLetterSession(Protocol):
 
         :param max_bytes: end with the letter before this many bytes, but return at least one.
         """
-        ...
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
         """Lock them FOR UPDATE, in order, and return those that there are; with whether they were overtaken."""
-        ...
 
     def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
         """Mark those of them that are requested as replayed; return how many. The reason stays the request's."""
-        ...
 
     def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
         """Mark those of them that are requested as dead again, with their new errors and one more attempt."""
-        ...
 
     def open_sequences(self, group: str) -> dict[bytes, int]:
         """The digests of keys with an open letter below the stored offset, and the lowest such offset.
@@ -296,4 +280,3 @@ class StoredLetterSession(Protocol):
         Letters of an earlier topic of the same name don't count: its sequences have ended with it. Nor do letters that
         were overtaken.
         """
-        ...

@@ -16,12 +16,10 @@ class Work(Protocol):
     @property
     def connection(self) -> Any:
         """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it."""
-        ...
 
     @property
     def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
         """What is being written: the range that remains of each partition that has any."""
-        ...
 
     def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
         """The partition's metadata, ``None`` if there is none.
@@ -31,7 +29,6 @@ class Work(Protocol):
         :raises MetadataError: the deserializer fails.
         :raises StaleClaim: the row has another token.
         """
-        ...
 
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata at the stored offset, whether or not the transaction advances it; ``None`` clears it.
@@ -41,7 +38,6 @@ class Work(Protocol):
         :raises MetadataError: the serializer fails, or its text is too long.
         :raises AdvanceMismatch: the partition was not locked, or its range is in the results already.
         """
-        ...
 
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the transaction ends: all below it is done. Only with ``marking="manual"``.
@@ -56,7 +52,6 @@ class Work(Protocol):
         :raises AdvanceMismatch: the partition was not locked.
         :raises ProtocolMisuse: marking is automatic.
         """
-        ...
 
     def dead_letter(
         self,
@@ -80,4 +75,3 @@ class Work(Protocol):
         :raises ConfigurationError: the reason or the code is no text.
         :raises LockInSavepoint: inside a savepoint, whose rollback would take the letter along.
         """
-        ...

@@ -27,9 +27,10 @@ from offsetstore.errors import (
     StoreRewound,
     UnknownGroup,
 )
-from offsetstore.offset_store import OffsetStore
+from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
-from offsetstore.operations.people import people
+from offsetstore.operations.home import set_identity
+from offsetstore.operations.people import people, read_overview
 from offsetstore.operations.resets import ShiftBy
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.policy import StartPolicy
@@ -37,7 +38,6 @@ from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import LetterFilter
-from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
@@ -318,8 +318,8 @@ class AdminContract(ContractParts):
     ) -> None:
         store.write_metadata(GROUP, P0, "a note", reason=REASON)
         store.claim(OTHER, topics=["refunds"]).close()
-        shown = reading(store.database, lambda session: people(session).overview(None))
-        one = reading(store.database, lambda session: people(session).overview([GROUP, "nobody"]))
+        shown = reading(store.database, lambda session: read_overview(people(session), None))
+        one = reading(store.database, lambda session: read_overview(people(session), [GROUP, "nobody"]))
         assert [*shown.groups] == sorted([GROUP, OTHER])
         assert (shown.groups[GROUP].token, shown.groups[OTHER].is_live) == (advanced.token, False)
         assert [*one.groups] == [*one.partitions] == [*shown.partitions] == [GROUP]
@@ -761,7 +761,7 @@ class AdminContract(ContractParts):
     @staticmethod
     def _set_home(store: OffsetStore, home: str | None) -> None:
         with transaction(store.database, name="test") as session:
-            session.set_identity(session.identity().store_id, home)
+            set_identity(people(session), session.identity().store_id, home)
         store.database.check_schema()
 
     @pytest.mark.behaviour("START-27", "START-23")

@@ -18,11 +18,10 @@ from offsetstore.errors import (
     OffsetOutOfRange,
     TransactionLost,
 )
-from offsetstore.offset_store import OffsetStore
+from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
 from offsetstore.offsets import EpochPair, OffsetRange, StoredOffset, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
-from offsetstore.resolving import resolve_starting_offsets
 from offsetstore.store import acquire
 from offsetstore.store import mirror as mirrors
 from offsetstore.store.claim import Claim

@@ -18,9 +18,10 @@ from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanCh
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, Token
 from offsetstore.operations.operation import write_token
+from offsetstore.operations.people import people
 from offsetstore.operations.resets import ShiftBy
 from offsetstore.protocol.database import NewOffset, Session
-from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload, digest
+from offsetstore.protocol.letters import FINAL, LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.sessions import transaction
 from offsetstore.store.transaction import Transaction
@@ -194,7 +195,7 @@ class PlanContract(ContractParts):
         assert (done.executed, done.digest) == (name != "resume", shown)
 
     @pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
-    @pytest.mark.parametrize("name", DECISIONS)
+    @pytest.mark.parametrize("name", [name for name in DECISIONS if name != "prune"])
     def test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first(
         self, store: OffsetStore, left: None, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
@@ -215,6 +216,26 @@ class PlanContract(ContractParts):
             assert isinstance(error, PlanChanged)
             assert error.expected == planned.digest
         assert len(store.history(GROUP)) == before
+
+    @pytest.mark.behaviour("OPS-21", "DLQ-18")
+    def test_a_prune_waits_for_another_one_at_the_letters_and_never_for_a_jobs_work(
+        self, store: OffsetStore, left: None
+    ) -> None:
+        store.discard(GROUP, ALL, reason=REASON)
+        planned = decide("prune", store, dry_run=True)
+        with ThreadPoolExecutor(1) as pool, session(store) as job:
+            job.share_group(GROUP)  # as idle work and a replay hold it, for as long as they take
+            with session(store) as other:
+                asked = (GROUP, FINAL, other.now())
+                assert people(other).count_prunable(*asked, up_to=1, lock=True) == 1
+                assert people(other).prune_letters(*asked, limit=1) == 1
+                waiting = pool.submit(decide, "prune", store, if_plan=planned.digest)
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.3)
+            assert isinstance(error := waiting.exception(WAIT), PlanChanged)
+            assert (planned.count, error.plan.count) == (2, 1)
+            assert decide("prune", store, if_plan=error.plan.digest).count == 1
+        assert store.letter_counts(GROUP) == {}
 
     @staticmethod
     def _tell(

@@ -14,8 +14,7 @@ import pytest
 from offsetstore.errors import ConfigurationError, OffsetGap, StaleClaim
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
-from offsetstore.operations.people import people
-from offsetstore.protocol.database import LastRun
+from offsetstore.operations.people import LastRun, people, read_overview
 from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, QueryStarted, Retried
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.runs import JobError, Run, RunStatus
@@ -126,7 +125,7 @@ class RunContract(ContractParts):
     ) -> None:
         def told() -> set[tuple[str | None, bool]]:
             listed = next(one.owner for one in store.groups() if one.group == GROUP)
-            overview = read(store.database, lambda session: people(session).overview([GROUP]))
+            overview = read(store.database, lambda session: read_overview(people(session), [GROUP]))
             rows = (store.owner(GROUP), listed, overview.groups[GROUP])
             return {(row.ending, row.is_live) for row in rows if row is not None}
 
@@ -233,7 +232,7 @@ class RunContract(ContractParts):
         self, store: OffsetStore, broker: StaticBroker
     ) -> None:
         def batches() -> Mapping[str, datetime | None]:
-            return read(store.database, lambda session: people(session).overview(None)).batches
+            return read(store.database, lambda session: read_overview(people(session), None)).batches
 
         first = store.claim(GROUP, broker, mirror_every=None)
         assert batches() == {GROUP: None}
@@ -253,7 +252,7 @@ class RunContract(ContractParts):
         self, store: OffsetStore, broker: StaticBroker
     ) -> None:
         def runs() -> Mapping[str, LastRun]:
-            return read(store.database, lambda session: people(session).overview(None)).runs
+            return read(store.database, lambda session: read_overview(people(session), None)).runs
 
         store.claim(GROUP, broker, mirror_every=None)
         claim = store.claim(GROUP, broker, mirror_every=None)

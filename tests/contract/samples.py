@@ -17,8 +17,8 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.operations.lag import Lag
 from offsetstore.operations.people import people
+from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.protocol.events import BatchEnded, BatchStarted
-from offsetstore.protocol.samples import Sample
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
 from offsetstore.testing.broker import StaticBroker
@@ -232,7 +232,7 @@ class SampleContract(ContractParts):
         assert owner is not None
         late = replace(first, stored=1, epoch=owner.token.epoch)
         with transaction(store.database, name="test") as session:  # by a statement that has waited for the rename
-            people(session).record_samples({GROUP: late})
+            record_samples(people(session), {GROUP: late})
         store.rename_group("invoicing", GROUP, reason="a mistake")
 
         assert store.samples([GROUP], HOUR)[GROUP] == [late, second]

@@ -14,10 +14,10 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.spark.launch import spark_conf, spark_environment
 from offsetstore.operations.group_status import STATES
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
+from tests.support.examples import environment_of_spark
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
@@ -65,17 +65,13 @@ def database(offsetstore_database: str) -> Iterator[Database]:
 
 def run(topic: str, place: Path, url: str, servers: str) -> JobProcess:
     """Run the example as ``python job.py`` does, on a Spark with its Kafka connector; its output goes to ``log``."""
-    script, defaults = place / "job.py", place / "conf"
+    script = place / "job.py"
     script.write_text(of_topic(topic), encoding="utf-8")
-    defaults.mkdir()
-    lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **spark_conf()}.items()]
-    (defaults / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
     environment = {
-        **spark_environment(),
+        **environment_of_spark(),
         "OFFSETSTORE_URL": url,
         "OFFSETSTORE_BOOTSTRAP_SERVERS": servers,
         "CHECKPOINTS": str(place / "checkpoints"),
-        "SPARK_CONF_DIR": str(defaults),
     }
     return JobProcess([script], place / "log", environment=environment, cwd=README.parent)
 

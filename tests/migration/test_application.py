@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 
 from offsetstore import OffsetStore
 from offsetstore.errors import ConfigurationError
-from offsetstore.postgres.autogenerate import OURS, exclude
+from offsetstore.postgres.migrate import OURS, exclude
 from tests.migration.conftest import shape, tables
 
 ENV = """
@@ -24,7 +24,7 @@ from alembic import context
 from sqlalchemy import NullPool, create_engine
 
 import offsetstore.migrations
-from offsetstore.postgres.autogenerate import exclude
+from offsetstore.postgres.migrate import exclude
 
 assert offsetstore.migrations.exclude is exclude
 shop = context.config.attributes["shop"]

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant, mutant, text
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+_PRUNES: Final = f"{_CONTRACT}test_a_prune_waits_for_another_one_at_the_letters_and_never_for_a_jobs_work"
 _WAITING: Final = f"{_CONTRACT}test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first"
 _SHOWN: Final = f"{_CONTRACT}test_what_has_changed_since_the_plan_was_shown_is_shown_first"
 _MEANWHILE: Final = "tests/integration/cli/test_reset_meanwhile.py::"
@@ -55,11 +56,20 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     mutant(
         "plan-under-the-lock",
         ("carry_out", "[_compared(operation, plan, if_plan) for plan in operation.locked(session)]", _UNSEEN),
-        tests=tuple(
-            f"{_WAITING}[{name}]"
-            for name in ("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete", "prune")
+        tests=(
+            *(
+                f"{_WAITING}[{name}]"
+                for name in ("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete")
+            ),
+            _PRUNES,
         ),
         why="Each decision would do what nobody was shown, if that changes while it waits for its locks.",
+    ),
+    mutant(
+        "prune-that-waits-for-a-job",
+        ("PruneLetters.locked", "session.share_group(self.group)", "session.lock_group(self.group)"),
+        tests=(_PRUNES,),
+        why="Idle work or a replay of ten seconds would end a prune in a LockTimeout.",
     ),
     mutant(
         "plan-before-the-lock",
@@ -305,7 +315,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "history-ids-are-taken",
-        ("PostgresSession.append_history", "self._run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)", ""),
+        ("PostgresSession.append_history", "self.run(sql.TAKE_HISTORY_IDS, no_claim=_NO_CLAIM, count=count)", ""),
         tests=(_IDS,),
         why="After a failover of logical replication no claim could be made.",
     ),

@@ -109,7 +109,7 @@ PASSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "adopted-letters",
-        ("LetterStatements.adopt_letters", "self._run(ADOPT_LETTERS, **...)", "dict(**...)"),
+        ("LetterStatements.adopt_letters", "self.run(ADOPT_LETTERS, **...)", "dict(**...)"),
         tests=(f"{_CONTRACT}test_a_topic_s_id_that_becomes_known_becomes_the_letter_s",),
         why="A record that fails again would have two letters, and each could be replayed.",
     ),

@@ -99,7 +99,7 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "log-judged-by-its-id",
         ("_judge_log", "row.topic_id != log.topic_id", "not tp"),
-        tests=(f"{_RESOLVED}test_a_recreated_topic_that_is_longer_is_noticed_by_its_id",),
+        tests=(f"{_RESOLVED}test_a_restart_begins_the_whole_topic_anew[longer]",),
         why="The first records of a recreated topic would be skipped, up to the old log's offset.",
     ),
     mutant(
@@ -486,9 +486,9 @@ START: Final[tuple[Mutant, ...]] = (
     mutant(
         "home-that-may-not-be-asked-for",
         (
-            "StoreFactsStatements.identity",
-            "_, found = self._send_together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
-            "[found] = self._send_together(sql.IDENTITY_ALONE)",
+            "PostgresSession.identity",
+            "_, found = self.together(sql.LEAVE_IDENTITY, sql.IDENTITY_ALONE)",
+            "[found] = self.together(sql.IDENTITY_ALONE)",
         ),
         tests=(f"{_GRANTS}test_a_role_that_may_not_read_which_database_it_is_migrates_and_starts_jobs_all_the_same",),
         why="The same: the refused question would have ended the transaction.",
@@ -507,13 +507,13 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "moved-reads-the-store-under-its-lock",
-        ("MoveStore.locked", "session.lock_identity()", "session.identity()"),
+        ("MoveStore.locked", "lock_identity(people(session))", "session.identity()"),
         tests=(f"{_TOGETHER}test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile",),
         why="A store moved that has waited for a new-id would write the id of the original back.",
     ),
     mutant(
         "new-id-reads-the-store-under-its-lock",
-        ("NewStoreId.locked", "session.lock_identity()", "session.identity()"),
+        ("NewStoreId.locked", "lock_identity(people(session))", "session.identity()"),
         tests=(f"{_TOGETHER}test_a_new_id_names_the_store_that_the_database_was_until_then",),
         why="The history would name another store than the one that the database was a copy of.",
     ),

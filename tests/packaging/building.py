@@ -49,24 +49,16 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def make_venv(directory: Path, requirements: str, wheel: Path) -> Path:
-    """Make an environment of the pinned requirements and the wheel, nothing else; return its Python."""
-    run(sys.executable, "-m", "venv", directory)
-    python = directory / "bin" / "python"
-    install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    run(*install, "--require-hashes", "--requirement", REQUIREMENTS / requirements)
-    run(*install, "--no-deps", wheel)
-    return python
-
-
 def build(source: Path, out: Path) -> Distributions:
-    """Copy what a release is made of to ``source`` and build it into ``out``."""
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source)
+    """Copy what a release is made of to ``source`` and build it into ``out``, unless that has been done."""
+    if not out.exists():
+        source.mkdir()
+        for name in SOURCES:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, source / name)
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return Distributions(sdist, wheel)
 

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from offsetstore.local.spark.artifacts import SPARK_VERSION
+from tests.packaging.building import REQUIREMENTS, entries, pins
 
 ROOT = Path(__file__).parents[2]
 SETUPTOOLS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
@@ -43,3 +49,23 @@ def test_every_file_that_is_not_python_is_package_data() -> None:
         if file.is_file() and file.suffix not in {".py", ".pyc"}
     }
     assert found == others
+
+
+FILES = sorted(REQUIREMENTS.glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_requirement_is_pinned_with_hashes_and_nothing_else_is_in_the_file(file: Path) -> None:
+    wanted = re.compile(r"[a-z0-9-]+==\S+( ; [^-]+?)?(\s+--hash=sha256:[0-9a-f]{64})+")
+    assert [entry for entry in entries(file) if not wanted.fullmatch(entry)] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_file_pins_what_the_tests_run_with(file: Path) -> None:
+    tested = pins(REQUIREMENTS / "dev.txt")
+    assert {name: pin for name, pin in pins(file).items() if tested[name] != pin} == {}
+
+
+@pytest.mark.parametrize("file", ["dev.txt", "job.txt"])
+def test_spark_is_pinned_to_the_version_of_its_kafka_connector(file: str) -> None:
+    assert pins(REQUIREMENTS / file)["pyspark"] == SPARK_VERSION

@@ -1,15 +1,41 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
-from tests.packaging.building import ROOT, Distributions, run
+import pytest
+
+from offsetstore import OffsetStore
+from offsetstore.errors import SchemaMissing
+from tests.packaging.building import REQUIREMENTS, ROOT, Distributions, run
+
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "install")
 
 DRIVERS = {"confluent_kafka", "pgpq", "pyarrow", "pyspark"}
 LOADED = "import json, sys, offsetstore; print(json.dumps([offsetstore.__file__, sorted(sys.modules)]))"
+
+
+@pytest.fixture(scope="module")
+def core_venv(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel and the core's own requirements, no extra."""
+    directory = tmp_path_factory.mktemp("core")
+    run(sys.executable, "-m", "venv", directory)
+    python = directory / "bin" / "python"
+    run(python, *PIP, "--require-hashes", "--requirement", REQUIREMENTS / "core.txt")
+    run(python, *PIP, "--no-deps", distributions.wheel)
+    return python
+
+
+@pytest.fixture(scope="module")
+def wheel_venv(core_venv: Path) -> Path:
+    """The same, with the command line, and psycopg with its own libpq, too."""
+    run(core_venv, *PIP, "--require-hashes", "--requirement", REQUIREMENTS / "cli.txt")
+    return core_venv
 
 
 def loaded_with_offsetstore(python: str | Path, cwd: Path) -> tuple[str, set[str]]:
@@ -59,3 +85,35 @@ def test_the_core_has_the_requirements_that_it_names_and_no_driver(core_venv: Pa
     names = {entry["name"].lower().replace("-", "_") for entry in json.loads(installed)}
     assert {"alembic", "offsetstore", "psycopg", "sqlalchemy"} <= names
     assert not DRIVERS & names
+
+
+# -- a deploy: the wheel with the command line, and nothing of the checkout
+
+
+def offsetstore(python: Path, url: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command as a deploy does: by its name, with the URL in the environment."""
+    environment = {"OFFSETSTORE_URL": url, "PATH": os.environ["PATH"], "HOME": str(cwd)}
+    command = [str(python.with_name("offsetstore")), *arguments]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.behaviour("START-17")
+def test_the_wheel_alone_migrates_a_database(wheel_venv: Path, offsetstore_empty_database: str, tmp_path: Path) -> None:
+    url = offsetstore_empty_database
+    with pytest.raises(SchemaMissing, match="offsetstore migrate"):
+        OffsetStore.connect(url)
+    assert offsetstore(wheel_venv, url, tmp_path, "migrate", "--check").returncode == 1
+    migrated = offsetstore(wheel_venv, url, tmp_path, "migrate")
+    assert migrated.returncode == 0, migrated.stderr
+    assert offsetstore(wheel_venv, url, tmp_path, "migrate", "--check").returncode == 0
+    with OffsetStore.connect(url) as store:
+        assert store.offsets("billing") == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("demo", "demo"), ("resolve -g billing -t payments -b localhost:1 --no-store", "kafka")]
+)
+def test_what_needs_another_extra_says_which(wheel_venv: Path, tmp_path: Path, command: str, extra: str) -> None:
+    failed = offsetstore(wheel_venv, "", tmp_path, *command.split())
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert f"offsetstore[{extra}]" in failed.stderr

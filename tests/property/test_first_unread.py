@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.first_unread import TOLERANCE, TOLERANCE_MS, FirstUnread, find_first_unread
+from offsetstore.operations.first_unread import TOLERANCE, TOLERANCE_MS, FirstUnread, find_first_unread
 from offsetstore.protocol.snapshot import FoundRecord
 
 NOW = 1_800_000_000_000

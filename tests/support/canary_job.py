@@ -223,6 +223,7 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
         logging.getLogger(name).setLevel(logging.DEBUG)
     spark = _session(directory)
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "includeHeaders": "true"}
+    options["kafka.fetch.max.wait.ms"] = "10"
     url = connection_parameters(None)
     # The application's own engine, which shows parameters, as SQLAlchemy's do unless they are told not to.
     engine = create_engine("postgresql+psycopg://", connect_args=url)
@@ -246,13 +247,16 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
 
 
 def _session(directory: Path) -> SparkSession:
-    from offsetstore.local.spark.launch import local_session  # noqa: PLC0415
+    from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf  # noqa: PLC0415
 
     (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
     events = directory / "events"
     events.mkdir()
+    quick = quick_conf(spark_conf())
+    logs = f'"-Dlog4j2.configurationFile={directory / "log4j2.properties"}"'  # in place of the first one
     conf = {
-        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={directory / "log4j2.properties"}"',
+        **quick,
+        "spark.driver.extraJavaOptions": f"{quick['spark.driver.extraJavaOptions']} {logs}",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from offsetstore.kafka import admin
-from offsetstore.local.spark.launch import QUICK, spark_conf, spark_environment
+from offsetstore.local.spark.launch import QUICK, quick_conf, spark_conf, spark_environment
 from offsetstore.testing.job_process import JobProcess
 from tests.support.waiting import wait_until
 
@@ -24,8 +25,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SECONDS = 180
 """No example takes as long as this."""
-
-# The second compiler costs more than it gives in runs of some seconds.
 
 # Python runs it before the example: from where does this process have offsetstore, and may it have a Kafka client?
 _SITECUSTOMIZE = """\
@@ -50,13 +49,17 @@ def install(wheel: Path, directory: Path) -> Path:
     return directory
 
 
-def configure_spark(directory: Path) -> Path:
-    """Write a ``spark-defaults.conf`` with what ``spark-submit --packages`` would bring."""
+def spark_options() -> list[str]:
+    """What ``spark-submit`` is told in place of ``--packages``: where the jars are, and how to start quickly."""
     conf = spark_conf()
-    conf["spark.driver.extraJavaOptions"] += f" {QUICK}"
-    lines = [f"{name} {value}" for name, value in {"spark.master": "local[2]", **conf}.items()]
-    (directory / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
-    return directory
+    conf |= quick_conf(conf) | {"spark.master": "local[2]"}
+    return [part for name, value in conf.items() if value for part in ("--conf", f"{name}={value}")]
+
+
+def environment_of_spark() -> dict[str, str]:
+    """The variables for a job that is started by ``python``, with the same options."""
+    options = shlex.join([*spark_options(), "pyspark-shell"])
+    return {**spark_environment(), "PYSPARK_SUBMIT_ARGS": options, "SPARK_LAUNCHER_OPTS": QUICK}
 
 
 @dataclass(frozen=True)
@@ -64,16 +67,14 @@ class Examples:
     """Runs examples in ``directory``, with the addresses of a test's own servers.
 
     :param wheel: what `install` returned.
-    :param spark_conf_dir: what `configure_spark` returned, where the example is a Spark job.
     :param blocked: packages that can't be imported there.
-    :param more: further environment variables.
+    :param more: further environment variables, such as those `environment_of_spark`.
     """
 
     wheel: Path
     directory: Path
     url: str
     kafka_servers: str = ""
-    spark_conf_dir: Path | None = None
     blocked: tuple[str, ...] = ()
     more: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -152,16 +153,8 @@ class Examples:
 
     def _environment(self) -> dict[str, str]:
         url = make_url(self.url)
-        spark: dict[str, str] = {}
-        if self.spark_conf_dir is not None:
-            spark = {
-                **spark_environment(),
-                "SPARK_CONF_DIR": str(self.spark_conf_dir),
-                "SPARK_LAUNCHER_OPTS": QUICK,
-            }
         return {
             **os.environ,
-            **spark,
             "PYTHONPATH": str(self.wheel),
             "PYTHONDONTWRITEBYTECODE": "1",  # beside the examples, which are in the checkout
             "EXAMPLES_BLOCKED": ",".join(self.blocked),

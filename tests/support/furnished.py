@@ -9,6 +9,7 @@ from typing import Final
 
 from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.operations.people import people
+from offsetstore.operations.samples import record_samples
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.protocol.runs import JobError
 from offsetstore.store.sessions import transaction
@@ -75,4 +76,4 @@ def _draw_curves(store: OffsetStore, kafka: StaticBroker) -> None:
             for name, one in lag.samples().items()
         }
         with transaction(store.database, name="samples") as session:
-            people(session).record_samples(samples)
+            record_samples(people(session), samples)

@@ -15,10 +15,10 @@ from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import GroupStatus
 from offsetstore.operations.lag import Lag
+from offsetstore.operations.samples import Sample, rates
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.ports import BrokerOverview
-from offsetstore.protocol.samples import Sample, rates
 
 _log = logging.getLogger(__name__)
 

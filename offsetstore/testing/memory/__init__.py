@@ -22,7 +22,7 @@ from offsetstore.protocol.observers import Observer
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.rows import Shared, Tables
-from offsetstore.testing.memory.session import PARTITIONS, MemorySession
+from offsetstore.testing.memory.session import PARTITIONS, STORE, MemorySession
 
 
 def _now() -> datetime:
@@ -39,7 +39,7 @@ class MemoryDatabase:
         self.schema: str | None = None
         self._shared = Shared(clock)
         session = self.begin(name="offsetstore:migrate")
-        session.set_identity(uuid4(), self._shared.here)
+        session.put(STORE, (), (uuid4(), self._shared.here))
         session.commit()
 
     def begin(self, *, name: str, lock_timeout: float | None = None, dedicated: bool = False) -> MemorySession:  # noqa: ARG002 - nothing is used up in memory

@@ -154,25 +154,17 @@ class LetterMemory(MemoryTransaction):
         group: str,
         which: LetterFilter,
         *,
-        after: LetterCursor | None,
-        limit: int,
-        max_bytes: int | None,
-        within: int | None = None,
+        after: LetterCursor | None,  # noqa: ARG002 - only people read lists page by page
+        limit: int,  # noqa: ARG002
+        max_bytes: int | None,  # noqa: ARG002
+        within: int | None = None,  # noqa: ARG002
     ) -> tuple[list[Letter], LetterCursor | None]:
-        found = sorted(self._letters(group, which.states or STATES), key=LetterCursor.of, reverse=True)
-        looked_at = [one for one in found if after is None or LetterCursor.of(one) < after][:within]
-        rest = [one for one in looked_at if which.has(one)]
-        page = _page(rest, limit, max_bytes)
-        if len(page) < len(rest):
-            following = LetterCursor.of(page[-1])
-        else:
-            is_end = within is None or len(looked_at) < within
-            following = None if is_end else LetterCursor.of(looked_at[-1])
-        return page if max_bytes is not None else [_without_contents(one) for one in page], following
+        """All, with their contents."""
+        found = [one for one in self._letters(group) if which.has(one)]
+        return sorted(found, key=LetterCursor.of, reverse=True), None
 
-    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
-        found = self._named(group, key)
-        return found if found is None or contents else _without_contents(found)
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:  # noqa: ARG002
+        return self._named(group, key)
 
     def count_letters(
         self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
@@ -338,11 +330,7 @@ def _precedes(one: Letter, letter: Letter) -> bool:
     )
 
 
-def _without_contents(letter: Letter) -> Letter:
-    return replace(letter, payload=None, sequence=None, error=replace(letter.error, text="", traceback=None))
-
-
-def _page(letters: list[Letter], limit: int, max_bytes: int | None) -> list[Letter]:
+def _page(letters: list[Letter], limit: int, max_bytes: int) -> list[Letter]:
     """The first of them, up to so many bytes of keys, values and headers, but at least one."""
     page: list[Letter] = []
     size = 0
@@ -350,7 +338,7 @@ def _page(letters: list[Letter], limit: int, max_bytes: int | None) -> list[Lett
         if (payload := letter.payload) is not None:
             texts = [payload.key, payload.value, *(text for header in payload.headers or () for text in header)]
             size += sum(len(text or b"") for text in texts)
-        if page and max_bytes is not None and size > max_bytes:
+        if page and size > max_bytes:
             break
         page.append(letter)
     return page

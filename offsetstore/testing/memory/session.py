@@ -20,9 +20,9 @@ from offsetstore.protocol.database import (
     MetadataRow,
     NewOffset,
 )
-from offsetstore.protocol.letters import OPEN, writable
+from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.runs import Ending, JobError, NewRun, Run, RunStatus
+from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
 
@@ -32,9 +32,8 @@ PARTITIONS = "kafka_partitions"
 _MARKS = "batch_marks"
 _HISTORY = "offset_history"
 _BEATS = "heartbeats"
-_RUNS = "runs"
-_ERRORS = "run_errors"
-_STORE = "store"
+_ENDINGS = "endings"
+STORE = "store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class MemorySession(LetterMemory):
             if row is None or row.token.epoch == 0:
                 return None
             beat, now = self.get(_BEATS, row.token.claim_id), self._clock()
-            run: Run | None = self.get(_RUNS, group, row.token.epoch)
+            [ending] = self.get(_ENDINGS, row.token.claim_id) or [None]
             is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
             return GroupRow(
                 row.token,
@@ -81,7 +80,7 @@ class MemorySession(LetterMemory):
                 row.claimed_at,
                 None if beat is None else now - beat,
                 *((None, row.pause) if is_over else (row.pause, None)),
-                run.ending if run is not None and run.token == row.token else None,
+                ending,
             )
 
     def groups(self) -> list[ListedGroup]:
@@ -120,13 +119,8 @@ class MemorySession(LetterMemory):
         """There are no roles."""
 
     def identity(self) -> StoreIdentity:
-        store_id, home = self.get(_STORE)
+        store_id, home = self.get(STORE)
         return StoreIdentity(store_id, home, self._shared.here)
-
-    lock_identity = identity
-
-    def set_identity(self, store_id: UUID, home: str | None) -> None:
-        self.put(_STORE, (), (store_id, home))
 
     def now(self) -> datetime:
         with self.statement():
@@ -333,45 +327,17 @@ class MemorySession(LetterMemory):
         self.lock(_BEATS, claim_id)
         self.put(_BEATS, (claim_id,), at)
 
-    # -- runs and their errors
+    # -- runs, of which only the ending is kept, by claim: the rest is for people alone
 
-    def begin_run(self, group: str, token: Token, run: NewRun) -> None:
-        now = self.now()
-        begun = Run(
-            group=group,
-            token=token,
-            owner=run.owner,
-            topics=run.topics,
-            versions=run.versions,
-            started_at=now,
-            seen_at=now,
-            ended_at=None,
-            ending=None,
-            next_at=None,
-            read_at=now,
-            status=RunStatus(),
-        )
-        self.put(_RUNS, (group, token.epoch), begun)
+    def begin_run(self, group: str, token: Token, run: NewRun) -> None:  # noqa: ARG002
+        self.put(_ENDINGS, (token.claim_id,), (None,))
 
-    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
-        with self.statement():
-            run: Run | None = self.get(_RUNS, group, token.epoch)
-            if run is not None and run.token == token:
-                now = self._clock()
-                ended = None if ending is None else run.ended_at or now
-                run = replace(run, seen_at=now, ended_at=ended, ending=ending, read_at=now, status=status)
-                self.put(_RUNS, (group, token.epoch), run)
+    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:  # noqa: ARG002
+        if self.get(_ENDINGS, token.claim_id) is not None:
+            self.put(_ENDINGS, (token.claim_id,), (ending,))
 
     def append_errors(self, group: str, token: Token, errors: Sequence[JobError]) -> None:
-        now = self.now()
-        self.append(
-            _ERRORS,
-            group,
-            [replace(one, text=one.text and writable(one.text), epoch=token.epoch, at=now) for one in errors],
-        )
+        """Nobody reads them."""
 
     def trim_runs(self, group: str, keep: int) -> None:
-        with self.statement():
-            for table in (_RUNS, _ERRORS):
-                for key in sorted(key for key in self.table(table) if key[0] == group)[:-keep]:
-                    self.put(table, key, None)
+        """There is nothing to trim."""

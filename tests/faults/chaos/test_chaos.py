@@ -1,31 +1,31 @@
-"""A short part of `make chaos`, with fixed seeds: one run of each kind of fault, on the servers of the test run."""
+"""A short part of `make chaos`, with fixed seeds, on the servers of the test run: what is done to a job from outside.
+
+Kills at a point of the engine are also in `tests.integration.processing.test_second_source`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
+from tests.faults.chaos.harness.clusters import Clusters
 from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Stage
 from tests.support.checkout import commit_of
 
 RUNS: list[tuple[str, Way, int]] = [
-    ("killed-at/P2", "partition", 1),
-    ("killed-at/P5", "batch", 0),
     ("killed-at-random", "batch", 3),
-    ("killed-at-a-flush/P3", "batch", 2),
     ("killed-with-batches-in-memory", "batch", 0),
     ("commit-lost/after", "partition", 1),
     ("database-stopped/immediate", "batch", 2),
-    ("backend-terminated", "batch", 0),
     ("frozen-at/P2", "batch", 0),
     ("recreated-between-runs/longer", "batch", 0),
     ("database-restored/stored", "batch", 0),
-    ("letters-killed-at/letters_written", "partition", 1),
     ("letters-backend-terminated/in_discovery", "batch", 0),
     ("replay-killed-at/letters_replayed", "batch", 2),
 ]
@@ -60,3 +60,9 @@ def test_a_fault_that_does_not_happen_fails_its_run(stage: Stage) -> None:
     idle = Fault("idle", "none", "nothing", "nothing", ("batch",), "", 1, 1, nothing)
 
     assert stage.run(idle, "batch", 0).violations == ["there is no evidence that the fault happened"]
+
+
+def test_each_process_of_a_cluster_has_a_home_of_its_own(tmp_path: Path) -> None:
+    homes = [Clusters(tmp_path).environment("cluster")["SPARK_HOME"] for _ in range(2)]
+
+    assert len(set(homes)) == 2

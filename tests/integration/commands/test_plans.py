@@ -11,6 +11,8 @@ import pytest
 from click.testing import Result
 
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.operations.home import set_identity
+from offsetstore.operations.people import people
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
@@ -158,7 +160,7 @@ def test_a_store_that_was_moved_is_told_so_as_planned_and_one_at_home_has_nothin
     run: Callable[..., Result], store: OffsetStore
 ) -> None:
     with transaction(store.database, name="test") as session:
-        session.set_identity(session.identity().store_id, "elsewhere")
+        set_identity(people(session), session.identity().store_id, "elsewhere")
     moved = ("store", "moved", "--reason", "ticket 17")
     plan = run(*moved).stdout.splitlines()
     assert plan[0].startswith(f"Store {store.identity().store_id} would move from database elsewhere to this one, ")

@@ -11,7 +11,7 @@ import pytest
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.operations.people import people
-from offsetstore.protocol.samples import Sample
+from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.support.browser import Pages
@@ -38,7 +38,7 @@ def store(offsetstore_database: str) -> Iterator[OffsetStore]:
             at = now - timedelta(seconds=10 * (360 - number))
             sample = Sample(at=at, stored=number * 50, lag=59, batches=number, batch_seconds=number * 1.5, epoch=1)
             with transaction(store.database, name="a test") as session:
-                people(session).record_samples({"billing": sample})
+                record_samples(people(session), {"billing": sample})
         yield store
 
 
@@ -60,7 +60,7 @@ def test_curves_change_without_being_made_anew(store: OffsetStore, server: Dashb
     page.evaluate("document.querySelectorAll('canvas').forEach((canvas, at) => canvas.dataset.at = at)")
     sample = Sample(at=datetime.now(UTC), stored=20_000, lag=100, epoch=1)
     with transaction(store.database, name="a test") as session:
-        people(session).record_samples({"billing": sample})
+        record_samples(people(session), {"billing": sample})
     page.get_by_text("Lag: now 100, peak 100.").wait_for()
     kept = page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => canvas.dataset.at)")
     assert kept == ["0", "1", "2"]

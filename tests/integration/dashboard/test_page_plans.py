@@ -13,9 +13,9 @@ from sqlalchemy import event
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
+from offsetstore.operations.samples import RINGS
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.schema import quoted
-from offsetstore.protocol.samples import RINGS
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from tests.packaging.building import Distributions
-from tests.support.examples import Examples, configure_spark, install
+from tests.support.examples import Examples, environment_of_spark, install
 from tests.support.postgres import Database
 
 TOPICS = ("payments", "refunds")
@@ -21,12 +20,6 @@ TOPICS = ("payments", "refunds")
 def installed_wheel(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory for PYTHONPATH that holds the wheel and nothing else of ours."""
     return install(distributions.wheel, tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="session")
-def spark_conf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SPARK_CONF_DIR."""
-    return configure_spark(tmp_path_factory.mktemp("spark-conf"))
 
 
 @pytest.fixture
@@ -50,7 +43,13 @@ def examples(
         admin.delete_topic(servers, topic)
 
 
+@pytest.fixture(scope="session")
+def job_environment() -> dict[str, str]:
+    """The variables with which an example starts a Spark."""
+    return environment_of_spark()
+
+
 @pytest.fixture
-def jobs(examples: Examples, spark_conf_dir: Path) -> Examples:
+def jobs(examples: Examples, job_environment: dict[str, str]) -> Examples:
     """The same for those that are Spark jobs; each starts a Spark of its own."""
-    return replace(examples, spark_conf_dir=spark_conf_dir)
+    return examples.with_environment(**job_environment)

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import text
 
 from offsetstore import Lag, OffsetStore
-from offsetstore.postgres import samples as sql
-from offsetstore.protocol.samples import RINGS, Selection
+from offsetstore.operations import samples as sql
+from offsetstore.operations.samples import RINGS, Selection
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP

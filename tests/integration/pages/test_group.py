@@ -20,7 +20,7 @@ from offsetstore.monitoring.dashboard.rendering import NOTHING
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.operations.people import people
-from offsetstore.protocol.samples import Sample
+from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.integration.pages.conftest import P0, P1, P2, give, rows_of, text_of
@@ -146,7 +146,7 @@ def test_curves_are_drawn_from_the_samples(store: OffsetStore, server: Dashboard
             at=at, stored=100 * number, lag=50 - number, batches=number, batch_seconds=2.5 * number, epoch=1
         )
         with transaction(store.database, name="a test") as session:
-            people(session).record_samples({"billing": sample})
+            record_samples(people(session), {"billing": sample})
     page = show(client, span="5m")
     lag, (times, lags) = curve_of(page, "lag")
     assert lag == "Lag: now 45, peak 50."

@@ -21,9 +21,9 @@ from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPa
 from offsetstore.operations.group_status import State, state_of
 from offsetstore.operations.lag import GroupLag, PartitionLag, TopicLag
 from offsetstore.operations.people import people
+from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.runs import Ending
-from offsetstore.protocol.samples import Sample
 from offsetstore.protocol.snapshot import LogEnds
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
@@ -247,7 +247,7 @@ def sampled(store: OffsetStore, group: str, stored: list[int | None]) -> None:
         if offset is not None:
             at = now - timedelta(seconds=10 * (len(stored) - 1 - number))
             with transaction(store.database, name="a test") as session:
-                people(session).record_samples({group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
+                record_samples(people(session), {group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
 
 
 def test_trends_come_from_the_samples(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.monitoring.dashboard.serving import DashboardServer
-from offsetstore.protocol.store_facts import TableFacts
+from offsetstore.operations.home import set_identity
+from offsetstore.operations.people import TableFacts, people
 from offsetstore.store.sessions import transaction
 from tests.integration.pages.conftest import P0, give, text_of
 
@@ -68,7 +69,7 @@ def test_it_says_whether_it_is_the_database_that_the_store_belongs_to(
 ) -> None:
     assert said not in text_of(client.get("/store"))
     with transaction(store.database, name="test") as session:
-        session.set_identity(store.identity().store_id, home)
+        set_identity(people(session), store.identity().store_id, home)
     assert said in text_of(client.get("/store"))
 
 

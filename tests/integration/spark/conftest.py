@@ -10,26 +10,8 @@ from pyspark.sql import SparkSession
 
 from offsetstore import OffsetStore
 from offsetstore.local.kafka.server import KafkaBroker
-from tests.support.cluster import Cluster
 from tests.support.postgres import Database
 from tests.support.world import World
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Spark with two executor processes for all tests that need one; its events are written to ``events``."""
-    directory = tmp_path_factory.mktemp("cluster")
-    events = directory / "events"
-    events.mkdir()
-    conf = {
-        "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": events.as_uri(),
-        "spark.eventLog.compress": "false",
-        "spark.ui.enabled": "true",
-        "spark.ui.port": "0",
-    }
-    with Cluster(directory, conf=conf) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.admin import create_topic
 from tests.support.authorized import JOB, Authorized
 from tests.support.postgres import Database
-from tests.support.transforms import EVENTS, events, traced
+from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import World
 
@@ -67,9 +67,8 @@ def printed(topic: str, group: str, *more: str) -> list[Acl]:
 
 
 @pytest.mark.behaviour("OPS-14")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
 def test_the_job_and_its_mirror_run_with_exactly_the_acls_that_are_printed(
-    atomicity: str, world: World, authorized: Authorized, broker: Broker, topic: str
+    world: World, authorized: Authorized, broker: Broker, topic: str
 ) -> None:
     world.database.execute(EVENTS)
     for partition in range(2):
@@ -81,8 +80,7 @@ def test_the_job_and_its_mirror_run_with_exactly_the_acls_that_are_printed(
     claim = world.store.claim(world.group, broker, topics=[topic])
     reader = world.spark.readStream.format("kafka").options(**authorized.options(), subscribe=topic)
     stream = reader.option("startingOffsets", claim.starting_offsets).load()
-    transform = traced if atomicity == "partition" else events
-    world.run(claim, transform, Append("events"), stream=stream, atomicity=atomicity)
+    world.run(claim, traced, Append("events"), stream=stream, atomicity="partition")
     claim.close()  # a job that ends in order copies its offsets
 
     assert world.database.column("SELECT value FROM events ORDER BY value") == ["a", "a", "b", "b", "c", "c"]

@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from threading import Thread
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
-from offsetstore.errors import SinkError
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.work import Work
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.gate import Gate
+from tests.support.postgres import Database
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
@@ -115,22 +115,6 @@ def test_several_topics_and_tables_are_seen_together_with_their_offsets_or_not_a
     assert counts(query) == [3]  # three outputs, and Kafka was read once
 
 
-@pytest.mark.behaviour("SINK-8")
-def test_an_output_that_is_refused_takes_the_others_with_it(world: World) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("CREATE TABLE small (value text CHECK (value <> 'bad'))")
-    topic = world.topic(["good", "bad"])
-
-    def transform(batch: DataFrame) -> dict[str, DataFrame]:
-        return {"events": events(batch), "small": events(batch).select("value")}
-
-    failed = world.run_to_failure(world.claim(topic), transform, {"events": Append("events"), "small": Append("small")})
-
-    assert "small_value_check" in str(failed.error)
-    assert world.database.column(VALUES) == world.database.column("SELECT value FROM small") == ["good"]
-    assert world.stored(topic) == {0: 1}
-
-
 @pytest.mark.behaviour("SINK-8", "START-12")
 def test_two_sources_in_one_query_are_one_transaction(world: World, offsetstore_topic: NewTopic) -> None:
     world.database.execute(EVENTS)
@@ -180,22 +164,6 @@ def test_two_jobs_of_two_groups_read_one_topic_at_once_and_each_has_its_own_offs
 
 
 @pytest.mark.behaviour("SINK-11")
-def test_a_job_that_cron_starts_again_and_again_continues_where_it_ended(world: World) -> None:
-    topic = world.events_topic(partitions=2)
-    expected: list[str] = []
-    for run in range(3):
-        values = [f"{run}{letter}" for letter in "abc"]
-        world.produce(topic, values, partition=run % 2)
-        expected += values
-        query = world.run(world.claim(topic), events, Append("events"), maxOffsetsPerTrigger="2")
-        assert counts(query) == [2, 1]
-    query = world.run(world.claim(topic), events, Append("events"))  # nothing new
-    assert counts(query) == []
-    assert world.database.column(VALUES) == expected
-    assert world.stored(topic) == {0: 6, 1: 3}
-
-
-@pytest.mark.behaviour("SINK-11")
 def test_a_processing_time_trigger_writes_what_comes_while_it_runs(world: World) -> None:
     topic = world.events_topic()
     claim = world.claim(topic)
@@ -238,24 +206,6 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: Worl
 
     assert world.database.column(VALUES) == ["a", "b", "c"]
     assert world.stored(topic) == {0: 3}
-
-
-@pytest.mark.behaviour("TX-1", "TX-2")
-def test_what_the_writer_wrote_is_gone_with_the_error_that_came_after_it(world: World) -> None:
-    topic = world.events_topic(["a"])
-
-    class Failing(Append):
-        def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
-            super().write(work, batches)
-            raise psycopg.errors.CheckViolation
-
-    failed = world.run_to_failure(world.claim(topic), events, Failing("events"))
-
-    assert isinstance(failed.error, SinkError)
-    assert isinstance(failed.error.__cause__, psycopg.errors.CheckViolation)
-    assert f"while writing batch 0: {topic}-0 [0, 1)" in str(failed.error)
-    assert world.database.column(VALUES) == []
-    assert world.stored(topic) == {0: 0}
 
 
 def test_what_was_cached_for_several_outputs_is_let_go(world: World) -> None:
@@ -320,3 +270,25 @@ def test_each_batch_is_told_to_observers_with_its_rows_and_phases(world: World, 
     world.database.execute("DROP TABLE events")
     failure = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity=way)
     assert [event.error for event in seen.of(BatchEnded, "failed")] == [failure.error]
+
+
+@pytest.mark.behaviour("TX-12")
+def test_a_batch_outlasts_a_restart_of_the_database(world: World, offsetstore_postgres: PostgresServer) -> None:
+    topic = world.events_topic(["a", "b", "c", "d"])
+    claim = world.claim(topic)
+    starts: list[Thread] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        if not starts:
+            offsetstore_postgres.stop("immediate")
+            starts.append(Thread(target=offsetstore_postgres.start))
+            starts[0].start()
+        return events(batch)
+
+    world.run(claim, transform, Append("events"), maxOffsetsPerTrigger="2")
+
+    starts[0].join()
+    after = Database(world.database.url)
+    assert after.column("SELECT value FROM events ORDER BY value") == ["a", "b", "c", "d"]
+    after.close()
+    assert world.stored(topic) == {0: 4}

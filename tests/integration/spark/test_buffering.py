@@ -9,10 +9,8 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, Flush, OffsetStore, TopicPartition, TransactionalSink, Upsert, Work
-from offsetstore.protocol.events import BatchEnded, FlushEnded
+from offsetstore import Append, Execute, Flush, TransactionalSink, Upsert, Work
 from offsetstore.spark import BatchInfo
-from tests.support.recorder import Recorder
 from tests.support.transforms import traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
@@ -34,46 +32,15 @@ def written(world: World) -> list[str]:
     return sorted(world.database.column("SELECT value FROM events"))
 
 
-def transactions(world: World) -> object:
-    return world.database.one("SELECT count(DISTINCT xmin::text) FROM events")
-
-
 def execute(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
     rows = [row for batch in batches for row in batch.to_pylist()]
     work.connection.execute(text("INSERT INTO events VALUES (:topic, :partition, :offset, :value)"), rows)
 
 
 INTO: dict[str, Any] = {
-    "append": Append("events"),
     "upsert": Upsert("events", key=["topic", "partition", "offset"]),
     "execute": Execute(execute),
 }
-
-
-@pytest.mark.behaviour("MARK-4")
-@pytest.mark.parametrize("into", INTO)
-def test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end(
-    world: World, topic: str, into: str
-) -> None:
-    if into == "upsert":
-        world.database.execute('CREATE UNIQUE INDEX ON events (topic, partition, "offset")')
-    recorder = Recorder()
-    with OffsetStore.connect(world.database.url, observers=[recorder]) as store:
-        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
-        world.run(claim, traced, INTO[into], flush=Flush(rows=6, seconds=600), maxOffsetsPerTrigger="4")
-
-        assert world.stored(topic) == {0: 4, 1: 4}
-        assert claim.delivered == {TopicPartition(topic, 0): 6, TopicPartition(topic, 1): 6}
-        assert len(written(world)) == 8
-        assert transactions(world) == 1
-        claim.close()
-
-    assert "".join(written(world)) == "abcdefghijkl"
-    assert transactions(world) == 2
-    assert world.stored(topic) == {0: 6, 1: 6}
-    assert [event.batch for event in recorder.of(BatchEnded, "kept")] == [0, 1, 2]
-    assert [event.batches for event in recorder.of(FlushEnded, "written")] == [(0, 1), (2, 2)]
-    assert [dict(event.rows) for event in recorder.of(FlushEnded, "written")] == [{"": 8}, {"": 4}]
 
 
 @pytest.mark.behaviour("MARK-4")

@@ -17,14 +17,13 @@ from sqlalchemy import make_url
 import offsetstore.spark
 from offsetstore import Append, Claim, OffsetStore, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing, MissingPrivilege, OffsetGap
-from offsetstore.protocol.events import BatchEnded, PauseChanged
+from offsetstore.protocol.events import BatchEnded
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.sink import Transform
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, events
-from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
@@ -167,22 +166,6 @@ def test_a_batch_that_takes_too_long_is_left_to_the_next_start(world: World) -> 
     assert world.database.column(VALUES) in ([], ["a"])  # Spark does not interrupt Python
     world.run(world.claim(topic), events, Append("events"))
     assert world.database.column(VALUES) == ["a"]
-
-
-def test_a_batch_that_waits_for_the_end_of_a_pause_holds_no_stop_up(world: World, offsetstore_database: str) -> None:
-    topic = world.events_topic(["a"])
-    recorder = Recorder()
-    with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
-        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
-        store.pause(world.group, reason="ticket 17")
-        sink = sink_of(claim)
-        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger=FOREVER)
-        wait_until(lambda: recorder.of(PauseChanged), timeout=SECONDS)
-        began = time.monotonic()
-        sink.stop(query)
-        assert time.monotonic() - began < 20
-        assert not query.isActive
-    assert len(recorder.of(BatchEnded, "interrupted")) == 1
 
 
 # -- what is checked when the sink is made

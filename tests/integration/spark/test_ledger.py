@@ -64,14 +64,17 @@ class FailsOnce:
 
 
 @pytest.mark.behaviour("SINK-7")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize(
+    ("name", "atomicity"),
+    [("minPartitions", "batch"), ("shuffled join", "batch"), *((name, "partition") for name in SHAPES)],
+)
 def test_no_record_is_lost_or_doubled(
     world: World,
     caplog: pytest.LogCaptureFixture,
-    shape: Shape,
+    name: str,
     atomicity: Atomicity,
 ) -> None:
+    shape = SHAPES[name]
     topic = world.events_topic(partitions=2)
     values = [str(number) for number in range(10)]
     for partition in range(2):

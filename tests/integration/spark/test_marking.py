@@ -18,7 +18,6 @@ from offsetstore.errors import (
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.recorder import Recorder
 from tests.support.transforms import EVENTS, traced
-from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
 MANUAL: dict[str, Any] = {"marking": "manual"}
@@ -48,22 +47,6 @@ def in_fours(rows: list[dict[str, Any]]) -> Callable[[Work, Iterable[pa.RecordBa
             work.mark(TopicPartition(done[-1]["topic"], done[-1]["partition"]), done[-1]["offset"] + 1)
 
     return write
-
-
-@pytest.mark.behaviour("MARK-1", "MARK-2")
-def test_the_offsets_follow_the_marks_and_the_next_job_reads_what_was_not_marked(world: World, topic: str) -> None:
-    rows: list[dict[str, Any]] = []
-    claim = world.claim(topic)
-    world.run(claim, traced, Execute(in_fours(rows)), maxOffsetsPerTrigger="3", **MANUAL)
-
-    assert (written(world), world.stored(topic)) == ("abcdefgh", {0: 8})
-    assert claim.delivered == {TopicPartition(topic, 0): 10}
-    assert [row["value"] for row in rows] == ["i", "j"]
-
-    world.produce(topic, ["k", "l", "m"])
-    rows.clear()
-    world.run(world.claim(topic), traced, Execute(in_fours(rows)), maxOffsetsPerTrigger="3", **MANUAL)
-    assert (written(world), world.stored(topic)) == ("abcdefghijkl", {0: 12})
 
 
 @pytest.mark.behaviour("MARK-4")
@@ -141,8 +124,9 @@ def test_what_does_not_go_together_is_refused_by_name(
 
 
 @pytest.mark.behaviour("MARK-1", "MARK-4")
-@pytest.mark.parametrize("arguments", [MANUAL, {"flush": Flush()}], ids=["manual", "flush"])
-@pytest.mark.parametrize("checkpoint", ["own", "kept"])
+@pytest.mark.parametrize(
+    ("arguments", "checkpoint"), [(MANUAL, "own"), ({"flush": Flush()}, "kept")], ids=["manual", "flush"]
+)
 def test_a_checkpoint_that_outlives_the_claim_is_refused(
     world: World, topic: str, arguments: Any, checkpoint: str
 ) -> None:
@@ -168,34 +152,6 @@ def claim(world: World, topic: str, recorder: Recorder) -> Iterator[Claim]:
     """A claim whose events are recorded."""
     with OffsetStore.connect(world.database.url, observers=[recorder]) as store:
         yield store.claim(world.group, world.broker(topic), mirror_every=None)
-
-
-def tick(work: Work) -> None:
-    assert work.ranges == {}
-    work.connection.execute(text("INSERT INTO events (value) VALUES ('tick')"))
-
-
-def ticks(world: World) -> Any:
-    return world.database.one("SELECT count(*) FROM events WHERE value = 'tick'")
-
-
-@pytest.mark.behaviour("OPS-6")
-def test_idle_work_runs_before_the_first_batch_and_between_batches(world: World, topic: str, claim: Claim) -> None:
-    sink = TransactionalSink(claim, traced, into=Append("events"), tick=Tick(tick, every=0.2))
-    wait_until(lambda: ticks(world) >= 2)
-    query = world.start(
-        sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger={"processingTime": "0 seconds"}
-    )
-    wait_until(lambda: world.stored(topic) == {0: 10})
-    before = ticks(world)
-    wait_until(lambda: ticks(world) >= before + 2)
-    query.stop()
-    assert sink.error is None
-    threading.Event().wait(0.5)  # for one that was under way
-
-    ended = ticks(world)
-    threading.Event().wait(1)
-    assert ticks(world) == ended
 
 
 @pytest.mark.behaviour("OPS-6")

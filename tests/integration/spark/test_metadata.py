@@ -84,19 +84,7 @@ def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: st
 
 
 @pytest.mark.behaviour("META-6")
-@pytest.mark.parametrize("way", WAYS)
-def test_an_advance_that_writes_no_result_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
-    def none(batch: DataFrame) -> DataFrame:
-        return traced(batch.where("value = 'none'"))
-
-    world.run(world.claim(topic), none, Append("events"), metadata=until, **WAYS[way])
-
-    assert world.database.one("SELECT count(*) FROM events") == 0
-    assert values(world, topic) == {number: {"until": 4} for number in range(3)}
-
-
-@pytest.mark.behaviour("META-6")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["batch", "tasks"])
 def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
     def rejected(batch: DataFrame) -> DataFrame:
         return traced(batch).withColumn("_reject", F.lit("of no use"))
@@ -109,7 +97,7 @@ def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world
 
 
 @pytest.mark.behaviour("META-4")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["batch", "tasks"])
 def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world: World, topic: str, way: str) -> None:
     first = TopicPartition(topic, 0)
     returned: list[object] = ["for all", KEEP, {first: "for one"}, {first: KEEP}]
@@ -130,18 +118,17 @@ def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world:
 
 
 @pytest.mark.behaviour("META-5")
-@pytest.mark.parametrize("way", WAYS)
-def test_what_a_claim_stores_goes_with_the_next_batch_alone(world: World, topic: str, way: str) -> None:
+def test_what_a_claim_stores_goes_with_the_next_batch_alone(world: World, topic: str) -> None:
     claim = world.claim(topic)
     claim.store_metadata(None, "stored")
-    world.run(claim, kept, Append("events"), maxOffsetsPerTrigger="6", **WAYS[way])
+    world.run(claim, kept, Append("events"), maxOffsetsPerTrigger="6", **WAYS["tasks"])
 
     assert values(world, topic) == dict.fromkeys(range(3), "stored")
     assert claim.claim_metadata.next(claim.partitions) == {}
 
 
 @pytest.mark.behaviour("META-8")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["batch", "tasks"])
 def test_a_function_that_fails_or_names_another_partition_ends_the_query_with_nothing_written(
     world: World, topic: str, way: str
 ) -> None:

@@ -19,8 +19,6 @@ from offsetstore import Append, Execute, TopicPartition, TransactionalSink, Upse
 from offsetstore.errors import (
     ConfigurationError,
     ExecutorEnvironment,
-    OffsetGap,
-    RowsRefused,
     StaleClaim,
     UnsupportedQuery,
 )
@@ -248,20 +246,6 @@ def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(wo
     assert world.database.column(VALUES) == ["a", "b"]
 
 
-@pytest.mark.behaviour("SINK-1")
-def test_a_poison_row_ends_the_query_with_its_table_and_partition(world: World) -> None:
-    topic = world.events_topic(["a", "b"], ["c", "toxic\0"])
-
-    failed = world.run_to_failure(world.claim(topic), traced, Append("events"), atomicity="partition")
-
-    assert isinstance(failed.error, RowsRefused)
-    assert (failed.error.table, failed.error.column) == ("public.events", "value")
-    assert failed.error.topic_partition == TopicPartition(topic, 1)
-    assert "toxic" not in failed.text
-    assert world.database.column(VALUES) == ["a", "b", "c"]
-    assert world.stored(topic) == {0: 2, 1: 1}
-
-
 @pytest.mark.behaviour("SINK-1", "START-14")
 @pytest.mark.parametrize("rows", [True, False], ids=["with rows", "without rows"])
 def test_a_job_that_was_taken_over_in_mid_batch_writes_nothing(world: World, *, rows: bool) -> None:
@@ -276,23 +260,6 @@ def test_a_job_that_was_taken_over_in_mid_batch_writes_nothing(world: World, *, 
     assert isinstance(failed.error, StaleClaim)
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0, 1: 0}
-
-
-@pytest.mark.behaviour("TX-6")
-def test_a_gap_is_seen_before_anything_is_computed(world: World) -> None:
-    topic = world.topic(["a", "b", "c"])
-    claim = world.claim(topic)
-    reader = world.spark.readStream.format("kafka").options(**world.options(topic))
-    stream = reader.option("startingOffsets", f'{{"{topic}": {{"0": 2}}}}').load()
-    asked: list[DataFrame] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        asked.append(batch)
-        return batch
-
-    failed = world.run_to_failure(claim, transform, Append("events"), stream=stream, atomicity="partition")
-    assert isinstance(failed.error, OffsetGap)
-    assert asked == []
 
 
 @pytest.mark.behaviour("TX-10")

@@ -80,13 +80,14 @@ def told(world: World) -> Recorder:
     return recorder
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture
 def job(world: World, offsetstore_topic: NewTopic, told: Recorder, request: pytest.FixtureRequest) -> Job:
     world.database.execute(EVENTS)
     return Job(world, offsetstore_topic(1), told, request.param)
 
 
 @pytest.mark.behaviour("OPS-2")
+@pytest.mark.parametrize("job", ["partition"], indirect=True)
 def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: Job) -> None:
     world = job.world
     world.produce(job.topic, ["a"])
@@ -114,6 +115,7 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
 
 
 @pytest.mark.behaviour("OPS-2", "OPS-15", "SINK-11")
+@pytest.mark.parametrize("job", ["batch", "stateful"], indirect=True)
 def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_to_the_next_start(job: Job) -> None:
     world = job.world
     world.produce(job.topic, ["a", "b"])

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
 from offsetstore.cli.commands import cli
-from offsetstore.errors import RowsRefused, SinkError, StaleClaim
+from offsetstore.errors import RowsRefused
 from offsetstore.spark import partition
 from offsetstore.spark.settings import Atomicity
 from tests.support.transforms import EVENTS, traced
@@ -28,8 +28,7 @@ CONSTRAINTS = {
 
 
 @pytest.mark.behaviour("TX-17", "OPS-22")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize(("constraint", "atomicity"), [("deferred", "batch"), ("checked", "partition")])
 def test_the_command_in_the_error_passes_over_the_named_record_alone(
     world: World, constraint: str, atomicity: Atomicity
 ) -> None:
@@ -130,47 +129,6 @@ def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them
     assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 1), ("b", 1)]
 
 
-@pytest.mark.behaviour("TX-18")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_batch_whose_refusal_does_not_recur_is_written(world: World, atomicity: Atomicity) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("CREATE TABLE topics (name text PRIMARY KEY)")
-    world.database.execute("ALTER TABLE events ADD FOREIGN KEY (topic) REFERENCES topics")
-    topic = world.topic(["a", "b", "c", "d"])
-    asked: list[DataFrame] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        asked.append(batch)
-        if len(asked) == 2:  # the first part of the search: another job has brought the parent meanwhile
-            world.database.execute(f"INSERT INTO topics VALUES ('{topic}')")
-        return traced(batch)
-
-    world.run(world.claim(topic), transform, Append("events"), atomicity=atomicity)
-
-    assert world.database.column(VALUES) == ["a", "b", "c", "d"]
-    assert world.stored(topic) == {0: 4}
-
-
-def test_a_refusal_that_comes_and_goes_ends_after_some_plans_and_names_no_record(world: World) -> None:
-    """A trigger that refuses each first try: the search's own tries are accepted."""
-    world.database.execute(EVENTS)
-    world.database.execute("CREATE SEQUENCE tries")
-    world.database.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "IF nextval('tries') % 4 = 1 THEN RAISE EXCEPTION 'not now'; END IF; RETURN NULL; END $$"
-    )
-    world.database.execute("CREATE TRIGGER refuse AFTER INSERT ON events EXECUTE FUNCTION refuse()")
-    topic = world.topic(["a", "b", "c", "d"])
-
-    failed = world.run_to_failure(world.claim(topic), traced, Append("events"))
-
-    assert isinstance(failed.error, SinkError)
-    assert not isinstance(failed.error, RowsRefused)
-    assert "@" not in str(failed.error)
-    assert world.database.column(VALUES) == []
-    assert world.stored(topic) == {0: 0}
-
-
 def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,24 +140,6 @@ def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
     assert isinstance(failed.error, RowsRefused)
     assert (failed.error.topic_partition, failed.error.offsets) == (TopicPartition(topic, 0), OffsetRange(0, 4))
     assert f"one of the records {topic}-0 [0, 4)" in failed.text
-
-
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_job_that_is_taken_over_while_it_searches_is_stale(world: World, atomicity: Atomicity) -> None:
-    topic = world.events_topic(["a", "b", "c", "toxic\0"])
-    asked: list[DataFrame] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        asked.append(batch)
-        if len(asked) == 2:  # the first part of the search
-            world.claim(topic)
-        return traced(batch)
-
-    failed = world.run_to_failure(world.claim(topic), transform, Append("events"), atomicity=atomicity)
-
-    assert isinstance(failed.error, StaleClaim)
-    assert len(asked) == 2
-    assert world.database.column(VALUES) == []
 
 
 def counted(batch: DataFrame) -> DataFrame:

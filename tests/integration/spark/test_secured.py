@@ -196,9 +196,8 @@ def refusal(options: dict[str, str], *, timeout: float = 1.0) -> str:
 
 
 @pytest.mark.behaviour("START-16")
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_wrong_password_is_refused_and_not_repeated(mechanism: str, ways: Ways) -> None:
-    told = refusal(ways.scram(mechanism, password="Hunter2-never-shown"), timeout=15)
+def test_a_wrong_password_is_refused_and_not_repeated(ways: Ways) -> None:
+    told = refusal(ways.scram("SCRAM-SHA-512", password="Hunter2-never-shown"), timeout=15)
     assert told.count("Kafka refused the credentials") == 2
     assert "Hunter2" not in told
 

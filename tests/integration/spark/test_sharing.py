@@ -14,8 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.plans.sharing import computed_once
 from tests.integration.spark.test_agreement import Outputs, lose_blocks, new_id
-from tests.support.cluster import Cluster
-from tests.support.sharing_job import is_kept, outdated_by_a_dead_executor, outdated_by_twins
 
 
 class Given:
@@ -218,10 +216,3 @@ def test_a_lost_block_makes_the_outputs_outdated(given: Given) -> None:
     with pytest.raises(PlanOutdated):
         compute()
     assert given.persisted() == 0
-
-
-@pytest.mark.behaviour("SINK-19")
-def test_executors_that_die_or_compute_a_part_twice_make_the_outputs_outdated(cluster: Cluster) -> None:
-    assert cluster.run(is_kept)
-    assert cluster.run(outdated_by_twins)
-    assert cluster.run(outdated_by_a_dead_executor, executors=cluster.executors()[:1])

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Append, Claim, TopicPartition, TransactionalSink, Upsert
-from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, RowsRefused, StaleClaim, UnsupportedQuery
+from offsetstore.errors import CheckpointAhead, CheckpointBehind, RowsRefused, UnsupportedQuery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.sink import Transform
@@ -277,27 +277,6 @@ def test_a_database_that_is_older_than_the_checkpoint_stops_the_job(job: Job) ->
     assert world.database.rows(COUNTS) == [(0, 2), (10, 2), (20, 1)]
 
 
-@pytest.mark.behaviour("START-15")
-def test_a_checkpoint_that_is_older_than_the_database_stops_the_job(job: Job, tmp_path: Path) -> None:
-    world = job.world
-    world.produce(job.topic, ["1", "2", "11"])
-    job.run()
-    shutil.copytree(job.directory, tmp_path / "copy")
-    world.produce(job.topic, ["12", "21"])
-    job.run()
-    done = world.database.rows(COUNTS)
-    shutil.rmtree(job.directory)
-    shutil.copytree(tmp_path / "copy", job.directory)
-    world.produce(job.topic, ["22"])
-
-    failed = job.run(fails=True)
-
-    assert isinstance(failed.error, CheckpointBehind)
-    assert "later ones of this query are in the results" in failed.text
-    assert world.database.rows(COUNTS) == done
-    assert world.stored(job.topic) == {0: 5}
-
-
 @pytest.mark.behaviour("START-15", "START-21")
 def test_a_reset_is_not_read_over_by_the_checkpoint(job: Job) -> None:
     world = job.world
@@ -309,25 +288,6 @@ def test_a_reset_is_not_read_over_by_the_checkpoint(job: Job) -> None:
         failed = job.run(fails=True)
         assert isinstance(failed.error, error)
         assert world.stored(job.topic) == {0: offset}
-
-
-@pytest.mark.behaviour("SINK-6", "START-14")
-def test_a_stale_job_neither_computes_nor_writes(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["1", "2", "11"])
-    claim = job.claim()
-    asked: list[DataFrame] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        asked.append(batch)
-        return rows(batch)
-
-    world.claim(job.topic)
-    failed = world.run_to_failure(
-        claim, transform, job.into, stream=windows(world.read(claim)), checkpoint=job.checkpoint(claim)
-    )
-    assert isinstance(failed.error, StaleClaim)
-    assert (asked, world.stored(job.topic)) == ([], {0: 0})
 
 
 @pytest.mark.behaviour("SINK-6", "SINK-8", "SINK-16")
@@ -351,18 +311,6 @@ def test_several_outputs_of_a_window_without_a_broker(job: Job, offsetstore_topi
     assert world.database.rows(COUNTS) == [(0, 2), (10, 2)]
     assert world.database.column("SELECT second FROM seconds ORDER BY second") == [0, 10]
     assert world.stored(topic) == {0: 3, 1: 2}
-
-
-@pytest.mark.behaviour("START-15")
-def test_a_new_checkpoint_that_begins_above_the_stored_offset_is_a_gap(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["1", "2"])
-    claim = job.claim()
-    reader = world.spark.readStream.format("kafka").options(**world.options(job.topic))
-    stream = reader.option("startingOffsets", f'{{"{job.topic}": {{"0": 1}}}}').load()
-    failed = world.run_to_failure(claim, rows, job.into, stream=windows(stream), checkpoint=job.checkpoint(claim))
-    assert isinstance(failed.error, OffsetGap)
-    assert "claim.starting_offsets" in failed.text
 
 
 @pytest.mark.behaviour("SINK-6")

@@ -16,7 +16,6 @@ from offsetstore.local.free_ports import free_port
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.spark.sink import Transform
 from offsetstore.store import heartbeat
-from tests.support.gate import Gate
 from tests.support.transforms import events
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World, made_unchecked
@@ -54,20 +53,6 @@ def test_the_first_jobs_next_batch_ends_with_stale_claim_and_writes_nothing(worl
     world.run(second, events, Append("events"))
     assert world.database.column(VALUES) == ["a", "b"]
     assert world.stored(topic) == {0: 1, 1: 1}
-
-
-@pytest.mark.behaviour("START-14")
-def test_a_claim_that_comes_while_a_batch_is_computed_fences_that_batch(world: World) -> None:
-    topic = world.events_topic(["a", "b"])
-    gate = Gate(events)
-    query, sink = run_on(world, world.claim(topic), gate)
-    gate.wait_until_reached()
-    second = world.claim(topic)
-    world.run(second, events, Append("events"))
-    gate.open()
-    assert isinstance(world.failure(query, sink).error, StaleClaim)
-    assert world.database.column(VALUES) == ["a", "b"]
-    assert world.stored(topic) == {0: 2}
 
 
 @pytest.mark.behaviour("START-14", "TX-10")

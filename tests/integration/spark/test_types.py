@@ -109,7 +109,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=ROUTES)
+@pytest.fixture
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """How the rows go from Spark to the database: the sink's arguments."""
     if request.param == "in a file":
@@ -130,14 +130,22 @@ def large_types(spark: SparkSession) -> Generator[None]:
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
 
 
+# Each two of writer, types and route come together once.
+PAIRS = [
+    pytest.param(writer, types, route, id=f"{writer}-{route}-{types.__name__}")
+    for w, writer in enumerate(WRITERS)
+    for r, route in enumerate(ROUTES)
+    for types in [(nullcontext, large_types)[(w + r) % 2]]
+]
+
+
 @pytest.mark.behaviour("SINK-2")
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("types", [nullcontext, large_types], ids=["usual types", "large types"])
+@pytest.mark.parametrize(("writer", "types", "route"), PAIRS, indirect=["route"])
 def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(
     world: World,
     writer: str,
-    route: dict[str, Any],
     types: Callable[[SparkSession], AbstractContextManager[None]],
+    route: dict[str, Any],
 ) -> None:
     world.database.execute(f"CREATE TABLE everything (number bigint PRIMARY KEY, {TABLE})")
     topic = world.topic([json.dumps(FULL), "{}", json.dumps(FULL)])
@@ -162,6 +170,7 @@ def test_a_whole_batch_of_nulls_and_a_column_without_a_type_go_in(world: World) 
 
 
 @pytest.mark.behaviour("SINK-22", "SINK-23")
+@pytest.mark.parametrize("route", ROUTES, indirect=True)
 def test_json_of_every_kind_is_what_to_json_makes_of_it(world: World, route: dict[str, Any]) -> None:
     world.database.execute("CREATE TABLE documents (variant jsonb, deep json, plain jsonb, by_spark jsonb)")
     topic = world.topic(['{"a": [1, 0.1, null]}', None, "null"])

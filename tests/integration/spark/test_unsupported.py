@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, Broker, DeadLetters, TopicPartition, TransactionalSink
+from offsetstore import Append, DeadLetters, TopicPartition, TransactionalSink
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, ProtocolMisuse, UnsupportedQuery
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events, traced
@@ -74,21 +74,9 @@ def test_real_time_mode_fails_inside_spark_and_nothing_is_written(world: World) 
 
 
 @pytest.mark.behaviour("SINK-15")
-def test_a_reader_that_may_skip_lost_records_is_refused_before_the_claim(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    topic = offsetstore_topic(1)
-    with pytest.raises(UnsupportedQuery, match="failOnDataLoss"):
-        world.store.claim(world.group, Broker.from_spark(world.options(topic, failOnDataLoss="false")))
-    assert world.store.owner(world.group) is None
-
-
-@pytest.mark.behaviour("SINK-15")
-@pytest.mark.parametrize("option", ["failOnDataLoss", "failondataloss"])
-def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(world: World, option: str) -> None:
+def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(world: World) -> None:
     topic = world.events_topic(["a"])
-    options: dict[str, Any] = {option: "false"}
-    failed = world.run_to_failure(world.claim(topic), events, Append("events"), **options)
+    failed = world.run_to_failure(world.claim(topic), events, Append("events"), failondataloss="false")
     assert isinstance(failed.error, UnsupportedQuery)
     assert "failOnDataLoss=false" in failed.text
     assert 'StartPolicy(on_data_loss="earliest")' in failed.text

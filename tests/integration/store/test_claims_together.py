@@ -9,6 +9,8 @@ import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
+from offsetstore.operations.home import set_identity
+from offsetstore.operations.people import people
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -134,9 +136,9 @@ def test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile(store: Offse
     """A home alone must not bring back the id of the original."""
     given = uuid4()
     with transaction(store.database, name="test") as session:
-        session.set_identity(store.identity().store_id, "elsewhere")
+        set_identity(people(session), store.identity().store_id, "elsewhere")
     with transaction(store.database, name="test") as session:
-        session.set_identity(given, session.identity().here)
+        set_identity(people(session), given, session.identity().here)
         moving = in_background(lambda: store.moved(reason="ticket 17"))
         wait_until(lambda: query(WAITING))
 
@@ -150,7 +152,7 @@ def test_a_new_id_names_the_store_that_the_database_was_until_then(store: Offset
     store.claim("billing", topics=["payments"], mirror_every=None)
     given = uuid4()
     with transaction(store.database, name="test") as session:
-        session.set_identity(given, session.identity().here)
+        set_identity(people(session), given, session.identity().here)
         saying = in_background(lambda: store.new_id(reason="ticket 17"))
         wait_until(lambda: query(WAITING))
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
-from sqlalchemy import MetaData, Table
+from sqlalchemy import MetaData, Table, text
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, LockTimeout, MissingPrivilege, RowsRefused
 from offsetstore.protocol.failpoints import FailpointReached
-from offsetstore.writers import Append, Upsert
+from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
+from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.arrow.encoding import CHUNK_ROWS
 from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.work import work_on
@@ -181,7 +184,6 @@ def test_the_failpoint_is_in_the_middle_of_the_copy(
     columns: dict[str, Any] = {"n": list(range(rows))}
     if with_text_copy == "text":
         columns["address"] = ["10.0.0.1"] * rows
-    monkeypatch.setattr("offsetstore.protocol.failpoints._reached", {"in_copy": 0})
     monkeypatch.setenv("OFFSETSTORE_FAILPOINT", "in_copy:1:raise")
     database.refusal(FailpointReached, Append("t"), batch(columns))
     monkeypatch.delenv("OFFSETSTORE_FAILPOINT")
@@ -299,3 +301,49 @@ def test_a_partitioned_table_takes_rows_for_its_parts(database: Database) -> Non
     database.run("CREATE TABLE high PARTITION OF t FOR VALUES FROM (10) TO (20)")
     database.write(Append("t"), batch({"n": [5, 15], "name": ["a", "b"]}))
     assert database.rows("SELECT name FROM high") == [("b",)]
+
+
+ROWS = 8192
+BATCHES = 40
+
+
+class Arriving:
+    """Batches that are made when they are asked for; ``most`` is what Arrow had allocated at any of these moments."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._before = pa.total_allocated_bytes()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        arrow: Any = pa
+        for number in range(BATCHES):
+            self.most = max(self.most, pa.total_allocated_bytes() - self._before)
+            values: Any = np.arange(number * ROWS, (number + 1) * ROWS)
+            # Through a concatenation, so that it is Arrow's memory.
+            yield batch({"id": arrow.concat_arrays([arrow.array(values[:1]), arrow.array(values[1:])])})
+            yield batch({"id": pa.array([], pa.int64())})
+
+
+def count(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    for rows in batches:
+        work.connection.execute(text("INSERT INTO t SELECT generate_series(1, :n)"), {"n": rows.num_rows})
+
+
+def glance(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    first = next(iter(batches))
+    work.connection.execute(text("INSERT INTO t SELECT generate_series(1, :n)"), {"n": first.num_rows * BATCHES})
+
+
+@pytest.mark.behaviour("SINK-13")
+@pytest.mark.parametrize(
+    "writer",
+    [Append("t"), Upsert("t", key=["id"]), Execute(count), Execute(glance)],
+    ids=["append", "upsert", "execute", "execute that goes through one batch alone"],
+)
+def test_no_more_than_a_few_batches_are_in_memory(database: Database, writer: Writer) -> None:
+    database.run(f"CREATE TABLE t (id bigint {'PRIMARY KEY' if isinstance(writer, Upsert) else ''})")
+    arriving = Arriving()
+    with database.engine.begin() as connection:
+        assert writer.write(work_on(connection), iter(arriving)) == BATCHES * ROWS
+    assert database.rows("SELECT count(*) FROM t") == [(BATCHES * ROWS,)]
+    assert 0 < arriving.most < 5 * ROWS * 8

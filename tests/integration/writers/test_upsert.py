@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from threading import Barrier
 from uuid import uuid4
 
 import pyarrow as pa
@@ -286,3 +288,25 @@ def test_a_role_that_may_make_no_temporary_table_is_told_before_any_row(database
         with pytest.raises(MissingPrivilege, match=r"temporary table.*into t;.*no TEMPORARY.*--upsert t"):
             Upsert("t", key=["id"]).write(work_on(connection), [batch({"id": [1]})])
         connection.rollback()
+
+
+KEYS = 2_000
+ROUNDS = 10
+
+
+def test_upserts_in_opposite_order_neither_deadlock_nor_lose(database: Database) -> None:
+    database.run("CREATE TABLE t (a int, b int, n bigint, PRIMARY KEY (b, a))")
+    forwards = list(range(KEYS))
+    together = Barrier(2)
+
+    def job(numbers: list[int], key: list[str]) -> None:
+        written = batch({"a": [n % 7 for n in numbers], "b": numbers, "n": [1] * KEYS})
+        for _ in range(ROUNDS):
+            together.wait(timeout=60)
+            database.write(Upsert("t", key=key, add=["n"]), written)
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(job, forwards, ["a", "b"]), pool.submit(job, forwards[::-1], ["b", "a"])]
+        for each in jobs:
+            each.result(timeout=120)
+    assert database.rows("SELECT count(*), min(n), max(n) FROM t") == [(KEYS, 2 * ROUNDS, 2 * ROUNDS)]

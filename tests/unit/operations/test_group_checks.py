@@ -14,7 +14,8 @@ from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
-from offsetstore.protocol.database import GroupRow, HistoryEvent, StoreOverview
+from offsetstore.operations.people import StoreOverview
+from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.letters import State
 from offsetstore.protocol.runs import Ending, Run, RunStatus
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds

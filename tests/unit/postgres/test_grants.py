@@ -6,17 +6,18 @@ import re
 
 import pytest
 
-from offsetstore.postgres import letters, runs, samples, statements, stored_letters
+from offsetstore.operations import home, names, people, samples
+from offsetstore.postgres import letters, runs, statements, stored_letters
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target, privileges
 from offsetstore.postgres.schema import metadata
 
 SQL = [
     value
-    for module in (statements, letters, runs, samples, stored_letters)
+    for module in (statements, letters, runs, stored_letters, home, names, people, samples)
     for value in vars(module).values()
     if isinstance(value, str) and "{s}" in value
     if value not in {stored_letters.PRUNE_LETTERS, samples.RECORD_SAMPLES}  # the owner's and the dashboard's
-    if value not in {statements.SET_IDENTITY, statements.TAKE_HOME}  # the owner's
+    if value not in {home.SET_IDENTITY, statements.TAKE_HOME}  # the owner's
 ]
 NEEDS = [
     ("SELECT", r"(?:FROM|JOIN) \{s\}(\w+)"),

@@ -6,7 +6,6 @@ import ast
 import re
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -741,7 +740,6 @@ def test_a_record_that_is_named_only_in_the_search_is_a_letter_with_its_reason(s
 def test_attempts_survive_a_restart(store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(store, PATIENT, bad={(0, 1): "23514"})
     monkeypatch.setenv(failpoints.VARIABLE, "failures_written:2:raise")
-    monkeypatch.setattr(failpoints, "_reached", Counter[str]())
     with pytest.raises(FailpointReached):
         job.write(up_to(3))
     assert job.attempts() == {(0, 1): 2}
@@ -914,7 +912,6 @@ def test_a_dead_record_keeps_its_attempts_while_others_are_tried_again(
 
     waits(job, lambda: None, another)
     monkeypatch.setenv(failpoints.VARIABLE, "failures_written:5:raise")
-    monkeypatch.setattr(failpoints, "_reached", Counter[str]())
     with pytest.raises(FailpointReached):
         job.write(up_to(4))
     assert job.attempts() == {(0, 1): 4, (0, 2): 3}
@@ -975,7 +972,6 @@ def test_a_skip_is_in_the_history_only_if_its_record_is_passed(
 ) -> None:
     job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad={(0, 1): "23505"})
     monkeypatch.setenv(failpoints.VARIABLE, "before_commit:2:raise")  # the first is the partition's row
-    monkeypatch.setattr(failpoints, "_reached", Counter[str]())
 
     with pytest.raises(FailpointReached):
         job.write(up_to(3))

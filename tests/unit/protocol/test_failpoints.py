@@ -13,11 +13,6 @@ from offsetstore.protocol.failpoints import VARIABLE, FailpointReached
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(autouse=True)
-def _fresh_counts(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction] - pytest uses it
-    monkeypatch.setattr(failpoints, "_reached", type(failpoints._reached)())
-
-
 def test_nothing_happens_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 

@@ -13,7 +13,6 @@ from offsetstore.errors import (
     KafkaGroupContested,
     KafkaGroupShared,
     LogTruncated,
-    NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
     StoreRewound,
@@ -137,14 +136,6 @@ def test_neither_is_there(policy: StartPolicy, offset: int, reason: Reason) -> N
 
 
 @pytest.mark.behaviour("START-5")
-def test_neither_is_there_and_none_is_given() -> None:
-    with pytest.raises(NoStartingOffset) as caught:
-        resolve({}, kafka({0: (0, 100)}), StartPolicy(auto_offset_reset="none"))
-
-    assert caught.value.topic_partition == P0
-
-
-@pytest.mark.behaviour("START-5")
 @pytest.mark.parametrize("reset", ["earliest", "latest", NOON], ids=str)
 def test_a_new_partition_of_a_known_topic_starts_at_its_beginning(reset: str | datetime) -> None:
     policy = replace(StartPolicy(), auto_offset_reset=reset)
@@ -195,14 +186,6 @@ def test_a_copy_beyond_the_row_stops_the_start(epoch: int, prefer: str) -> None:
     assert (caught.value.topic_partition, caught.value.found) == (P0, "offset 40 stored")
     assert caught.value.expected == f"at least 60, copied by store {US}, epoch {epoch}"
     assert 'on_rewound="stored"' in caught.value.next_step
-
-
-@pytest.mark.behaviour("START-6")
-def test_a_copy_without_a_row_stops_the_start() -> None:
-    with pytest.raises(StoreRewound) as caught:
-        resolve({}, copy(kafka({0: (0, 100)}), 60), store_id=US)
-
-    assert caught.value.found == "no stored offset"
 
 
 @pytest.mark.behaviour("START-6")
@@ -473,15 +456,6 @@ def test_without_a_store_a_copy_is_a_committed_offset_like_any_other() -> None:
 
 
 @pytest.mark.behaviour("START-7")
-def test_records_that_are_gone_are_an_error_with_their_range() -> None:
-    with pytest.raises(OffsetOutOfRange, match=r"the records \[40, 50\) are no longer in the log") as caught:
-        resolve({P0: row(40)}, kafka({0: (50, 100)}))
-
-    assert caught.value.topic_partition == P0
-    assert 'on_data_loss="earliest"' in caught.value.next_step
-
-
-@pytest.mark.behaviour("START-7")
 def test_their_loss_can_be_accepted() -> None:
     start = resolve({P0: row(40)}, kafka({0: (50, 100)}), StartPolicy(on_data_loss="earliest"))
 
@@ -513,14 +487,6 @@ def test_a_recreated_topic_that_is_shorter_is_noticed_without_any_id() -> None:
     assert 'on_recreated="restart"' in caught.value.next_step
 
 
-@pytest.mark.behaviour("START-8")
-def test_a_recreated_topic_that_is_longer_is_noticed_by_its_id() -> None:
-    with pytest.raises(TopicRecreated, match="deleted and created again") as caught:
-        resolve({P0: row(40)}, kafka({0: (0, 100)}, topic_id="another"))
-
-    assert (caught.value.found, caught.value.expected) == ("topic id another", "topic id this")
-
-
 @pytest.mark.behaviour("START-24")
 @pytest.mark.parametrize("policy", [StartPolicy(), StartPolicy(on_recreated="restart")], ids=["fail", "restart"])
 def test_a_log_that_ends_below_the_row_under_the_same_id_is_no_other_topic(policy: StartPolicy) -> None:
@@ -542,14 +508,6 @@ def test_a_log_that_ends_below_the_row_and_may_be_another_one_can_be_restarted(
     )
 
     assert only(start) == (0, Reason.RECREATED_RESTART)
-
-
-@pytest.mark.behaviour("START-8")
-def test_a_vanished_partition_is_noticed() -> None:
-    with pytest.raises(TopicRecreated, match="no longer has this partition") as caught:
-        resolve({P0: row(40), P1: row(7)}, kafka({0: (0, 100)}))
-
-    assert caught.value.topic_partition == P1
 
 
 @pytest.mark.behaviour("START-8")
@@ -667,3 +625,65 @@ def test_a_stored_partition_that_the_job_does_not_read_any_more_has_not_vanished
     log = TopicLog("payments-id", {0: Watermarks(0, 50)}, partition_count=2)
     starting = resolve(rows, BrokerView("cluster", {"payments": log}, {}))
     assert starting.offsets == {TopicPartition("payments", 0): 7}
+
+
+# -- where one more, one less, or another topic would make a difference
+
+REFUND0, REFUND1 = (TopicPartition("refunds", number) for number in range(2))
+
+
+@pytest.mark.behaviour("START-7")
+@pytest.mark.parametrize(
+    ("stored", "reason"), [({}, Reason.ONLY_COMMITTED), ({P0: row(40)}, Reason.COMMITTED_IS_LARGER)]
+)
+def test_a_committed_offset_at_the_end_of_the_log_is_inside(
+    stored: dict[TopicPartition, StoredOffset], reason: Reason
+) -> None:
+    assert only(resolve(stored, kafka({0: (0, 100)}, {0: 100}))) == (100, reason)
+
+
+@pytest.mark.behaviour("START-8")
+def test_one_record_that_was_read_of_a_vanished_partition_is_enough_to_stop_the_start() -> None:
+    with pytest.raises(TopicRecreated):
+        resolve({P0: row(40), P1: row(1)}, kafka({0: (0, 100)}))
+    with pytest.raises(TopicRecreated):
+        resolve({}, kafka({0: (0, 100)}), adopted={P0: 40, P1: 1})
+
+
+@pytest.mark.behaviour("START-8")
+def test_two_topics_that_are_restarted_at_once_each_name_their_vanished_partitions() -> None:
+    view = kafka({0: (0, 100)}, topic_id="another")
+    view.topics["refunds"] = TopicLog("another", {0: Watermarks(0, 50)})
+    rows = {tp: row(20) for tp in (P0, P1, REFUND0, REFUND1)}
+
+    start = resolve(rows, view, StartPolicy(on_recreated="restart"))
+
+    assert start.vanished == (P1, REFUND1)
+
+
+@pytest.mark.behaviour("START-8")
+def test_a_restart_remembers_what_was_stored_and_what_is_committed() -> None:
+    stored, committed = row(40), CommittedOffset(77)
+    view = replace(kafka({0: (0, 100)}, topic_id="another"), committed={P0: committed})
+
+    start = resolve({P0: stored}, view, StartPolicy(on_recreated="restart")).starts[P0]
+
+    assert (start.stored, start.committed, start.log) == (stored, committed, Watermarks(0, 100))
+
+
+@pytest.mark.behaviour("START-5", "START-20")
+@pytest.mark.parametrize(
+    ("adopted", "expected"),
+    [
+        pytest.param({P0: 40}, (0, Reason.NEW_PARTITION), id="of the topic"),
+        pytest.param({REFUND0: 40}, (100, Reason.LATEST), id="of another topic"),
+    ],
+)
+def test_a_checkpoint_makes_known_the_topics_that_it_has_and_no_others(
+    adopted: dict[TopicPartition, int], expected: tuple[int, Reason]
+) -> None:
+    policy = StartPolicy(auto_offset_reset="latest")
+
+    start = resolve({}, kafka({0: (0, 100), 1: (0, 100)}), policy, adopted=adopted).starts[P1]
+
+    assert (start.offset, start.reason) == expected

@@ -173,6 +173,7 @@ CASES = [
 ]
 
 
+@pytest.mark.behaviour("START-3", "START-5", "START-6", "START-7", "START-8", "START-9")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_a_refusal_says_what_was_found_what_was_expected_and_of_which_partition(case: Case) -> None:
     with pytest.raises(OffsetStoreError) as caught:

@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 from offsetstore.writers.arrow.misfits import converted
+from offsetstore.writers.table.catalogue import Column
+from offsetstore.writers.table.conversions import conversion
 
 
 class Conversion:
@@ -70,3 +72,15 @@ def test_all_rows_can_be_refused_and_there_may_be_none() -> None:
     assert (made.type, made.to_pylist(), len(refused)) == (pa.int32(), [], 5)
     made, refused = converted(numbers(0), Conversion(), none)
     assert (made.to_pylist(), refused) == ([], {})
+
+
+@pytest.mark.behaviour("SINK-22")
+@pytest.mark.parametrize(
+    ("precision", "scale", "cast"),
+    [(12, 2, "12,2"), (3, 5, "5,5"), (38, 38, "38,38"), (50, 2, "38,2"), (60, 40, "38,18"), (100, 50, "38,6")],
+)
+def test_a_cast_to_a_numeric_that_is_too_wide_for_spark_keeps_the_digits_before_the_point(
+    precision: int, scale: int, cast: str
+) -> None:
+    column = Column("x", f"numeric({precision},{scale})", "numeric", modifier=(precision << 16 | scale) + 4)
+    assert conversion("x", pa.float64(), column).expressions == (f'col("x").cast("decimal({cast})")',)

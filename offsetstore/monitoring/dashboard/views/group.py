@@ -31,8 +31,8 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
 from offsetstore.operations.group_status import GroupStatus
 from offsetstore.operations.lag import GroupLag, PartitionLag
+from offsetstore.operations.samples import Selection, rates
 from offsetstore.protocol.metadata import Metadata
-from offsetstore.protocol.samples import Selection, rates
 
 ON_A_PAGE: Final = 100
 SORTS: Final = ("lag", "number")

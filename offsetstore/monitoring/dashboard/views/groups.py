@@ -15,7 +15,7 @@ from offsetstore.monitoring.dashboard.context import SPANS, dashboard_of, page_o
 from offsetstore.monitoring.dashboard.snapshots import Snapshot
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import STATES, GroupStatus
-from offsetstore.protocol.samples import Selection
+from offsetstore.operations.samples import Selection
 
 ON_A_PAGE: Final = 50
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore.protocol.samples import RINGS, Rate, Sample, Selection, rates
+from offsetstore.operations.samples import RINGS, Rate, Sample, Selection, rates
 
-SLOT = timedelta(seconds=10)
+ONE, SLOT = timedelta(seconds=1), timedelta(seconds=10)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 FIRST = Sample(
     at=datetime(2025, 3, 1, tzinfo=UTC), stored=1_000, batches=10, batch_seconds=20.0, rows=500, memory=1, epoch=4
@@ -70,3 +70,45 @@ def test_a_rate_is_of_the_time_since_the_sample_before() -> None:
 )
 def test_what_is_not_known_is_no_rate(second: Sample, rate: Rate) -> None:
     assert rates([FIRST, second], SLOT)[1] == rate
+
+
+# -- in the even windows of a curve
+
+
+def sample(seconds: float) -> Sample:
+    return Sample(at=FIRST.at + seconds * ONE, stored=0, epoch=1)
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_the_last_window_is_that_of_now() -> None:
+    selection = Selection.of(60 * ONE)
+    assert selection.times(FIRST.at + 4 * ONE) == [FIRST.at + 10 * number * ONE for number in range(-5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ([0, 10, 20, 30, 40, 50], [0, 1, 2, 3, 4, 5]),
+        ([1, 11.5, 22, 32.5, 43, 53.5], [0, 1, 2, 3, 4, 5]),
+        ([0, 10, 30, 50], [0, 1, 1, 2, 2, 3]),
+        ([0, 50], [0, 0, 0, None, None, 1]),
+        ([20], [None, None, 0, 0, 0, None]),
+        ([-100, 5], [1, 1, 1, None, None, None]),
+        ([], [None] * 6),
+    ],
+    ids=["even", "a bit later each time", "one is missing", "several are missing", "now", "too old", "none"],
+)
+@pytest.mark.behaviour("DASH-1")
+def test_a_window_without_a_sample_has_the_value_before_it_for_a_while(
+    at: list[float], expected: list[int | None]
+) -> None:
+    selection = Selection.of(60 * ONE)
+    found = selection.spread([sample(one) for one in at], list(range(len(at))), FIRST.at + 55 * ONE)
+    assert found == expected
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_values_that_are_not_known_stay_so() -> None:
+    selection = Selection.of(30 * ONE)
+    samples = [sample(0), sample(10), sample(20)]
+    assert selection.spread(samples, [1, None, 3], FIRST.at + 20 * ONE) == [1, None, 3]
