@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from offsetstore.demo.computation import carrier_delays, parse, start_session
 from offsetstore.demo.job_settings import JDBC_NAME, PAUSE, JobSettings
-from offsetstore.demo.tables import THEIRS, create_tables
+from offsetstore.demo.tables import THEIRS, connected
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.postgres.url import connection_parameters
 from offsetstore.spark import tuned
@@ -83,7 +83,8 @@ class Pauses:
 def main() -> None:
     """Run the query until it has read all there is."""
     settings = JobSettings.from_environment()
-    create_tables(settings.url, THEIRS)
+    with connected(settings.url) as connection:
+        THEIRS.create(connection)
     jdbc = jdbc_options(settings.url)
     pauses = Pauses()
 

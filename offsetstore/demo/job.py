@@ -22,7 +22,7 @@ from offsetstore.demo.computation import (
     start_session,
 )
 from offsetstore.demo.job_settings import GROUP, PAUSE, JobSettings
-from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, create_tables
+from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, connected
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted, Event
@@ -79,7 +79,8 @@ def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
 def main() -> None:
     """Run the query until it has read all there is."""
     settings = JobSettings.from_environment()
-    create_tables(settings.url, OURS)
+    with connected(settings.url) as connection:
+        OURS.create(connection)
     kafka = settings.kafka_options()
     spark = start_session("flights, exactly-once")
     with OffsetStore.connect(settings.url, schema="public", observers=[BatchPrinter(), Pause()]) as store:

@@ -83,6 +83,11 @@ class Killed:
     jvm_lingered: float
     jvm_ended_by_demo: bool
 
+    @property
+    def records(self) -> int:
+        """How many the batch had."""
+        return sum(until - first for first, until in self.range.values())
+
     def as_json(self) -> dict[str, Any]:
         """Return it for the report."""
         return asdict(self) | {"at": round(self.at, 2), "jvm_lingered": round(self.jvm_lingered, 2)}

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sqlalchemy import Connection
+
 from offsetstore.demo.flights import ExpectedLetter, Flight, Ledger, as_json, record_of
 from offsetstore.kafka.admin import Record
-from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.letters import Cause
 
 
@@ -53,15 +54,10 @@ _RULES: Final = (
 )
 
 
-def add_rules(url: str) -> None:
+def add_rules(connection: Connection) -> None:
     """Give our table the constraints that refuse broken flights. It must exist without them."""
-    engine = make_engine(url)
-    try:
-        with engine.begin() as connection:
-            for statement in _RULES:
-                connection.exec_driver_sql(statement)
-    finally:
-        engine.dispose()
+    for statement in _RULES:
+        connection.exec_driver_sql(statement)
 
 
 def choose(count: int, flights: int, seed: int) -> dict[int, Kind]:

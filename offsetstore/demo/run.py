@@ -9,14 +9,15 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
 from offsetstore.demo.job_settings import BATCHES, Atomicity, JobSettings
 from offsetstore.demo.kills import JobName
 from offsetstore.demo.poison import add_rules, choose, records_of
+from offsetstore.demo.screen import Bar, Screen
 from offsetstore.demo.supervise import JOBS, JobRun, Supervisor
-from offsetstore.demo.tables import Findings, create_tables, verify
+from offsetstore.demo.tables import Findings, connected, verify
 from offsetstore.kafka.admin import Record
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import load
@@ -25,10 +26,6 @@ from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.spark.launch import quick_conf, spark_conf
 from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.url import make_engine
-
-if TYPE_CHECKING:
-    from offsetstore.demo.screen import Bar, Screen
 
 NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
 LEAST_KILLS: Final = 4
@@ -121,7 +118,8 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
         KafkaBroker(notice=notice) as kafka,
         ExitStack() as pages,
     ):
-        _migrate(postgres.url)
+        with connected(postgres.url) as connection:
+            upgrade(connection)
         bar.end("PostgreSQL and Kafka are up")
         if plan.dashboard:
             address = pages.enter_context(serve_dashboard(postgres.url, kafka.bootstrap_servers))
@@ -145,23 +143,15 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
         for job in JOBS:
             if job.name not in plan.jobs:
                 continue
-            create_tables(settings.url, job.tables)
-            if settings.dead_letters:
-                add_rules(settings.url)
+            with connected(settings.url) as connection:
+                job.tables.create(connection)
+                if settings.dead_letters:
+                    add_rules(connection)
             bar = screen.bar(NAMES[job.name], ledger.flights)
             run = Supervisor(job, settings, plan.seed, logs, bar.show, screen.say).run()
             results[job.name] = Result(run, verify(settings.url, job.tables, ledger))
             bar.end(f"{len(run.kills)} kills, {run.runs - 1} restarts, {run.batches} batches")
         return produced, results
-
-
-def _migrate(url: str) -> None:
-    engine = make_engine(url)
-    try:
-        with engine.begin() as connection:
-            upgrade(connection)
-    finally:
-        engine.dispose()
 
 
 def _shown(records: Iterable[Record], bar: Bar) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from typing import Final
 from offsetstore.demo.job_settings import DemoFailed, JobSettings
 from offsetstore.demo.kills import WORDS, JobName, Kill, Killed, Progress, plan
 from offsetstore.demo.tables import OURS, THEIRS, Look, Tables, Watch
-from offsetstore.local.processes import end_process
+from offsetstore.local.servers import end_process
 from offsetstore.testing.job_process import JobProcess
 
 _RUN_SECONDS: Final = 240.0
@@ -150,10 +150,9 @@ class Supervisor:
             self._left.pop(0)
         else:  # the random time fell between two batches: once more, soon
             self._left[0] = replace(kill, nth=2)
-        records = sum(until - first for first, until in killed.range.values())
         self.say(
             f"SIGKILL {killed.number} {WORDS[kill.point]} ({kill.target}, pid {killed.pid}): "
-            f"batch {killed.batch}, {records:,} records; {killed.landed:,} flights have landed"
+            f"batch {killed.batch}, {killed.records:,} records; {killed.landed:,} flights have landed"
         )
 
     def _seen(self, look: Look) -> None:

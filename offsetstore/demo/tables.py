@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from offsetstore.demo.flights import CarrierMonth, Delays, ExpectedLetter, Ledger
 from offsetstore.demo.job_settings import GROUP, JDBC_NAME, TOPIC
@@ -48,6 +49,17 @@ ADDED: Final = ("flights", "cancelled", "departure_delay", "arrival_delay")
 WORST: Final = "worst_arrival_delay"
 
 
+@contextmanager
+def connected(url: str) -> Generator[Connection]:
+    """Yield a connection, in a transaction that the block's end commits."""
+    engine = make_engine(url)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """The names of one job's tables."""
@@ -55,29 +67,19 @@ class Tables:
     flights: str
     carrier_delays: str
 
-    def create(self, engine: Engine) -> None:
-        """Create the missing ones."""
+    def create(self, connection: Connection) -> None:
+        """Create the missing ones, as the job itself does at its start."""
         columns = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
         sums = ", ".join(f"{name} bigint NOT NULL" for name in ADDED)
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"CREATE TABLE IF NOT EXISTS {self.flights} ({columns})")
-            connection.exec_driver_sql(
-                f"CREATE TABLE IF NOT EXISTS {self.carrier_delays} (carrier text, year integer, month integer, "
-                f"{sums}, {WORST} integer, PRIMARY KEY ({', '.join(KEY)}))"
-            )
+        connection.exec_driver_sql(f"CREATE TABLE IF NOT EXISTS {self.flights} ({columns})")
+        connection.exec_driver_sql(
+            f"CREATE TABLE IF NOT EXISTS {self.carrier_delays} (carrier text, year integer, month integer, "
+            f"{sums}, {WORST} integer, PRIMARY KEY ({', '.join(KEY)}))"
+        )
 
 
 OURS: Final = Tables("flights", "carrier_delays")
 THEIRS: Final = Tables("flights_alo", "carrier_delays_alo")
-
-
-def create_tables(url: str, tables: Tables) -> None:
-    """Create one job's tables, as the job itself does at its start."""
-    engine = make_engine(url)
-    try:
-        tables.create(engine)
-    finally:
-        engine.dispose()
 
 
 _SECONDS: Final = 0.5
@@ -200,11 +202,6 @@ class Findings:
     wrong_letters: int = 0
 
     @property
-    def has_letters(self) -> bool:
-        """Whether there are any."""
-        return self.letters > 0
-
-    @property
     def exact(self) -> bool:
         """Whether each flight has landed or is a letter, once, and all sums are right."""
         return not (self.missing or self.duplicated or self.wrong_aggregates or self.wrong_letters)
@@ -216,19 +213,14 @@ class Findings:
 
 def verify(url: str, tables: Tables, ledger: Ledger) -> Findings:
     """Count, in SQL, and compare each carrier's month with the ledger's."""
-    engine = make_engine(url)
     query = f"SELECT {', '.join((*KEY, *ADDED, WORST))} FROM {tables.carrier_delays}"  # noqa: S608 - our own names
-    try:
-        with engine.connect() as connection:
-            count = _COUNT.format(flights=tables.flights)
-            stored, known = connection.exec_driver_sql(count, (ledger.flights, list(ledger.letters))).one()
-            found: dict[CarrierMonth, Delays] = {
-                (carrier, year, month): Delays(*sums)
-                for carrier, year, month, *sums in connection.exec_driver_sql(query)
-            }
-            letters = _letters(connection) if ledger.letters else Counter[ExpectedLetter]()
-    finally:
-        engine.dispose()
+    with connected(url) as connection:
+        count = _COUNT.format(flights=tables.flights)
+        stored, known = connection.exec_driver_sql(count, (ledger.flights, list(ledger.letters))).one()
+        found: dict[CarrierMonth, Delays] = {
+            (carrier, year, month): Delays(*sums) for carrier, year, month, *sums in connection.exec_driver_sql(query)
+        }
+        letters = _letters(connection) if ledger.letters else Counter[ExpectedLetter]()
     keys = found.keys() | ledger.delays.keys()
     wrong = sum(found.get(key) != ledger.delays.get(key) for key in keys)
     expected = Counter(ledger.letters.values())

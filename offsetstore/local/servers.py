@@ -9,13 +9,21 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, OffsetStoreError
+from offsetstore.local.free_ports import is_free
 
 T = TypeVar("T")
+Ports = TypeVar("Ports", bound=tuple[int, ...])
+
+_PORT_ATTEMPTS = 5
+_LOOK_SECONDS = 0.05
 
 # Ends when its input does: after a word, the server was stopped or is to stay; without one, the other end of the pipe
 # is gone, and with it the process that held it.
@@ -71,16 +79,19 @@ def known(value: T | None, name: str) -> T:
     return value
 
 
-class EmbeddedServer:
+class EmbeddedServer(Generic[Ports]):
     """Started on entry; stopped, and if its directory is temporary removed, on exit.
 
     :param directory: where it keeps its files; a temporary one, made at the first start, if not given.
+    :param ports: on the loopback; free ones if not given. They stay the same across restarts.
     :param ended_by: the signal that ends its process when ours is killed.
     """
 
-    def __init__(self, directory: Path | None, *, ended_by: str) -> None:
+    def __init__(self, directory: Path | None, ports: Ports | None, *, ended_by: str) -> None:
         self._directory = directory
         self._temporary: Path | None = None
+        self._fixed_ports = ports
+        self._ports: Ports | None = ports
         self._ended_by = ended_by
         self._watchdog: Watchdog | None = None
         self._owner_process = 0
@@ -98,6 +109,11 @@ class EmbeddedServer:
         """Its log file."""
         return self.directory / "server.log"
 
+    @property
+    def pid(self) -> int | None:
+        """Its main process id, ``None`` if it does not run."""
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -114,7 +130,12 @@ class EmbeddedServer:
         self._owner_process = os.getpid()
         atexit.register(self._close_at_exit)
         try:
-            self._start()
+            if self.pid is None:
+                self._prepare()
+                self._launch()
+            elif self._ports is None:
+                self._ports = self._found_ports()
+            self._watch()
         except BaseException:
             self.close()
             raise
@@ -122,33 +143,49 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """Stop, and remove what was temporary."""
-        self._is_left()
+        atexit.unregister(self._close_at_exit)
         if self._directory is None and self._temporary is None:
             return
         self._stop_for_good()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
-            self._forget()
+            self._ports = self._fixed_ports
 
-    def _start(self) -> None:
+    def _prepare(self) -> None:
+        """Make the directory and what has to be in it."""
+        raise NotImplementedError
+
+    def _free_ports(self) -> Ports:
+        raise NotImplementedError
+
+    def _found_ports(self) -> Ports:
+        """Where a server listens that runs already, started by another process."""
+        raise NotImplementedError
+
+    def _run_on(self, ports: Ports) -> OffsetStoreError | None:
+        """Start on these ports, and wait until it answers; return why it does not."""
         raise NotImplementedError
 
     def _stop_for_good(self) -> None:
         """Stop; what is in a temporary directory will not be read again."""
         raise NotImplementedError
 
-    def _forget(self) -> None:
-        """Forget what is in the temporary directory, which was removed."""
-        raise NotImplementedError
+    def _launch(self) -> None:
+        """Start on our ports; if free ones were taken in the meantime, choose others."""
+        attempts = _PORT_ATTEMPTS if self._ports is None else 1
+        while True:
+            ports = self._ports or self._free_ports()
+            if (failed := self._run_on(ports)) is None:
+                self._ports = ports
+                return
+            attempts -= 1
+            if attempts == 0 or all(is_free(port) for port in ports):
+                raise failed
 
-    def _is_left(self) -> None:
-        """There is nothing to do at the end of this process any more."""
-        atexit.unregister(self._close_at_exit)
-
-    def _watch(self, pid: int) -> None:
-        """From now on, end this process with ours."""
-        if self._watchdog is None:
+    def _watch(self) -> None:
+        """From now on, end its process with ours."""
+        if self._watchdog is None and (pid := self.pid) is not None:
             self._watchdog = Watchdog(pid, how=self._ended_by, temporary=self._temporary)
 
     def _call_off(self) -> None:
@@ -156,6 +193,65 @@ class EmbeddedServer:
         if watchdog is not None:
             watchdog.leave()
 
+    def _leave(self) -> None:
+        """Let the server outlive this process."""
+        atexit.unregister(self._close_at_exit)
+        self._call_off()
+
     def _close_at_exit(self) -> None:
         if os.getpid() == self._owner_process:  # not in a forked child
             self.close()
+
+
+def is_process_of(pid: int, directory: Path) -> bool:
+    """Whether the process runs and is the server that keeps its files there.
+
+    A process id alone says little: after a reboot it may be another process's.
+    """
+    _reap(pid)
+    return str(directory) in _command_line(pid)
+
+
+def end_process(pid: int, *, seconds: float) -> None:
+    """Ask a process to stop and wait for it; kill it after that time."""
+    deadline = time.monotonic() + seconds
+    how = signal.SIGTERM
+    while True:
+        try:
+            os.kill(pid, how)
+        except ProcessLookupError:
+            return
+        while _runs(pid) and (how is signal.SIGKILL or time.monotonic() < deadline):
+            time.sleep(_LOOK_SECONDS)
+        if not _runs(pid):
+            return
+        how = signal.SIGKILL
+
+
+def _runs(pid: int) -> bool:
+    _reap(pid)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _reap(pid: int) -> None:
+    """Reap a child of ours that has ended; otherwise it would seem to run."""
+    with suppress(ChildProcessError):  # not a child of ours
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _command_line(pid: int) -> str:
+    if Path("/proc/self").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            return ""
+    done = subprocess.run(  # noqa: S603 - only a number varies
+        ["/bin/ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False
+    )
+    return done.stdout

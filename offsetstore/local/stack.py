@@ -12,16 +12,33 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offsetstore.local.cache import cache_directory, locked
+from offsetstore.local import cache_directory, locked
 from offsetstore.local.free_ports import LOOPBACK, answers
 from offsetstore.local.kafka.properties import KafkaPorts
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
+from offsetstore.local.postgres.binaries import temporary_directory, unprivileged_account
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.processes import end_process, is_process_of
+from offsetstore.local.servers import end_process, is_process_of
 
 _USER = _DATABASE = "offsetstore"
 _STOP_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One server of the stack. ``address`` is what a job needs, with the password."""
+
+    name: str
+    running: bool
+    address: str
+    pid: int | None
+    directory: Path
+
+    @classmethod
+    def of(cls, name: str, directory: str, pid: int | None, port: int | None, address: str) -> ServiceStatus:
+        """Check the server itself: it is that process, and answers."""
+        running = bool(pid and port and is_process_of(pid, Path(directory)) and answers(port))
+        return cls(name, running, address if port else "", pid if running else None, Path(directory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +54,20 @@ class PostgresState:
         directory = Path(self.directory)
         return PostgresServer(directory=directory, port=self.port, user=_USER, password=self.password)
 
+    def started(self) -> PostgresState:
+        """Start it."""
+        server = self.server().start()
+        if _DATABASE not in server.sql("SELECT datname FROM pg_database").splitlines():
+            server.create_database(_DATABASE)
+        server.detach()
+        return replace(self, port=server.port)
+
     @property
-    def url(self) -> str:
-        """The URL of our database, with its password."""
-        return self.server().database_url(_DATABASE)
+    def status(self) -> ServiceStatus:
+        """How it is now."""
+        server = self.server()
+        url = server.database_url(_DATABASE) if self.port else ""
+        return ServiceStatus.of("PostgreSQL", self.directory, server.pid, self.port, url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +78,17 @@ class KafkaState:
     ports: tuple[int, int, int] | None = None
     pid: int | None = None
 
-    def broker(self) -> KafkaBroker:
-        """Return a broker to be started."""
-        return KafkaBroker(directory=Path(self.directory), ports=KafkaPorts(*self.ports) if self.ports else None)
+    def started(self) -> KafkaState:
+        """Start it."""
+        ports = KafkaPorts(*self.ports) if self.ports else None
+        broker = KafkaBroker(directory=Path(self.directory), ports=ports).start()
+        return replace(self, ports=broker.ports[:3], pid=broker.detach())
 
     @property
-    def bootstrap_servers(self) -> str:
-        """The listener without authentication."""
-        return f"{LOOPBACK}:{self.ports[0]}" if self.ports else ""
+    def status(self) -> ServiceStatus:
+        """How it is now."""
+        port = self.ports[0] if self.ports else None
+        return ServiceStatus.of("Kafka", self.directory, self.pid, port, f"{LOOPBACK}:{port}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +98,10 @@ class StackState:
     postgres: PostgresState
     kafka: KafkaState
 
-
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
-    """One server of the stack. ``address`` is what a job needs, with the password."""
-
-    name: str
-    running: bool
-    address: str
-    pid: int | None
-    directory: Path
+    @property
+    def services(self) -> list[ServiceStatus]:
+        """How both are."""
+        return [self.postgres.status, self.kafka.status]
 
 
 def up() -> list[ServiceStatus]:
@@ -90,19 +114,19 @@ def up() -> list[ServiceStatus]:
     with locked(_home() / "lock"):
         state = _read() or _new()
         _write(state)  # first of all the password, without which the data are of no use
-        if not _postgres(state.postgres).running:
-            state = replace(state, postgres=_start_postgres(state.postgres))
+        if not state.postgres.status.running:
+            state = replace(state, postgres=state.postgres.started())
             _write(state)
-        if not _kafka(state.kafka).running:
-            state = replace(state, kafka=_start_kafka(state.kafka))
+        if not state.kafka.status.running:
+            state = replace(state, kafka=state.kafka.started())
             _write(state)
-        return [_postgres(state.postgres), _kafka(state.kafka)]
+        return state.services
 
 
 def status() -> list[ServiceStatus]:
-    """Check the servers themselves: is it that process, and does it answer? Empty if there never was a stack."""
+    """Check the servers themselves. Empty if there never was a stack."""
     state = _read()
-    return [] if state is None else [_postgres(state.postgres), _kafka(state.kafka)]
+    return [] if state is None else state.services
 
 
 def down(*, delete_data: bool = False) -> list[ServiceStatus]:
@@ -114,7 +138,7 @@ def down(*, delete_data: bool = False) -> list[ServiceStatus]:
         state = _read()
         if state is None:
             return []
-        before = [_postgres(state.postgres), _kafka(state.kafka)]
+        before = state.services
         if (pid := state.kafka.pid) and is_process_of(pid, Path(state.kafka.directory)):
             end_process(pid, seconds=_STOP_SECONDS)
         if Path(state.postgres.directory).exists():
@@ -124,33 +148,6 @@ def down(*, delete_data: bool = False) -> list[ServiceStatus]:
             shutil.rmtree(state.kafka.directory, ignore_errors=True)
             _file().unlink()
         return [service for service in before if service.running]
-
-
-def _start_postgres(known: PostgresState) -> PostgresState:
-    server = known.server().start()
-    if _DATABASE not in server.sql("SELECT datname FROM pg_database").splitlines():
-        server.create_database(_DATABASE)
-    server.detach()
-    return replace(known, port=server.port)
-
-
-def _start_kafka(known: KafkaState) -> KafkaState:
-    broker = known.broker().start()
-    return replace(known, ports=broker.ports.all, pid=broker.detach())
-
-
-def _postgres(state: PostgresState) -> ServiceStatus:
-    directory = Path(state.directory)
-    pid = state.server().pid
-    running = pid is not None and state.port is not None and is_process_of(pid, directory) and answers(state.port)
-    address = state.url if state.port else ""
-    return ServiceStatus("PostgreSQL", running, address, pid if running else None, directory)
-
-
-def _kafka(state: KafkaState) -> ServiceStatus:
-    directory = Path(state.directory)
-    running = bool(state.pid and state.ports and is_process_of(state.pid, directory) and answers(state.ports[0]))
-    return ServiceStatus("Kafka", running, state.bootstrap_servers, state.pid if running else None, directory)
 
 
 def _home() -> Path:

@@ -135,11 +135,13 @@ def _of_group(group: JobState, limits: Limits, now: float) -> Iterator[Finding]:
         return
     is_java_gone = group.java_answered is not None and now - group.java_answered > limits.jvm
     is_out = group.is_database_failing or group.is_kafka_failing
-    for code, what, answered, is_unreachable in (
-        (Code.DATABASE_UNREACHABLE, "the database", group.database_answered, _is_database_away(group, limits, now)),
-        (Code.KAFKA_UNREACHABLE, "Kafka", group.kafka_answered, _is_kafka_away(group, limits, now)),
+    for code, what, answered, may_be_away in (
+        # A request may hang without failing, so silence is enough: a heartbeat comes every 5 s.
+        (Code.DATABASE_UNREACHABLE, "the database", group.database_answered, True),
+        # Kafka is asked at intervals that the job chooses, and its client has a time limit: silence means nothing.
+        (Code.KAFKA_UNREACHABLE, "Kafka", group.kafka_answered, group.is_kafka_failing),
     ):
-        if is_unreachable:
+        if may_be_away and now - answered > limits.unreachable:
             is_out = True
             text = f"no answer from {what} for {_seconds(now - answered, limits.unreachable)}"
             yield Finding(code, group.group, f"{group.group}: {text}", is_live=True)
@@ -172,16 +174,6 @@ def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, i
         if age(group.triggered) > limit:
             text = f"no trigger for {_seconds(now - group.triggered, limit)}"
             yield Finding(Code.POLLING_STALLED, name, f"{name}: {text}")
-
-
-def _is_database_away(group: JobState, limits: Limits, now: float) -> bool:
-    """A request may hang without failing, so silence is enough: a heartbeat comes every 5 s."""
-    return now - group.database_answered > limits.unreachable
-
-
-def _is_kafka_away(group: JobState, limits: Limits, now: float) -> bool:
-    """Kafka is asked at intervals that the job chooses, and its client has a time limit, so silence means nothing."""
-    return group.is_kafka_failing and now - group.kafka_answered > limits.unreachable
 
 
 def _starting(group: str | None, text: str, age: float, limits: Limits) -> Finding:

@@ -690,7 +690,7 @@ def blame(
     error = search.error if is_cause else refused
     suspects = cut(ranges, search.accepted, first if is_cause else search.size)
     stored: Ranges = {}
-    accepted = {} if store is None else cut(ranges, 0, search.accepted)
+    accepted: Ranges = {} if store is None else cut(ranges, 0, search.accepted)
     try:
         for part in [{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]:
             if store is not None and part:

@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from offsetstore.testing.broker import StaticBroker
-from offsetstore.testing.memory.store import InMemoryOffsetStore, MemoryDatabase
+from offsetstore.testing.memory import InMemoryOffsetStore, MemoryDatabase
 
 __all__ = ["InMemoryOffsetStore", "MemoryDatabase", "StaticBroker"]

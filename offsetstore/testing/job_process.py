@@ -17,9 +17,8 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import IO, Any, Self
 
-from offsetstore.local.cache import cache_directory
-from offsetstore.local.processes import end_process, is_process_of
-from offsetstore.local.servers import tail
+from offsetstore.local import cache_directory
+from offsetstore.local.servers import end_process, is_process_of, tail
 from offsetstore.protocol import events
 from offsetstore.protocol.events import BatchEnded, BatchStarted, FlushEnded
 

@@ -14,6 +14,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.operations.group_status import STATES
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support.examples import environment_of_spark
@@ -39,6 +40,20 @@ def of_topic(topic: str) -> str:
     example = first_example()
     assert example.count('"subscribe": "payments"') == 1
     return example.replace('"subscribe": "payments"', f'"subscribe": "{topic}"')
+
+
+@pytest.mark.behaviour("DASH-5")
+def test_the_picture_of_all_groups_is_told_in_the_page_s_words() -> None:
+    """The file holds the line of the page that counts the groups in each state, for whoever makes it anew."""
+    [(told, file)] = re.findall(
+        r"^!\[All groups: (.*?);.*\]\((.*?)\)$", README.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    picture = (README.parent / file).read_bytes()
+    [line] = re.findall(rb"tEXtDescription\0\d+ groups, ([\w, ]+)\.", picture)
+    shown = [one.split() for one in line.decode().split(", ")]
+    assert {state for _count, state in shown} <= STATES.keys()
+    words = {"1": "one", "2": "two"}
+    assert [one.replace(" is ", " ") for one in told.split(", ")] == [f"{words[count]} {one}" for count, one in shown]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from offsetstore.local.cache import cache_directory, locked
+from offsetstore.local import cache_directory, locked
 
 _SYSTEM: Final = ("chromium", "chromium-browser", "google-chrome")
 _SECONDS: Final = 300

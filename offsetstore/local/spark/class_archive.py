@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from offsetstore.local.cache import cache_directory, locked
+from offsetstore.local import cache_directory, locked
 from offsetstore.local.spark.jars import Notice, notices, pyspark_directories
 from offsetstore.local.spark.java import find_java
 
@@ -38,8 +38,8 @@ def class_archive(conf: Mapping[str, str], *, notice: Notice | None = None) -> P
     if not target.exists():
         with locked(target.parent / "lock"):
             if not target.exists():
-                with notices() as terminal:
-                    (notice or terminal)("Spark: archiving its classes for quicker starts")
+                with notices(notice) as tell:
+                    tell("Spark: archiving its classes for quicker starts")
                     _make(target, conf)
     return target if target.stat().st_size else None
 
@@ -56,7 +56,7 @@ def _make(target: Path, conf: Mapping[str, str]) -> None:
     whole = {**conf, options: f"{conf[options]} {writing}"}
     try:
         subprocess.run(  # noqa: S603 - our own command line
-            [sys.executable, "-m", "offsetstore.local.spark.warm_up", json.dumps(whole)],
+            [sys.executable, "-m", "offsetstore.local.spark.launch", json.dumps(whole)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_SECONDS,
         )  # fmt: skip
         new.rename(target)

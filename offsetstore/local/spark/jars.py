@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.cache import cache_directory, locked
+from offsetstore.local import cache_directory, locked
 from offsetstore.local.spark.artifacts import JarSet
 from offsetstore.local.spark.java import find_java
 
@@ -45,11 +45,8 @@ def jars(jar_set: JarSet, *, instead: Sequence[JarSet] = (), notice: Notice | No
         return found
     with locked(target.parent / "lock"):
         if (found := _whole(target)) is None:
-            if notice is None:
-                with notices() as terminal:
-                    _download_first([jar_set, *instead], target, terminal)
-            else:
-                _download_first([jar_set, *instead], target, notice)
+            with notices(notice) as tell:
+                _download_first([jar_set, *instead], target, tell)
             found = _whole(target)
     assert found is not None
     return found
@@ -182,22 +179,15 @@ def _ivy_jar() -> Path:
 Notice: TypeAlias = Callable[[str], None]
 
 
-def print_notice(text: str) -> None:
-    """Print a plain line on stderr."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the output
-
-
 @contextmanager
-def notices() -> Generator[Notice]:
-    """Yield a function that shows notices. At a terminal with rich installed, each replaces the last."""
-    if not sys.stderr.isatty():
-        yield print_notice
+def notices(given: Notice | None) -> Generator[Notice]:
+    """Yield a function that shows notices, ``given`` if there is one. At a terminal, each replaces the last."""
+    from rich.console import Console  # noqa: PLC0415 - jobs whose jars are there need none
+    from rich.markup import escape  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if given is not None or not console.is_terminal:
+        yield given or (lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201 - this is the output
         return
-    try:
-        from rich.console import Console  # noqa: PLC0415 - comes with the extra `cli`
-        from rich.markup import escape  # noqa: PLC0415
-    except ImportError:
-        yield print_notice
-        return
-    with Console(stderr=True).status("") as status:
+    with console.status("") as status:
         yield lambda text: status.update(escape(text))

@@ -1,19 +1,25 @@
-"""Spark on this machine, with what it needs to read Kafka: for the demo, and for tests."""
+"""Spark on this machine, with what it needs to read Kafka: for the demo, and for tests.
+
+``python -m offsetstore.local.spark.launch CONF``, the session's configuration as JSON, starts Spark, lets it do a
+little of what a job does, and ends: `offsetstore.local.spark.class_archive` keeps the classes that it has loaded then.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import MissingDependency
-from offsetstore.local.cache import cache_directory
+from offsetstore.local import cache_directory
 from offsetstore.local.free_ports import LOOPBACK
 from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
 from offsetstore.local.spark.class_archive import class_archive, reading
@@ -24,6 +30,13 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""
 
 _EXIT_SECONDS = 20
+_ARCHIVE_SECONDS = 120
+_STREAM_SECONDS = 60
+_LOADED = (
+    "org.apache.kafka.clients.admin.KafkaAdminClient",
+    "org.apache.kafka.clients.consumer.KafkaConsumer",
+    "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+)
 _QUIET = """\
 status = error
 appender.console.type = Console
@@ -143,3 +156,35 @@ def stop_session(session: SparkSession, *, timeout: float = _EXIT_SECONDS) -> No
     if (process := getattr(gateway, "proc", None)) is not None:
         process.stdin.close()  # the Java process then ends itself
         process.wait(timeout)
+
+
+def main() -> None:
+    """Run a stream of some rows through Python and back."""
+    session = local_session("offsetstore-warm-up", extra_conf=json.loads(sys.argv[1]))
+    try:
+        _stream(session)
+    finally:
+        stop_session(session, timeout=_ARCHIVE_SECONDS)  # Java writes the archive when it ends
+
+
+def _stream(session: SparkSession) -> None:
+    def batch(frame: DataFrame, number: int) -> None:
+        frame.repartition(2).mapInArrow(lambda rows: rows, frame.schema).toArrow()
+        frame.rdd.map(tuple).collect()
+        if number:
+            query.stop()
+
+    spark: Any = session
+    java = spark._jvm  # noqa: SLF001 - no public way
+    loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in _LOADED:
+        java.java.lang.Class.forName(name, True, loader)  # noqa: FBT003 - Java's order
+    rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", "100").load()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = rows.writeStream.foreachBatch(batch).option("checkpointLocation", checkpoint).start()
+        query.awaitTermination(_STREAM_SECONDS)
+        query.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What can be decided on the pages: each operation of the library is read from a form, and written into one."""
+"""What can be decided on the pages: each operation of the library is read from the fields of a form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
-from offsetstore.operations.letters import DiscardLetters, ReplayLetters, Which, keys_of
+from offsetstore.operations.letters import DiscardLetters, ReplayLetters
 from offsetstore.operations.operation import Operation, Plan
 from offsetstore.operations.pauses import PauseGroup, ResumeGroup
 from offsetstore.operations.resets import ResetOffsets, ResetTarget, ShiftBy
@@ -20,14 +20,22 @@ from offsetstore.text import parse_duration, parse_time
 
 Decision: TypeAlias = Operation[Any]
 
-DECISIONS: Final = ("reset", "pause", "resume", "replay", "discard")
-"""Their names, in addresses."""
-
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _YES: Final = "yes"
 
 _CAUSES: Final[Mapping[str, Cause]] = {one: one for one in CAUSES}
 _OF_ERRORS: Final = tuple(one.name for one in fields(LetterFilter) if one.name not in {"states", "topic", "partition"})
+_OF_LETTERS: Final = ("offset", "topic_id", *_OF_ERRORS)
+"""Which letters; an empty one of these means something: a part that the error does not have, say."""
+
+DECISIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "reset": ("to", "value", "topic", "partition"),
+    "pause": ("until",),
+    "resume": (),
+    "replay": ("topic", "partition", *_OF_LETTERS, "forced"),
+    "discard": ("topic", "partition", *_OF_LETTERS, "erase"),
+}
+"""Their names, in addresses, and the fields that each is made of."""
 
 
 class Invalid(Exception):
@@ -55,8 +63,22 @@ class Answers:
     fence: bool = False
 
 
+def settled(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The fields that a decision is made of. A duration becomes the time that it leads to now, so that they stay true.
+
+    :raises Invalid: naming the field.
+    """
+    found = {one: given[one] for one in DECISIONS[name] if one in given and (given[one].strip() or one in _OF_LETTERS)}
+    now = datetime.now(UTC)
+    if name == "reset" and found.get("to") == "duration":
+        found |= {"to": "time", "value": _later("value", found.get("value", "").strip(), now, -1).isoformat()}
+    if (until := found.get("until", "").strip()).upper().startswith("P"):
+        found["until"] = _later("until", until, now, 1).isoformat()
+    return found
+
+
 def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
-    """Read a decision from the fields of a form, or of an address. A duration becomes the time that it leads to now.
+    """Read a decision from its fields; see `settled`.
 
     :raises Invalid: naming the field.
     """
@@ -84,23 +106,6 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
             return DiscardLetters(group, _which(given), erase=given.get("erase") == _YES)
 
 
-def fields_of(decision: Decision) -> dict[str, str]:
-    """What `read` makes the same decision of, at any time: no field depends on the clock any longer."""
-    match decision:
-        case ResetOffsets():
-            return _reset_fields(decision)
-        case PauseGroup(until=until):
-            return {} if until is None else {"until": until.isoformat()}
-        case ResumeGroup():
-            return {}
-        case ReplayLetters():
-            return _which_fields(decision.which) | _given(forced=_YES if decision.forced else None)
-        case DiscardLetters():
-            return _which_fields(decision.which) | _given(erase=_YES if decision.erase else None)
-        case _:
-            raise TypeError(f"no form has {decision!r}")
-
-
 def premise(decision: Decision, plan: Plan) -> str:
     """The digest that the plan must still have when it is carried out.
 
@@ -110,28 +115,11 @@ def premise(decision: Decision, plan: Plan) -> str:
     return "" if isinstance(decision, ReplayLetters) and not decision.forced else plan.digest
 
 
-def _reset_fields(reset: ResetOffsets) -> dict[str, str]:
-    match reset.target:
-        case datetime():
-            found = {"to": "time", "value": reset.target.isoformat()}
-        case ShiftBy():
-            found = {"to": "shift", "value": str(reset.target.offsets)}
-        case int():
-            found = {"to": "offset", "value": str(reset.target)}
-        case _:
-            found = {"to": str(reset.target)}
-    if isinstance(reset.partitions, Mapping):
-        [(topic, numbers)] = reset.partitions.items()
-        found |= _given(topic=topic, partition=None if numbers is None else next(iter(numbers)))
-    return found
-
-
 def _until(text: str) -> datetime | None:
     if not text:
         return None
-    now = datetime.now(UTC)
-    until = _later("until", text, now, 1) if text.upper().startswith("P") else _time("until", text, "a duration or ")
-    if until <= now:
+    until = _time("until", text, "a duration or ")
+    if until <= datetime.now(UTC):
         raise Invalid("until", "That time has passed.")
     return until
 
@@ -155,8 +143,6 @@ def _target(to: str, value: str) -> ResetTarget:
             return ShiftBy(int(value))
         case "time":
             return _time("value", value, "")
-        case "duration":
-            return _later("value", value, datetime.now(UTC), -1)
         case _:
             raise Invalid("to", "Choose where the offsets are to be moved.")
 
@@ -174,24 +160,13 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
     cause = _CAUSES.get(given.get("cause", ""))
     if cause is None and "cause" in given:
         raise Invalid("cause", "A dead letter has no such cause.")
+    parts: dict[str, Any] = {name: given[name] for name in _OF_ERRORS if name != "cause" and name in given}
     return LetterFilter(
         cause=cause,
         topic=topic,
         partition=partition,
-        error_class=given.get("error_class"),
-        sqlstate=given.get("sqlstate"),
-        table=given.get("table"),
-        constraint=given.get("constraint"),
-        column=given.get("column"),
+        **parts,
     )
-
-
-def _which_fields(which: Which) -> dict[str, str]:
-    if isinstance(which, LetterFilter):
-        return _given(**{name: getattr(which, name) for name in ("topic", "partition", *_OF_ERRORS)})
-    [key] = keys_of(which)
-    tp = key.topic_partition
-    return _given(topic=tp.topic, partition=tp.partition, offset=key.offset, topic_id=key.topic_id)
 
 
 def _partition(given: Mapping[str, str]) -> int | None:
@@ -220,7 +195,3 @@ def _later(field: str, text: str, now: datetime, sign: int) -> datetime:
         raise Invalid(field, str(error)) from None
     except OverflowError:
         raise Invalid(field, f"{text!r} is too long.") from None
-
-
-def _given(**values: object) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items() if value is not None}

@@ -1,78 +1,60 @@
-"""Dead letters and failed attempts in memory: the part of a `MemorySession` that implements `LetterSession`."""
+"""Dead letters and failed attempts in memory: the part of a `MemorySession` that implements the sessions of letters."""
 
-# ruff: noqa: D102 - the Protocol says what the methods do
+# ruff: noqa: D102 - the Protocols say what the methods do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.protocol.database import NewOffset
-from offsetstore.protocol.letters import OPEN, Failed, Letter, LetterError, NewLetter, trace_id, writable
+from offsetstore.protocol.letters import (
+    OPEN,
+    PAYLOADS,
+    Failed,
+    Letter,
+    LetterError,
+    LetterKey,
+    NewLetter,
+    PayloadState,
+    State,
+    trace_id,
+    writable,
+)
+from offsetstore.protocol.stored_letters import STATES, ChosenLetter, FailedReplay, LetterCursor, LetterFilter
+from offsetstore.testing.memory.rows import MemoryTransaction
 
-LetterRow: TypeAlias = tuple[str, TopicPartition, int, str]
-"""Group, partition, offset and topic id."""
-FailureKey: TypeAlias = tuple[str, TopicPartition, int]
-
-
-@dataclass(slots=True)
-class LetterContents:
-    """Both tables; ``None`` stands for a row that was deleted."""
-
-    letters: dict[LetterRow, Letter | None] = field(default_factory=dict[LetterRow, "Letter | None"])
-    failures: dict[FailureKey, Failed | None] = field(default_factory=dict[FailureKey, "Failed | None"])
-
-    def apply(self, changes: LetterContents) -> None:
-        """Take over what a transaction wrote."""
-        self.letters |= changes.letters
-        self.failures |= changes.failures
-
-    def copy(self) -> LetterContents:
-        """As it is now."""
-        return LetterContents(dict(self.letters), dict(self.failures))
+LETTERS = "dead_letters"
+FAILURES = "record_failures"
 
 
-def storable(error: LetterError) -> LetterError:
-    """The error as a database holds it."""
-    traceback = None if error.traceback is None else writable(error.traceback)
-    return replace(error, text=writable(error.text), traceback=traceback)
+class LetterMemory(MemoryTransaction):
+    """See the module."""
 
+    def rows(self, group: str) -> dict[TopicPartition, StoredOffset]:
+        """The group's rows, in order."""
+        rows = self.table("kafka_partitions")
+        return {tp: rows[name, tp] for name, tp in sorted(rows) if name == group}
 
-class LetterMemory:
-    """See the module. A session gives it its own changes, what is committed, and its rows."""
-
-    _statement: Callable[[], AbstractContextManager[object]]
-    _rows: Callable[[str], dict[TopicPartition, StoredOffset]]
-    _take_letter: Callable[[LetterRow], None]
-    """Locks a letter's row FOR UPDATE."""
-
-    def __init__(
-        self, committed: LetterContents, changes: Callable[[], LetterContents], clock: Callable[[], datetime]
-    ) -> None:
-        self._committed_letters = committed
-        self._letter_changes = changes
-        self._letter_clock = clock
+    # -- letters that are written
 
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
-        with self._statement():
-            rows = self._rows(group)
+        with self.statement():
+            rows = self.rows(group)
             for new in letters:
                 tp = new.topic_partition
                 known = [row.topic_id for one, row in rows.items() if one.topic == tp.topic and row.topic_id]
-                key = (group, tp, new.offset, max(known, default=""))
-                self._take_letter(key)
-                before = self._letters().get(key)
-                self._letter_changes().letters[key] = Letter(
-                    tp,
-                    new.offset,
-                    key[-1],
+                key = (tp, new.offset, max(known, default=""))
+                self.lock(LETTERS, group, *key)
+                before = self.get(LETTERS, group, *key)
+                letter = Letter(
+                    *key,
                     "dead",
                     new.cause,
-                    storable(new.error),
+                    _storable(new.error),
                     new.attempts,
                     before.times + 1 if before else 1,
                     new.sequence,
@@ -80,60 +62,46 @@ class LetterMemory:
                     "left out" if new.payload is None else "kept",
                     forced=False,
                     trace_id=trace_id(new.payload.headers) if new.payload else None,
-                    created_at=before.created_at if before else self._letter_clock(),
+                    created_at=before.created_at if before else self._clock(),
                     decided_at=None,
                     actor=None,
                     reason=None,
                 )
+                self.put(LETTERS, (group, *key), letter)
         return len(letters)
 
     def letters_ahead(self, group: str) -> dict[TopicPartition, int]:
-        with self._statement():
-            rows = self._rows(group)
-            ahead: dict[TopicPartition, int] = {}
-            for tp, offset, letter in self._open(group):
-                if (
-                    tp in rows
-                    and offset >= rows[tp].next_offset
-                    and letter.topic_id in {"", rows[tp].topic_id or letter.topic_id}
-                ):
-                    ahead[tp] = max(offset, ahead.get(tp, 0))
-            return ahead
+        rows = self.rows(group)
+        return _highest(
+            one
+            for one in self._letters(group, OPEN)
+            if _is_current(one, rows) and one.offset >= rows[one.topic_partition].next_offset
+        )
 
     def letters_in_sequence(self, group: str) -> dict[TopicPartition, int]:
-        with self._statement():
-            found: dict[TopicPartition, int] = {}
-            for tp, offset, letter in self._open(group):
-                if letter.is_in_sequence:
-                    found[tp] = max(offset, found.get(tp, 0))
-            return found
+        return _highest(one for one in self._letters(group, OPEN) if one.is_in_sequence)
 
     def overtake_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
-        count = 0
-        with self._statement():
-            for tp, offset, letter in sorted(self._open(group), key=lambda one: one[:2]):
-                if tp not in ranges or offset >= ranges[tp].until or not letter.is_in_sequence:
-                    continue
-                key = (group, tp, offset, letter.topic_id)
-                self._take_letter(key)
-                now = self._letters()[key]
-                if now.state in OPEN and now.sequence is not None and now.is_in_sequence:
-                    self._letter_changes().letters[key] = replace(now, sequence=now.sequence + b"\0")
-                    count += 1
-        return count
+        def is_passed(letter: Letter) -> bool:
+            range_ = ranges.get(letter.topic_partition)
+            return range_ is not None and letter.offset < range_.until and letter.is_in_sequence
+
+        def overtaken(letter: Letter) -> Letter | None:
+            return replace(letter, sequence=(letter.sequence or b"") + b"\0") if letter.is_in_sequence else None
+
+        return self._change(group, filter(is_passed, self._letters(group, OPEN)), OPEN, overtaken)
 
     def lock_passed_letters(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        with self._statement():
-            for tp, offset, letter in sorted(self._open(group), key=lambda one: (*one[:2], one[2].topic_id)):
-                range_ = ranges.get(tp)
-                if range_ and offset < range_.until and (offset >= range_.from_ or letter.is_in_sequence):
-                    self._take_letter((group, tp, offset, letter.topic_id))
+        with self.statement():
+            for letter in self._letters(group, OPEN):
+                range_ = ranges.get(letter.topic_partition)
+                if range_ and letter.offset < range_.until and (letter.offset >= range_.from_ or letter.is_in_sequence):
+                    self.lock(LETTERS, group, *letter.key)
 
     def letters_in(
         self, group: str, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> dict[tuple[TopicPartition, int], bytes | None]:
-        with self._statement():
-            return {key[1:3]: self._letters()[key].sequence for key in self._within(group, ranges)}
+        return {one.key[:2]: one.sequence for one in self._within(group, OPEN, ranges)}
 
     def supersede(
         self,
@@ -143,82 +111,234 @@ class LetterMemory:
         actor: str,
         gone: Collection[tuple[TopicPartition, int]] = (),
     ) -> int:
-        count = 0
-        with self._statement():
-            for key in self._within(group, ranges):
-                if key[1:3] in gone:
-                    continue
-                self._take_letter(key)
-                now = self._letters().get(key)
-                if now is None or now.state not in OPEN:
-                    continue
-                self._letter_changes().letters[key] = replace(
-                    now,
-                    state="superseded",
-                    decided_at=self._letter_clock(),
-                    actor=actor,
-                    reason="the job has read the record again",
-                )
-                count += 1
-        return count
-
-    def _within(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> list[LetterRow]:
-        """The open letters in the ranges, in the order in which they are locked."""
-        rows = self._rows(group)
-        return sorted(
-            (group, tp, offset, letter.topic_id)
-            for tp, offset, letter in self._open(group)
-            if tp in rows
-            and letter.topic_id in {"", rows[tp].topic_id or letter.topic_id}
-            and tp in ranges
-            and ranges[tp].from_ <= offset < ranges[tp].until
-        )
+        passed = [one for one in self._within(group, OPEN, ranges) if one.key[:2] not in gone]
+        reason = "the job has read the record again"
+        return self._change(group, passed, OPEN, state="superseded", actor=actor, reason=reason)
 
     def adopt_letters(self, group: str, topic_ids: Mapping[str, str]) -> None:
-        with self._statement():
-            for key, letter in self._letters().items():
-                name, tp, offset, topic_id = key
-                new = (name, tp, offset, topic_ids.get(tp.topic, ""))
-                if name == group and not topic_id and new[-1] and new not in self._letters():
-                    self._letter_changes().letters[key] = None
-                    self._letter_changes().letters[new] = replace(letter, topic_id=new[-1])
+        with self.statement():
+            for letter in self._letters(group):
+                new = replace(letter, topic_id=topic_ids.get(letter.topic_partition.topic, ""))
+                if not letter.topic_id and new.topic_id and self.get(LETTERS, group, *new.key) is None:
+                    self.put(LETTERS, (group, *letter.key), None)
+                    self.put(LETTERS, (group, *new.key), new)
 
     def failures(self, group: str) -> dict[tuple[TopicPartition, int], Failed]:
-        with self._statement():
-            return {(tp, offset): failed for (name, tp, offset), failed in self._failures().items() if name == group}
+        found = self.table(FAILURES).items()
+        return {(tp, offset): failed for (name, tp, offset), failed in found if name == group}
 
     def write_failures(self, group: str, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
-        with self._statement():
-            self._letter_changes().failures.update({(group, *place): failed for place, failed in failures.items()})
+        for place, failed in failures.items():
+            self.put(FAILURES, (group, *place), failed)
 
     def pass_failures(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> None:
-        with self._statement():
-            for name, tp, offset in self._failures():
-                if name == group and tp in ranges and offset < ranges[tp].until:
-                    self._letter_changes().failures[name, tp, offset] = None
+        for tp, offset in self.failures(group):
+            if tp in ranges and offset < ranges[tp].until:
+                self.put(FAILURES, (group, tp, offset), None)
 
-    def _drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
+    def drop_failures(self, group: str, offsets: Mapping[TopicPartition, NewOffset]) -> None:
         """Delete the attempts of partitions whose stored offset, or topic, will be another."""
-        rows = self._rows(group)
-        for name, tp, offset in self._failures():
-            if name != group or tp not in offsets:
+        rows = self.rows(group)
+        for tp, offset in self.failures(group):
+            row, new = rows.get(tp), offsets.get(tp)
+            if new is None:
                 continue
-            row, new = rows.get(tp), offsets[tp]
             is_same = row is not None and (row.topic_id or new.topic_id) == (new.topic_id or row.topic_id)
             if row is None or not is_same or row.next_offset != new.next_offset:
-                self._letter_changes().failures[name, tp, offset] = None
+                self.put(FAILURES, (group, tp, offset), None)
 
-    def _open(self, group: str) -> list[tuple[TopicPartition, int, Letter]]:
+    # -- letters that are stored
+
+    def letters(
+        self,
+        group: str,
+        which: LetterFilter,
+        *,
+        after: LetterCursor | None,  # noqa: ARG002 - only people read lists page by page
+        limit: int,  # noqa: ARG002
+        max_bytes: int | None,  # noqa: ARG002
+        within: int | None = None,  # noqa: ARG002
+    ) -> tuple[list[Letter], LetterCursor | None]:
+        """All, with their contents."""
+        found = [one for one in self._letters(group) if which.has(one)]
+        return sorted(found, key=LetterCursor.of, reverse=True), None
+
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:  # noqa: ARG002
+        return self._named(group, key)
+
+    def count_letters(
+        self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
+    ) -> dict[State, int]:
+        found: dict[State, int] = dict(Counter(one.state for one in self._letters(group, states)))
+        return found if up_to is None else {state: min(number, up_to) for state, number in found.items()}
+
+    def count_replayed(self, group: str, ranges: Mapping[TopicPartition, OffsetRange]) -> int:
+        return len(self._within(group, ("replayed",), ranges))
+
+    def choose_letters(
+        self,
+        group: str,
+        which: LetterFilter | Collection[LetterKey],
+        *,
+        limit: int,
+        payloads: Collection[PayloadState] = PAYLOADS,
+        lock: bool = False,
+        overtaken: bool = False,
+    ) -> dict[LetterKey, ChosenLetter]:
+        def choose() -> dict[LetterKey, Letter]:
+            if isinstance(which, LetterFilter):
+                found = [letter for letter in self._letters(group) if which.has(letter)]
+            else:
+                found = self._known(group, which)
+            return {letter.key: letter for letter in found if letter.payload_state in payloads}
+
+        with self.statement():
+            keys = sorted(choose())[:limit]
+            for key in keys if lock else ():
+                self.lock(LETTERS, group, *key)
+            # As it is now: another transaction may have changed it while we waited.
+            now = choose()
+            found = {key: ChosenLetter.of(now[key]) for key in keys if key in now}
+            return found if overtaken else {key: one._replace(is_overtaken=False) for key, one in found.items()}
+
+    def count_without_payload(self, group: str, which: LetterFilter) -> int:
+        return sum(one.payload_state != "kept" for one in self._letters(group) if which.has(one))
+
+    def decide_letters(
+        self, group: str, keys: Collection[LetterKey], state: State, *, actor: str, reason: str, forced: bool = False
+    ) -> None:
+        self._change(group, self._known(group, keys), STATES, state=state, forced=forced, actor=actor, reason=reason)
+
+    def has_requested(self, group: str) -> bool:
+        return bool(self._letters(group, ("requested",)))
+
+    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
+        with self.statement():
+            rows, dead = self.rows(group), self._letters(group, ("dead",))
+            found = [
+                letter
+                for letter in self._letters(group, ("requested",))
+                if (tp := letter.topic_partition).topic in topics
+                and tp in rows
+                and (letter.offset < rows[tp].next_offset or not _is_current(letter, rows))
+                and not any(_precedes(one, letter) for one in dead)
+            ]
+        return _page(found, limit, max_bytes)
+
+    def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:
+        return self.choose_letters(group, keys, limit=len(keys), lock=True, overtaken=True)
+
+    def mark_replayed(self, group: str, keys: Collection[LetterKey], *, actor: str) -> int:
+        return self._change(group, self._known(group, keys), ("requested",), state="replayed", actor=actor)
+
+    def return_letters(self, group: str, failed: Mapping[LetterKey, FailedReplay], *, actor: str) -> int:
+        def returned(letter: Letter) -> Letter:
+            why = failed[letter.key]
+            return replace(
+                letter, cause=why.cause or letter.cause, error=_storable(why.error), attempts=letter.attempts + 1
+            )
+
+        decided = {"state": "dead", "forced": False, "actor": actor, "reason": "the replay failed"}
+        return self._change(group, self._known(group, failed), ("requested",), returned, **decided)
+
+    def open_sequences(self, group: str) -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
+        rows = self.rows(group)
+        for letter in self._letters(group, OPEN):
+            is_below = _is_current(letter, rows) and letter.offset < rows[letter.topic_partition].next_offset
+            if letter.sequence is not None and letter.is_in_sequence and is_below:
+                found.setdefault(letter.sequence, letter.offset)
+        return found
+
+    def _letters(self, group: str, states: Collection[State] = STATES) -> list[Letter]:
+        """The group's letters in these states, in the order in which they are locked."""
+        found = [one for (name, *_), one in self.table(LETTERS).items() if name == group and one.state in states]
+        return sorted(found, key=lambda one: one.key)
+
+    def _within(
+        self, group: str, states: Collection[State], ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> list[Letter]:
+        """Those in the ranges, of the topics that there are now."""
+        rows = self.rows(group)
         return [
-            (tp, offset, letter)
-            for (name, tp, offset, _), letter in self._letters().items()
-            if name == group and letter.state in OPEN
+            one
+            for one in self._letters(group, states)
+            if _is_current(one, rows)
+            and (range_ := ranges.get(one.topic_partition))
+            and range_.from_ <= one.offset < range_.until
         ]
 
-    def _letters(self) -> dict[LetterRow, Letter]:
-        both = self._committed_letters.letters | self._letter_changes().letters
-        return {key: letter for key, letter in both.items() if letter is not None}
+    def _named(self, group: str, key: LetterKey) -> Letter | None:
+        if key.topic_id is not None:
+            return self.get(LETTERS, group, *key)
+        of_record = [one for one in self._letters(group) if one.key[:2] == key[:2]]
+        return max(of_record, key=lambda one: (one.created_at, one.topic_id), default=None)
 
-    def _failures(self) -> dict[FailureKey, Failed]:
-        both = self._committed_letters.failures | self._letter_changes().failures
-        return {key: failed for key, failed in both.items() if failed is not None}
+    def _known(self, group: str, keys: Collection[LetterKey]) -> list[Letter]:
+        return [letter for key in keys if (letter := self._named(group, key)) is not None]
+
+    def _change(
+        self,
+        group: str,
+        letters: Iterable[Letter],
+        states: Collection[State],
+        change: Callable[[Letter], Letter | None] = lambda letter: letter,
+        **decided: Any,
+    ) -> int:
+        """Lock letters, and change those that are still in one of the states; return how many.
+
+        :param decided: values of a decision, which is made now.
+        """
+        changed = 0
+        with self.statement():
+            for letter in sorted(letters, key=lambda one: one.key):
+                self.lock(LETTERS, group, *letter.key)
+                now: Letter | None = self.get(LETTERS, group, *letter.key)
+                new = change(now) if now is not None and now.state in states else None
+                if new is not None:
+                    new = replace(new, decided_at=self._clock(), **decided) if decided else new
+                    self.put(LETTERS, (group, *letter.key), new)
+                    changed += 1
+        return changed
+
+
+def _storable(error: LetterError) -> LetterError:
+    """The error as a database holds it."""
+    traceback = None if error.traceback is None else writable(error.traceback)
+    return replace(error, text=writable(error.text), traceback=traceback)
+
+
+def _highest(letters: Iterable[Letter]) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for one in letters:
+        found[one.topic_partition] = max(one.offset, found.get(one.topic_partition, 0))
+    return found
+
+
+def _is_current(letter: Letter, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
+    """Whether it is of the topic that there is now, as far as is known."""
+    row = rows.get(letter.topic_partition)
+    return row is not None and letter.topic_id in {"", row.topic_id or letter.topic_id}
+
+
+def _precedes(one: Letter, letter: Letter) -> bool:
+    return (
+        letter.sequence is not None
+        and one.sequence == letter.sequence
+        and one.offset < letter.offset
+        and (one.topic_id == letter.topic_id or "" in {one.topic_id, letter.topic_id})
+    )
+
+
+def _page(letters: list[Letter], limit: int, max_bytes: int) -> list[Letter]:
+    """The first of them, up to so many bytes of keys, values and headers, but at least one."""
+    page: list[Letter] = []
+    size = 0
+    for letter in letters[:limit]:
+        if (payload := letter.payload) is not None:
+            texts = [payload.key, payload.value, *(text for header in payload.headers or () for text in header)]
+            size += sum(len(text or b"") for text in texts)
+        if page and size > max_bytes:
+            break
+        page.append(letter)
+    return page

@@ -115,14 +115,3 @@ def test_one_signs_in_and_out_by_keyboard(offsetstore_database: str, pages: Page
         page.get_by_role("heading", name="Sign in").wait_for()
         page.goto(server.url)
         page.get_by_role("heading", name="Sign in").wait_for()
-
-
-@pytest.mark.behaviour("DASH-5")
-def test_a_store_without_groups_says_what_to_do(offsetstore_database: str, pages: Pages) -> None:
-    with (
-        OffsetStore.connect(offsetstore_database) as store,
-        DashboardServer(store, furnished.broker(), Settings(port=0)) as server,
-    ):
-        page = pages.open(server.url)
-        assert axe(page) == []
-        assert "No group has been claimed yet" in page.inner_text("main")

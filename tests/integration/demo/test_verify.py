@@ -59,8 +59,8 @@ def land(engine: Engine, flights: list[Flight], ledger: Ledger) -> None:
     delays = [
         (*key, *(getattr(found, name) for name in (*ADDED, WORST))) for key, found in sorted(ledger.delays.items())
     ]
-    OURS.create(engine)
     with engine.begin() as connection:
+        OURS.create(connection)
         connection.exec_driver_sql(
             f"INSERT INTO flights VALUES ({', '.join(['%s'] * len(COLUMNS))})",
             [tuple(flight[name] for name in COLUMNS) for flight in flights],

@@ -11,10 +11,14 @@ import psycopg
 import pytest
 
 from offsetstore.errors import ConfigurationError, MissingDependency, StoreUnavailable
-from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
-from offsetstore.local.postgres.binaries import PostgresBinaries, find_binaries
+from offsetstore.local.postgres.binaries import (
+    PostgresBinaries,
+    find_binaries,
+    temporary_directory,
+    unprivileged_account,
+)
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.processes import is_process_of
+from offsetstore.local.servers import is_process_of
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from offsetstore.kafka.admin import Record, produce
-from offsetstore.local.cache import cache_directory
+from offsetstore.local import cache_directory
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.class_archive import class_archive
 from offsetstore.testing.fixtures import NewTopic

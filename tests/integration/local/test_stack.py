@@ -14,9 +14,8 @@ import psycopg
 import pytest
 
 from offsetstore.kafka.admin import Record, create_topic, produce
-from offsetstore.local import stack
-from offsetstore.local.cache import cache_directory
-from offsetstore.local.processes import is_process_of
+from offsetstore.local import cache_directory, stack
+from offsetstore.local.servers import is_process_of
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.stack import ServiceStatus

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offsetstore.local.processes import is_process_of
+from offsetstore.local.servers import is_process_of
 
 POSTGRES = "from offsetstore.local.postgres import PostgresServer as Server; server = Server(durability='none').start()"
 KAFKA = "from offsetstore.local.kafka.server import KafkaBroker as Server; server = Server().start()"

@@ -118,5 +118,5 @@ def server(store: OffsetStore, broker: StaticBroker) -> Iterator[DashboardServer
 
 @pytest.fixture
 def client(server: DashboardServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}) as client:
+    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}, timeout=60) as client:
         yield client

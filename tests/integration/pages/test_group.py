@@ -23,7 +23,7 @@ from offsetstore.operations.people import people
 from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
-from tests.integration.pages.conftest import P0, P1, P2, count_queries, give, rows_of, text_of
+from tests.integration.pages.conftest import P0, P1, P2, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -214,19 +214,6 @@ def test_a_hundred_partitions_are_on_a_page(
     assert "Page 3 of 3" in text_of(show(client, page="9"))
 
 
-@pytest.mark.behaviour("DASH-2")
-@pytest.mark.usefixtures("billing")
-def test_it_is_sent_again_only_if_it_has_changed(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client
-) -> None:
-    page = client.get("/group?group=billing")
-    again = {"If-None-Match": page.headers["etag"]}
-    assert client.get("/group?group=billing", headers=again).status_code == 304
-    store.pause("billing", reason="a load")
-    server.snapshots.take()
-    assert client.get("/group?group=billing", headers=again).status_code == 200
-
-
 def test_a_group_without_offsets_says_what_that_means(
     store: OffsetStore, server: DashboardServer, client: httpx.Client
 ) -> None:
@@ -272,13 +259,6 @@ def test_names_are_inert_and_visible_and_lead_to_their_page(
 
 
 @pytest.mark.usefixtures("billing")
-def test_copies_in_kafka_are_compared(server: DashboardServer, client: httpx.Client, broker: StaticBroker) -> None:
-    broker.current = replace(broker.current, committed={P1: CommittedOffset(7)})
-    server.snapshots.take()
-    assert "Kafka's copies are 3 offsets behind the store." in text_of(show(client))
-
-
-@pytest.mark.usefixtures("billing")
 def test_the_copy_in_kafka_is_beside_the_offset(
     server: DashboardServer, client: httpx.Client, broker: StaticBroker
 ) -> None:
@@ -296,25 +276,6 @@ def test_its_words_are_explained(client: httpx.Client) -> None:
     explained = text[text.index("What the words mean") :]
     for word in ("Epoch", "Stored", "In Kafka", "Behind", "Headroom", "Pinned", "Contested"):
         assert word in explained
-
-
-def test_the_number_of_queries_does_not_depend_on_the_group(
-    server: DashboardServer,
-    client: httpx.Client,
-    broker: StaticBroker,
-    store: OffsetStore,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broker.current = type(broker).with_topics({"payments": 250, "refunds": 3}, end=10).current
-    give(store, "small", {P0: 4})
-    parts = [TopicPartition("payments", number) for number in range(250)]
-    give(store, "large", dict.fromkeys((*parts, TopicPartition("refunds", 0)), 4))
-    server.snapshots.take()
-    queries = count_queries(store.database, monkeypatch)
-    show(client, "small")
-    small = len(queries)
-    show(client, "large")
-    assert 0 < small == len(queries) - small
 
 
 @pytest.mark.usefixtures("billing")

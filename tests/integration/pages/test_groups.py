@@ -437,21 +437,6 @@ def test_the_browser_gets_the_page_again_only_if_it_has_changed(
 
 
 @pytest.mark.behaviour("DASH-2")
-def test_while_kafka_is_silent_the_page_says_so_and_shows_what_is_stored(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
-) -> None:
-    give(store, "billing", {P0: 4})
-    broker.error = BrokerUnavailable("Kafka does not answer")
-    server.snapshots.take()
-    page = show(client)
-    assert "Not up to date. Kafka does not answer" in text_of(page)
-    assert rows_of(page, "groups")[0].startswith("billing ● live - -")
-    broker.error = None
-    server.snapshots.take()
-    assert "Not up to date" not in show(client)
-
-
-@pytest.mark.behaviour("DASH-2")
 def test_while_the_database_is_silent_the_page_keeps_what_was_read_last(
     store: OffsetStore,
     server: DashboardServer,

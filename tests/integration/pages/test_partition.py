@@ -16,7 +16,7 @@ from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.protocol.letters import LetterError, NewLetter, Payload
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
-from tests.integration.pages.conftest import P0, P1, P2, advance, count_queries, give, rows_of, text_of
+from tests.integration.pages.conftest import P0, P1, P2, advance, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -165,19 +165,3 @@ def test_its_dead_letters_are_listed_without_their_contents(store: OffsetStore, 
 def test_a_partition_that_there_is_not_is_not_found(query: str, client: httpx.Client) -> None:
     answer = client.get(f"/partition?group={GROUP}{query}")
     assert answer.status_code == 404
-
-
-@pytest.mark.usefixtures("claim")
-def test_the_number_of_queries_is_constant(
-    store: OffsetStore, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queries = count_queries(store.database, monkeypatch)
-    show(client)
-    assert len(queries) == 3
-    write_letters(store, 25)
-    give(store, "shipping", {P0: 4})
-    for number in range(30):
-        store.write_metadata(GROUP, P0, number, reason="a test")
-    queries.clear()
-    show(client)
-    assert len(queries) == 3

@@ -112,6 +112,9 @@ def test_without_kafka_lags_are_unknown_and_a_topic_of_which_it_does_not_tell_ma
     page = client.get("/")
     assert " live - - " in rows_of(page.text, "groups")[0]
     assert "Not up to date. no answer" in text_of(page)
+    broker.error = None
+    server.snapshots.take()
+    assert "Not up to date" not in text_of(client.get("/"))
 
 
 def test_the_list_says_in_a_few_words_what_is_worse_than_being_behind(

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from offsetstore.local.processes import is_process_of
+from offsetstore.local.servers import is_process_of
 from offsetstore.testing.fixtures import NewDatabase
 
 

@@ -28,7 +28,7 @@ from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.work import Work
-from offsetstore.testing.memory.store import InMemoryOffsetStore
+from offsetstore.testing.memory import InMemoryOffsetStore
 
 P0 = TopicPartition("payments", 0)
 LIMIT = 10_000

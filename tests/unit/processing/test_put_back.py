@@ -31,8 +31,8 @@ from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.testing.broker import StaticBroker
+from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
-from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.recorder import Recorder
 
 GROUP = "billing"
@@ -710,13 +710,10 @@ def test_letters_of_a_key_stay_in_order_where_some_do_not_know_their_topic_s_id(
     give_up(known, {100: "k100"}, key=b"k", until=101)
     give_up(known, {110: "k110"}, key=b"k", until=111)
     session: Any = store.database.begin(name="by hand")
-    letters = session._letter_changes().letters
     for offset in (1, 110):  # as they are if both kinds were written
         letter = session.letter(GROUP, LetterKey(P0, offset, "payments-id"), contents=True)
-        letters |= {
-            (GROUP, P0, offset, "payments-id"): None,
-            (GROUP, P0, offset, ""): replace(letter, topic_id=""),
-        }
+        session.put("dead_letters", (GROUP, P0, offset, "payments-id"), None)
+        session.put("dead_letters", (GROUP, P0, offset, ""), replace(letter, topic_id=""))
     session.commit()
     request(store)
 

@@ -51,8 +51,8 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.protocol.letters import Failed, Letter, LetterError
+from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
-from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.careful_part import FakePart, Records, Row, written
 from tests.support.recorder import Recorder
 
@@ -165,8 +165,8 @@ class Job:
 
     @property
     def letters(self) -> dict[Row, Letter]:
-        stored = self.store.memory._shared.contents.of_letters.letters
-        return {(tp.partition, offset): one for (_, tp, offset, _), one in stored.items() if one is not None}
+        stored = self.store.memory.begin(name="letters").table("dead_letters").values()
+        return {(one.topic_partition.partition, one.offset): one for one in stored}
 
     @property
     def failures(self) -> dict[Row, Failed]:

@@ -15,8 +15,8 @@ from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.letters import LetterError, Payload, digest, rejected
+from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
-from offsetstore.testing.memory.store import InMemoryOffsetStore
 from tests.support.careful_part import written
 
 GROUP = "billing"

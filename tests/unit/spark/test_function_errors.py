@@ -33,7 +33,7 @@ from offsetstore.spark.function_errors import (
 )
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.stateful import among
-from offsetstore.testing.memory.store import InMemoryOffsetStore
+from offsetstore.testing.memory import InMemoryOffsetStore
 
 KAFKA = "org.apache.kafka.common.errors"
 SPARK = "org.apache.spark.SparkException"
@@ -617,7 +617,7 @@ def test_rows_that_executors_can_compute_and_not_keep_are_no_records_fault(
     full = Thrown(SPARK, text="Job aborted", cause=Thrown("java.io.IOException", text="canary"))
     rows = Keeping(full, can_compute=can_compute)
     parts = SimpleNamespace(rdd=rows, context=SimpleNamespace(_getJavaStorageLevel=repr))
-    monkeypatch.setattr(collecting, "Parts", SimpleNamespace(of=lambda _: parts))
+    monkeypatch.setattr(collecting, "Parts", SimpleNamespace(of=lambda _frame: parts))
     frame: Any = object()
     with pytest.raises((SinkError, Py4JJavaError)) as raised:
         collecting.collect_by_partition(frame)

@@ -13,7 +13,6 @@ import pytest
 from offsetstore import OffsetRange, Outcome, TopicPartition
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupBusy, StaleClaim, TransactionLost
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
-from offsetstore.testing.memory import store
 
 P0 = TopicPartition("payments", 0)
 
@@ -24,8 +23,8 @@ def broker() -> StaticBroker:
 
 
 def test_the_example_of_its_docstring_runs() -> None:
-    assert store.InMemoryOffsetStore.__doc__ is not None
-    example = textwrap.dedent(store.InMemoryOffsetStore.__doc__.split("::\n", 1)[1].split(":param", 1)[0])
+    assert InMemoryOffsetStore.__doc__ is not None
+    example = textwrap.dedent(InMemoryOffsetStore.__doc__.split("::\n", 1)[1].split(":param", 1)[0])
     namespace: dict[str, Any] = {"InMemoryOffsetStore": InMemoryOffsetStore, "OffsetRange": OffsetRange}
     namespace |= {"Outcome": Outcome, "TopicPartition": TopicPartition}
 

@@ -32,10 +32,10 @@ from offsetstore.monitoring.dashboard.decisions import (
     Answers,
     Decision,
     Invalid,
-    fields_of,
     names_letters,
     premise,
     read,
+    settled,
 )
 from offsetstore.monitoring.dashboard.forms import TicketRefused, read_fields
 from offsetstore.monitoring.dashboard.views.letters import WITHIN
@@ -89,7 +89,8 @@ def plan(request: Request) -> Response:
     given = dict(request.query_params)
     name, group = _name(request), _group(request, given)
     try:
-        return _show_plan(request, name, read(name, given, _answers(request, group)), group)
+        fields = settled(name, given)
+        return _show_plan(request, name, read(name, fields, _answers(request, group)), group, fields)
     except Invalid as wrong:
         return _show_form(request, name, group, given, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
@@ -111,14 +112,15 @@ def _execute(request: Request, given: Mapping[str, str]) -> Response:
     try:
         reason = given.get("reason", "").strip()
         answers = _answers(request, group, reason=reason, fence=given.get("fence") == "yes")
-        decision = read(name, planned, answers)
+        fields = settled(name, planned)
+        decision = read(name, fields, answers)
         if wrong := _wrong(given, group):
-            return _show_plan(request, name, decision, group, status=400, entered=given, wrong=wrong)
+            return _show_plan(request, name, decision, group, fields, status=400, entered=given, wrong=wrong)
         by = By(reason, _actor(request, given.get("who", "").strip()), lock_timeout=actions.store.timeouts.lock)
         try:
             done = carry_out(actions.store.database, decision, by, if_plan=given["premise"] or None)
         except (errors.PlanChanged, errors.GroupBusy) as refused:
-            return _show_plan(request, name, decision, group, status=409, entered=given, error=refused)
+            return _show_plan(request, name, decision, group, fields, status=409, entered=given, error=refused)
     except Invalid as wrong:  # a time that has passed meanwhile
         return _show_form(request, name, group, planned, wrong={wrong.field: str(wrong)})
     except _REFUSALS as error:
@@ -174,6 +176,7 @@ def _show_plan(
     name: str,
     decision: Decision,
     group: str,
+    planned: dict[str, str],
     *,
     status: int = 200,
     entered: Mapping[str, str] | None = None,
@@ -183,9 +186,8 @@ def _show_plan(
     """Show what would happen now, and ask for a reason and the group's name."""
     actions = _actions(request)
     result = _planned(actions, dashboard_of(request).store, decision)
-    planned = fields_of(decision)
     if isinstance(result, LettersDecided) and "offset" in planned:  # a newer one of that offset is another
-        planned["topic_id"] = result.letters[0].topic_id or ""
+        planned = {**planned, "topic_id": result.letters[0].topic_id or ""}
     rests_on = premise(decision, result)
     has_changed = isinstance(error, errors.PlanChanged)
     if has_changed or (entered is not None and entered.get("premise") != rests_on):

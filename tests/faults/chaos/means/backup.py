@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from offsetstore.local.postgres.account import unprivileged_account
-from offsetstore.local.postgres.binaries import find_binaries
+from offsetstore.local.postgres.binaries import find_binaries, unprivileged_account
 from offsetstore.local.postgres.server import PostgresServer
 from tests.faults.chaos.harness.scene import Scene
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from offsetstore.local.postgres.account import unprivileged_account
+from offsetstore.local.postgres.binaries import unprivileged_account
 from offsetstore.local.postgres.server import PostgresServer
 from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.means.backup import base_backup

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from offsetstore.local.postgres.account import temporary_directory, unprivileged_account
+from offsetstore.local.postgres.binaries import temporary_directory, unprivileged_account
 
 _MEGABYTE = 1 << 20
 

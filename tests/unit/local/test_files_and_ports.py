@@ -1,10 +1,40 @@
-"""Sets of jars, as Ivy is asked for them."""
+"""Where downloads are kept, how Ivy is asked for sets of jars, and ports that stay ours while a server restarts."""
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pytest
+
+from offsetstore.local import cache_directory
+from offsetstore.local.free_ports import LOOPBACK, answers, free_port, is_free
 from offsetstore.local.spark.artifacts import KAFKA_BROKER, POSTGRES_JDBC, earlier_connectors, spark_kafka_connector
+
+
+def test_the_user_chooses_else_the_platform_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("OFFSETSTORE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_directory() == Path("/home/somebody/.cache/offsetstore")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/somebody")
+    assert cache_directory() == Path("/var/cache/somebody/offsetstore")
+    monkeypatch.setenv("OFFSETSTORE_CACHE", "~/elsewhere")
+    assert cache_directory() == Path("/home/somebody/elsewhere")
+
+
+def test_a_port_is_free_until_somebody_listens_there() -> None:
+    port = free_port()
+    assert is_free(port)
+    assert not answers(port)
+    with socket.create_server((LOOPBACK, port)):
+        assert not is_free(port)
+        assert answers(port)
+
+
+def test_ports_are_below_those_of_outgoing_connections() -> None:
+    assert all(20_000 <= free_port() < 32_000 for _ in range(50))
 
 
 def test_the_connector_has_the_version_of_spark_and_the_token_provider_that_can_be_had() -> None:

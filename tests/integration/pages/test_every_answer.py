@@ -1,0 +1,111 @@
+"""What all pages have in common: inert texts, commands to be pasted, files that were looked at, and no waits."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from html import unescape
+from pathlib import Path
+from statistics import median
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import OffsetGap
+from offsetstore.monitoring.dashboard.serving import DashboardServer
+from offsetstore.protocol.events import BatchEnded, MirrorTried, QueryStarted
+from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter
+from tests.integration.pages.conftest import P0, advance
+
+GROUP = "our billing"
+
+
+@pytest.mark.behaviour("OPS-23")
+def test_they_can_be_pasted_where_the_tables_have_a_schema_of_their_own(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    letter = NewLetter(P0, 0, "raised", LetterError("ValueError", "no"), 1, None, None)
+    advance(store, claim, {P0: OffsetRange(0, 4)}, [letter])
+    monkeypatch.setattr(store.database, "schema", "our jobs")
+    server.snapshots.take()
+    named = {"topic": "payments", "partition": "0", "offset": "0"}
+    pages = {"/group": {}, "/runs": {}, "/letters": {}, "/letter": named}
+    told = {
+        path: re.findall("<code>(offsetstore .*?)</code>", client.get(path, params={"group": GROUP, **more}).text)
+        for path, more in pages.items()
+    }
+    asked = "-g 'our billing' --schema 'our jobs'"
+    assert {path: [unescape(one) for one in commands] for path, commands in told.items()} == {
+        "/group": [
+            f"offsetstore resolve {asked} -t payments -b HOST:PORT",
+            f"offsetstore dead-letters list {asked} --by error",
+        ],
+        "/runs": ["offsetstore errors -g 'our billing' --follow --schema 'our jobs'"],
+        "/letters": [f"offsetstore dead-letters replay {asked} --error-class … --reason …"],
+        "/letter": ["offsetstore dead-letters show -g 'our billing' payments:0:0 --schema 'our jobs'"],
+    }
+
+
+@pytest.mark.behaviour("DASH-4")
+def test_names_and_texts_are_shown_inert(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+    odd = "<script>alert(1)</script>\u202eevil"
+    group, tp = f"g{odd}", TopicPartition(f"t{odd}".ljust(249, "x"), 0)
+    claim = store.claim(group, topics=[tp.topic], mirror_every=None)
+    error = LetterError(odd, "", odd, odd, odd, odd)
+    advance(store, claim, {tp: OffsetRange(0, 10)}, [NewLetter(tp, 2, "refused", error, 2, None, None)])
+    ids = {"query_id": str(uuid4()), "run_id": str(uuid4())}
+    gap = OffsetGap(f"a gap {odd}", topic_partition=tp, next_step=f"Ask {odd}.")
+    claim.observers.on(QueryStarted(group=group, **ids, application_id=f"app {odd}", ui_url=f"http://{odd}"))
+    claim.observers.on(BatchEnded(outcome="failed", group=group, batch=7, ranges={tp: OffsetRange(4, 9)}, error=gap))
+    claim.observers.on(MirrorTried(group=group, reason=f"reason {odd}", is_over=False))
+    claim.close()
+    store.discard(group, LetterKey(tp, 2), reason=f"because {odd}", actor=f"by {odd}")
+    server.snapshots.take()
+    pages: list[tuple[str, dict[str, str], tuple[str, ...]]] = [
+        ("/runs", {}, ("a gap ", "Ask ", "app ", "reason ", ">g", "t")),
+        ("/letters", {"state": "all"}, (">g", ">t")),
+        ("/letters", {"state": "all", "constraint": odd, "error_class": odd}, (">g", ">t")),
+        ("/letter", {"topic": tp.topic, "partition": "0", "offset": "2"}, (">g", "because ", "by ")),
+        ("/history", {}, (">g", "because ", "by ")),
+    ]
+    for path, asked, texts in pages:
+        page = client.get(path, params={"group": group, **asked})
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert "\u202e" not in re.sub(r'value="[^"]*"', "", page.text)
+        for text in texts:
+            assert f"{text}&lt;script&gt;alert(1)&lt;/script&gt;\\u202eevil" in page.text, (path, text)
+
+
+@pytest.mark.behaviour("DASH-1")
+def test_no_part_of_an_answer_waits_for_an_acknowledgement(client: httpx.Client) -> None:
+    def seconds() -> float:
+        before = time.monotonic()
+        client.get("/")
+        return time.monotonic() - before
+
+    # Linux delays an ACK by 40 ms, but not on a new connection.
+    assert median(seconds() for _ in range(40)) < 0.03
+
+
+STATIC = Path(__file__).parents[3] / "offsetstore" / "monitoring" / "dashboard" / "static"
+
+
+def test_the_vendored_files_are_those_whose_hashes_are_written_down() -> None:
+    listed = dict(
+        re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", (STATIC / "uplot/README.md").read_text(), re.MULTILINE)
+    )
+    found = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in (STATIC / "uplot").iterdir()
+        if file.name != "README.md"
+    }
+    assert listed == found
+
+
+def test_the_script_that_refreshes_pages_can_be_read_at_a_sitting() -> None:
+    assert len((STATIC / "refresh.js").read_text().splitlines()) <= 120
