@@ -14,7 +14,7 @@ from benchmarks.shapes import Shape
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 from offsetstore.local.spark.artifacts import Artifact, JarSet
 from offsetstore.spark import tuned
-from offsetstore.spark.tuning import MANAGER, READER
+from offsetstore.spark.settings import MANAGER, READER
 
 OURS: Final[dict[str, dict[str, Any]]] = {
     "batch": {},

@@ -57,7 +57,7 @@ from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import ErrorGroup, LetterFilter
 from offsetstore.store.acquire import acquire, resolve_unlocked
-from offsetstore.store.checkpoint_files import checkpoint_files
+from offsetstore.store.adoption import LocalFiles
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.mirror import INTERVAL
@@ -178,7 +178,7 @@ class OffsetStore:
             takeover_timeout,
             kafka_group or group,
             mirror_every=mirror_every,
-            checkpoint=checkpoint_files(adopt_checkpoint),
+            checkpoint=LocalFiles(adopt_checkpoint) if isinstance(adopt_checkpoint, str) else adopt_checkpoint,
             metadata=metadata,
         )
         try:

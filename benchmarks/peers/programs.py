@@ -20,7 +20,7 @@ from offsetstore.local.kafka.properties import as_properties
 from offsetstore.local.spark.artifacts import KAFKA_VERSION, POSTGRES_JDBC, SPARK_VERSION, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.local.spark.java import find_java
-from offsetstore.spark.tuning import MANAGER
+from offsetstore.spark.settings import MANAGER
 
 BUILD: Final = Path("build/bench")
 SOURCE: Final = Path(__file__).with_name("FlinkJob.java")

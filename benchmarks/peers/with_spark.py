@@ -11,7 +11,7 @@ from benchmarks.jobs import FILE_SYSTEM
 from benchmarks.shapes import SMALL
 from offsetstore import Append, Broker, OffsetStore, TransactionalSink
 from offsetstore.local.spark.launch import local_session
-from offsetstore.spark.tuning import MANAGER, tuned
+from offsetstore.spark.settings import MANAGER, tuned
 
 HEAP: Final = "2g"
 BATCH: Final = 10_000

@@ -12,8 +12,7 @@ from offsetstore.cli.output import columns, document, print_json, print_lines, p
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
-from offsetstore.store.adoption import read_or_fail
-from offsetstore.store.checkpoint_files import LocalFiles
+from offsetstore.store.adoption import LocalFiles, read_or_fail
 from offsetstore.text import counted
 
 _COLUMNS = columns("partition, #start, #committed batch ends, #uncertain")

@@ -11,7 +11,7 @@ from offsetstore.cli.options import names
 from offsetstore.errors import ConfigurationError
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target
 from offsetstore.postgres.url import SCHEMA_VARIABLE
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import TableName
 
 _F = TypeVar("_F", bound="Callable[..., Any] | click.Command")
 

@@ -19,8 +19,8 @@ from offsetstore.demo.job_settings import JDBC_NAME, PAUSE, JobSettings
 from offsetstore.demo.tables import THEIRS, create_tables
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.postgres.url import connection_parameters
+from offsetstore.spark import tuned
 from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.tuning import tuned
 from offsetstore.testing.job_process import print_event
 
 Write: TypeAlias = Callable[[DataFrame, int], None]

@@ -26,7 +26,7 @@ from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, create_tables
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted, Event
-from offsetstore.spark.tuning import tuned
+from offsetstore.spark import tuned
 from offsetstore.testing.job_process import BatchPrinter
 
 

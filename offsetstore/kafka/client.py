@@ -11,17 +11,18 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any, Final, Generic, TypeVar, cast
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, describe, no_answer
 from offsetstore.kafka.settings.mechanisms import instead_of
+from offsetstore.protocol.background import meanwhile
 
 K = TypeVar("K", bound="Hashable")
+_T = TypeVar("_T")
 
 # librdkafka writes to stderr unless it is given a logger; this one is silent until an application listens to it.
 LOG: Final = logging.getLogger("offsetstore.kafka")
@@ -94,7 +95,7 @@ class Client:
     """An `AdminClient`, for one process and for one thread at a time.
 
     :param on_silence: told what has had no answer for `PATIENCE` seconds, once for each `forget`.
-    :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
+    :raises ConfigurationError: see `make`.
     """
 
     def __init__(self, settings: Mapping[str, Any], on_silence: Callable[[str], None] = lambda _: None) -> None:
@@ -103,13 +104,7 @@ class Client:
         self._patient_until = math.inf
         self._reported: deque[KafkaError] = deque(maxlen=100)
         config: dict[str, Any] = {"logger": LOG, **settings, "error_cb": self._reported.append}
-        try:
-            self._admin: Any = AdminClient(config)
-        except (KafkaException, TypeError, ValueError) as error:
-            refused = refused_setting(error, settings)
-        else:
-            return
-        raise refused  # outside the handler: the cause's text can hold the setting's value
+        self._admin: Any = make(AdminClient, config, settings)
 
     def close(self) -> None:
         """End the connections and librdkafka's threads, here and now, whatever still holds the `AdminClient`.
@@ -241,6 +236,28 @@ class Client:
             self._on_silence(f"{doing}: {reported[-1]}" if reported else doing)
 
 
+def make(kind: Callable[[dict[str, Any]], _T], config: dict[str, Any], settings: Mapping[str, Any]) -> _T:
+    """Make one of librdkafka's clients.
+
+    :param settings: those of ``config`` that are the user's.
+    :raises ConfigurationError: librdkafka refuses one of them. The message names the key, never a value.
+    """
+    try:
+        return kind(config)
+    except (KafkaException, TypeError, ValueError) as error:
+        refused = _refused_setting(error, settings)
+    raise refused  # outside the handler: the cause's text can hold the setting's value
+
+
+def with_consumer(config: dict[str, Any], settings: Mapping[str, Any], use: Callable[[Consumer], _T]) -> _T:
+    """Make a consumer as `make` does, and let it go after its use: it never joined a group that it could leave."""
+    holder = [make(Consumer, config, settings)]
+    try:
+        return use(holder[0])
+    finally:
+        let_go(holder)
+
+
 def let_go(holder: list[Any]) -> None:
     """End a consumer without waiting for it: librdkafka does not end one before its last request is answered.
 
@@ -248,7 +265,7 @@ def let_go(holder: list[Any]) -> None:
 
     :param holder: holds the only reference to the consumer, and is emptied.
     """
-    Thread(target=holder.clear, name="offsetstore-kafka-end", daemon=True).start()
+    meanwhile("offsetstore-kafka-end", holder.clear)
 
 
 def _may_pass(outcome: object) -> bool:
@@ -261,7 +278,7 @@ def _kafka_error(error: BaseException) -> KafkaError:
     raise error
 
 
-def refused_setting(error: Exception, settings: Mapping[str, Any]) -> ConfigurationError:
+def _refused_setting(error: Exception, settings: Mapping[str, Any]) -> ConfigurationError:
     """Say which setting librdkafka refuses, not its value. Don't raise it from ``error``: that text can hold it."""
     cause = cast("object", error.args[0]) if error.args else None
     text = cause.str().strip() if isinstance(cause, KafkaError) else str(error)

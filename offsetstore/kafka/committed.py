@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import confluent_kafka as ck
 
-from offsetstore.kafka.client import BACKOFF, LOG, Deadline, let_go
+from offsetstore.kafka.client import BACKOFF, LOG, Deadline, with_consumer
 from offsetstore.kafka.errors import PASSING, WRONG_CREDENTIALS, Doing, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
@@ -54,13 +54,12 @@ def committed_offsets(
     :raises BrokerRefused: Kafka refuses the request.
     """
     reported: deque[ck.KafkaError] = deque(maxlen=100)
-    consumer = ck.Consumer(consumer_config(settings, group, reported))
-    try:
-        return read_with(consumer, partitions, Doing(f"reading the offsets of group {group}"), reported, deadline)
-    finally:  # let go, not closed: there is no group to leave
-        holder = [consumer]
-        del consumer
-        let_go(holder)
+    doing = Doing(f"reading the offsets of group {group}")
+    return with_consumer(
+        consumer_config(settings, group, reported),
+        settings.config,
+        lambda consumer: read_with(consumer, partitions, doing, reported, deadline),
+    )
 
 
 def read_with(

@@ -16,15 +16,9 @@ from typing import Final, Literal
 import confluent_kafka as ck
 
 from offsetstore.errors import BrokerError, GroupHasMembers, MetadataRefused, TopicMissing
-from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, Deadline, let_go, refused_setting
+from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, Deadline, let_go, make
 from offsetstore.kafka.committed import FINAL, consumer_config, read_with, try_to_read
-from offsetstore.kafka.errors import (
-    MISSING,
-    PASSING,
-    Doing,
-    describe,
-    no_answer,
-)
+from offsetstore.kafka.errors import MISSING, PASSING, Doing, describe, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
 
@@ -51,7 +45,7 @@ _RECORD_BYTES: Final = 100  # at least what a record takes besides the texts
 class GroupOffsets:
     """Reads and writes one group's offsets, for one process and for one thread at a time.
 
-    :raises ConfigurationError: librdkafka refuses a setting. The message names the key, never a value.
+    :raises ConfigurationError: see `make`.
     """
 
     def __init__(self, settings: ClientSettings, group: str) -> None:
@@ -66,13 +60,7 @@ class GroupOffsets:
             "group.protocol": "classic",
             "session.timeout.ms": _KEPT_MS,
         }
-        try:
-            self._consumer = ck.Consumer(config)
-        except (ck.KafkaException, TypeError, ValueError) as error:
-            refused = refused_setting(error, settings.config)
-        else:
-            return
-        raise refused  # outside the handler: the cause's text can hold the setting's value
+        self._consumer = make(ck.Consumer, config, settings.config)
 
     def close(self) -> None:
         """End the connections, even while a traceback still holds this object. There is no group to leave."""

@@ -13,7 +13,7 @@ import confluent_kafka as ck
 
 from offsetstore.errors import BrokerError, TopicMissing
 from offsetstore.kafka import requests
-from offsetstore.kafka.client import Client, Deadline, let_go
+from offsetstore.kafka.client import Client, Deadline, with_consumer
 from offsetstore.kafka.committed import consumer_config
 from offsetstore.kafka.errors import MISSING
 from offsetstore.kafka.group_offsets import GroupOffsets
@@ -230,13 +230,7 @@ def read_records(
         "fetch.wait.max.ms": 100,
         "max.partition.fetch.bytes": 65_536,  # a batch of records that is larger comes all the same
     }
-    consumer = ck.Consumer(config)
-    try:
-        return _read(consumer, offsets)
-    finally:
-        holder = [consumer]
-        del consumer
-        let_go(holder)
+    return with_consumer(config, settings.config, lambda consumer: _read(consumer, offsets))
 
 
 def _read(consumer: ck.Consumer, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, FoundRecord | None]:

@@ -16,7 +16,7 @@ from typing import Final
 import confluent_kafka as ck
 
 from offsetstore.errors import BrokerError
-from offsetstore.kafka.client import Deadline, let_go, refused_setting
+from offsetstore.kafka.client import Deadline, with_consumer
 from offsetstore.kafka.committed import FINAL, consumer_config
 from offsetstore.kafka.errors import PASSING, Doing, broker_error, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
@@ -57,18 +57,7 @@ def find_resets(
         "max.partition.fetch.bytes": _BYTES,
         "queued.min.messages": 1,
     }
-    try:
-        consumer = ck.Consumer(config)
-    except (ck.KafkaException, TypeError, ValueError) as error:
-        refused = refused_setting(error, settings.config)
-    else:
-        try:
-            return _ask(consumer, pairs, reported, deadline)
-        finally:
-            holder = [consumer]
-            del consumer
-            let_go(holder)
-    raise refused  # outside the handler: the cause's text can hold the setting's value
+    return with_consumer(config, settings.config, lambda consumer: _ask(consumer, pairs, reported, deadline))
 
 
 def _ask(

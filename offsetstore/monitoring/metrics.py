@@ -198,7 +198,7 @@ class Metrics:
             for family in self._of_claim:  # what they tell is over; a rule about them would fire for ever
                 with suppress(KeyError):  # there is none yet; newer versions of prometheus_client don't mind
                     family.remove(after.group)
-        elif before.token is not None and after.is_lost and not before.is_lost:  # a closed claim may still be fenced
+        elif after.is_lost and not before.is_lost:
             self._held.labels(after.group).set(0)
 
 

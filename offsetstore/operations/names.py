@@ -9,7 +9,7 @@ nothing comes back under it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
@@ -245,7 +245,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
 def _same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:
     """The row's own offset under another name, with what is known of the log below it."""
     new = pinned(row, row.next_offset, keep_contested=keep_contested)
-    return replace(new, pair=row.pair, suspect=row.suspect)
+    return new._replace(pair=row.pair, suspect=row.suspect)
 
 
 def _arrivals(by: By, event: str, plan: NewName, token: Token) -> list[HistoryEvent]:

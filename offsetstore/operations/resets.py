@@ -325,7 +325,7 @@ def _decided_offset(move: Move, *, keep_contested: bool) -> NewOffset:
         pair = pair._replace(offset=min(pair.offset, move.to_offset))
     if move.log is not None:
         pair = LogLook().pair(move.topic_partition, replace(row, pair=pair), move.to_offset, move.log)
-    return replace(new, pair=pair)
+    return new._replace(pair=pair)
 
 
 def _offsets(offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:

@@ -597,11 +597,12 @@ def _token(token: Token) -> dict[str, object]:
 
 def stored_rows(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
     """Read the rows of `statements.READ_PARTITIONS`."""
-    tokens: dict[tuple[int, uuid.UUID], Token] = {}  # mostly one for all rows
+    # Mostly one for all of ten thousand rows; a UUID hashes itself in Python.
+    tokens: dict[tuple[int, int], Token] = {}
     return {
         TopicPartition(row.topic, row.partition): StoredOffset(
             row.next_offset,
-            tokens.get(key := (row.epoch, row.claim_id)) or tokens.setdefault(key, Token(*key)),
+            tokens.get(key := (row.epoch, row.claim_id.int)) or tokens.setdefault(key, Token(row.epoch, row.claim_id)),
             row.metadata,
             row.topic_id,
             row.cluster_id,

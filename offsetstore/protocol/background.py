@@ -1,12 +1,16 @@
-"""Work that a background thread repeats at intervals."""
+"""Work in a background thread: repeated at intervals, or done once, meanwhile."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from offsetstore.protocol.forks import is_own
+
+_T = TypeVar("_T")
 
 
 class Background:
@@ -69,3 +73,20 @@ class Background:
         while not self._stopping.wait(self._interval()) and self._turn():
             pass
         self._at_end()
+
+
+def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
+    """Call ``work`` in a daemon thread, which no exit of the process waits for; at once if there can be no more."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:  # there can be no more threads
+        run()
+    return future

@@ -142,8 +142,7 @@ class ListedGroup:
     dead_letters: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewOffset:
+class NewOffset(NamedTuple):
     """The new state of a partition, set by a claim or a reset; if ``pinned``, the row also keeps the token's epoch.
 
     A decision clears ``contested``; a claim without a decision leaves it as it was. Whatever keeps the offset carries

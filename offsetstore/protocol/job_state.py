@@ -119,13 +119,13 @@ class JobState:
     def after(self, event: Event, at: float) -> Self:
         """The state after an event of this group.
 
-        An end or a sink of another claim changes nothing: it comes late, of a claim that this one has replaced.
+        An end or a sink of another claim changes nothing: it comes late, of a claim that was replaced or is forgotten.
 
         :param at: when it happened.
         """
         if isinstance(event, ClaimTaken) and event.token != self.token:
             return self.claimed_at(at, self.group, event.token, unreachable=self.unreachable)
-        if isinstance(event, SinkMade | ClaimEnded) and self.token not in {None, event.token}:
+        if isinstance(event, SinkMade | ClaimEnded) and event.token != self.token:
             return self
         counters = {**self.counters}
         for what, number in _counts(event).items():

@@ -7,6 +7,7 @@ to the offset that was stored with it (`EpochPair`); that stays. Under an unchan
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -60,26 +61,29 @@ class LogLook:
         return new if self.checked.get(tp) == (known, new.leader_epoch) else known
 
 
-def topic_ids(rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, str | None]:
-    """The topic's id of each row. A partition that was added while a job ran has that of its topic's other rows.
+def known_ids(rows: Mapping[TopicPartition, StoredOffset]) -> dict[str, str]:
+    """The id of each topic whose rows agree on one. It counts for a row without one, too.
 
-    Its own row gets one in the next claim. Until then, each batch has compared the topic's id with the others'.
+    That is the row of a partition that was added while a job ran, which gets the id in the next claim. Until then, each
+    batch has compared the topic's id with the others'.
     """
-    of_topics: dict[str, set[str]] = {}
+    of_topics: defaultdict[str, set[str]] = defaultdict(set)
     for tp, row in rows.items():
         if row.topic_id:
-            of_topics.setdefault(tp.topic, set()).add(row.topic_id)
-    only = {topic: next(iter(ids)) for topic, ids in of_topics.items() if len(ids) == 1}
-    return {tp: row.topic_id or only.get(tp.topic) for tp, row in rows.items()}
+            of_topics[tp.topic].add(row.topic_id)
+    return {topic: next(iter(ids)) for topic, ids in of_topics.items() if len(ids) == 1}
 
 
 def same_logs(rows: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> dict[TopicPartition, Watermarks]:
     """The logs of the rows' own topics: their ids are known and the same."""
+    known = known_ids(rows)
     found: dict[TopicPartition, Watermarks] = {}
-    for tp, topic_id in topic_ids(rows).items():
+    for tp, row in rows.items():
         topic = view.topics.get(tp.topic)
-        if topic is not None and topic.topic_id and topic.topic_id == topic_id and tp.partition in topic.partitions:
-            found[tp] = topic.partitions[tp.partition]
+        if topic is None or not topic.topic_id or topic.topic_id != (row.topic_id or known.get(tp.topic)):
+            continue
+        if (log := topic.partitions.get(tp.partition)) is not None:
+            found[tp] = log
     return found
 
 
@@ -95,7 +99,7 @@ def look(
     truncated: dict[TopicPartition, str] = {}
     changed: dict[TopicPartition, tuple[EpochPair, int]] = {}
     untold: dict[TopicPartition, BrokerError] = {}
-    for tp, log in sorted(logs.items()):
+    for tp, log in logs.items():
         row, epoch = rows[tp], log.leader_epoch
         if log.high is not None and log.high < row.next_offset:
             short[tp] = f"the log ended at {log.high}, below the stored offset {row.next_offset}"
@@ -121,7 +125,7 @@ def look(
                 f"the log parts {where} the stored offset {pair.offset}: it was truncated there after leader epoch "
                 f"{pair.leader_epoch}, and has epoch {epoch} now"
             )
-    return LogLook(short, truncated, changed if find is not None else {}, doubtful, untold)
+    return LogLook(short, dict(sorted(truncated.items())), changed if find is not None else {}, doubtful, untold)
 
 
 def log_truncated(tp: TopicPartition, found: Suspect) -> LogTruncated:

@@ -24,7 +24,7 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import BrokerView, CommittedOffset, StoredOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.log_evidence import log_truncated, topic_ids
+from offsetstore.protocol.log_evidence import known_ids, log_truncated
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason, Start, StartingOffsets
@@ -184,9 +184,11 @@ def _starts(
 ) -> dict[TopicPartition, Start]:
     starts: dict[TopicPartition, Start] = {}
     contested = max((row.pinned_epoch for row in rows.values() if row.contested), default=None)
-    ids = topic_ids(rows)
+    timestamps = asked.view.timestamps or {}
+    topic_id = known_ids(rows).get(topic)
+    of_numbers = {tp.partition: tp for tp in rows}  # looking them up is faster than making them
     for partition, watermarks in sorted(log.partitions.items()):
-        tp = TopicPartition(topic, partition)
+        tp = of_numbers.get(partition) or TopicPartition(topic, partition)
         row = rows.get(tp)
         if row is not None and row.suspect is not None:
             raise log_truncated(tp, row.suspect)
@@ -200,12 +202,12 @@ def _starts(
             store_id=asked.store_id,
             group=asked.group,
             adopted=adopted.get(tp),
-            at_timestamp=(asked.view.timestamps or {}).get(tp),
+            at_timestamp=timestamps.get(tp),
             topic_is_known=bool(rows or adopted),
             # For a new partition, the other application's offset is not adopted either.
             contested_epoch=contested if row is None else row.pinned_epoch if row.contested else None,
             policy=asked.policy,
-            is_same_log=log.topic_id is not None and ids.get(tp) == log.topic_id,
+            is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
         )
         starts[tp] = _judge_range(facts, _choose(facts))
     return starts

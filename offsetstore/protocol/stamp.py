@@ -11,7 +11,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Self
+from functools import lru_cache
+from typing import Final
 from uuid import UUID
 
 from offsetstore.offsets import CommittedOffset
@@ -56,17 +57,20 @@ class Stamp:
         whole = stamp + (metadata or "")
         return whole if len(whole.encode()) <= MAX_BYTES else stamp
 
-    @classmethod
-    def of(cls, committed: CommittedOffset | None) -> Self | None:
+    @staticmethod
+    def of(committed: CommittedOffset | None) -> Stamp | None:
         """Read the stamp of a committed offset, ``None`` if no store made it."""
         found = _FORM.match(committed.metadata or "") if committed is not None else None
-        if found is None:
-            return None
-        try:
-            stamp = cls(UUID(found["store"]), int(found["epoch"]), found["group"])
-        except ValueError:
-            return None
-        return stamp if stamp.epoch <= _MAX_EPOCH else None
+        return None if found is None else _read(found["store"], found["epoch"], found["group"])
+
+
+@lru_cache  # the copies of one claim have one stamp
+def _read(store: str, epoch: str, group: str | None) -> Stamp | None:
+    try:
+        stamp = Stamp(UUID(store), int(epoch), group)
+    except ValueError:
+        return None
+    return stamp if stamp.epoch <= _MAX_EPOCH else None
 
 
 def latest_epoch(committed: Iterable[CommittedOffset], store_id: UUID) -> int:

@@ -88,10 +88,12 @@ class StartingOffsets:
     @property
     def warning(self) -> str | None:
         """What to check before an unknown group starts in logs that have records; ``None`` if there is nothing."""
+        if self.unknown is None:
+            return None
         starts = {tp: start for tp, start in self.starts.items() if start.reason in _NOWHERE}
         reads = sum((start.log.high or start.log.end) - start.offset for start in starts.values())
         leaves = sum(start.offset - start.log.beginning for start in starts.values())
-        if self.unknown is None or not reads + leaves:
+        if not reads + leaves:
             return None
         does = [f"reads at most {counted(reads, 'record')}"] if reads else []
         does += [f"leaves out at most {counted(leaves, 'record')}"] if leaves else []

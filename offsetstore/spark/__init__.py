@@ -3,7 +3,7 @@
 from offsetstore.processing.plan import BatchInfo
 from offsetstore.spark.executors.finder import MetadataFinder, metadata_finder
 from offsetstore.spark.run_job import Job, job
+from offsetstore.spark.settings import tuned
 from offsetstore.spark.sink import TransactionalSink
-from offsetstore.spark.tuning import tuned
 
 __all__ = ["BatchInfo", "Job", "MetadataFinder", "TransactionalSink", "job", "metadata_finder", "tuned"]

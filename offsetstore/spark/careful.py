@@ -13,26 +13,26 @@ import math
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
 from offsetstore.processing.unit import PlanOutdated, Ranges, Record
-from offsetstore.protocol.letters import LetterError, Payload
+from offsetstore.protocol.letters import Letter, LetterError, Payload
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.collecting import OnDriver
-from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import function_failed, is_over_limit
+from offsetstore.spark.kafka_columns import by_partition, letters_frame, looked_up, with_coordinates
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
@@ -45,6 +45,7 @@ _NUMBER: Final = "_offsetstore_number"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 _FEW: Final = 64  # slices of a table that are better than copying their rows
 _compute: Any = pc
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,8 @@ class OfRanges:
 
     def column(self, topic: Column, partition: Column, offset: Column) -> Column:
         """See `Numbering`."""
-        begins = {
-            f"{tp.partition}-{tp.topic}": begin - range_.from_
-            for (tp, range_), begin in zip(self._ranges, self._begins, strict=True)
-        }
-        return _looked_up(begins, F.concat_ws("-", partition, topic)) + offset
+        ranges = zip(self._ranges, self._begins, strict=True)
+        return by_partition({tp: begin - range_.from_ for (tp, range_), begin in ranges}, topic, partition) + offset
 
     def record(self, number: int) -> Record:
         """See `Numbering`."""
@@ -133,15 +131,11 @@ class OfRecords:
     def column(self, topic: Column, partition: Column, offset: Column) -> Column:
         """See `Numbering`."""
         numbers = {f"{at}-{tp.partition}-{tp.topic}": number for number, (tp, at) in enumerate(self._records)}
-        return _looked_up(numbers, F.concat_ws("-", offset, partition, topic))
+        return looked_up(numbers, F.concat_ws("-", offset, partition, topic))
 
     def record(self, number: int) -> Record:
         """See `Numbering`."""
         return self._records[number]
-
-
-def _looked_up(values: Mapping[str, int], key: Column) -> Column:
-    return F.create_map(*(F.lit(part) for pair in values.items() for part in pair))[key].cast("long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +286,7 @@ def computed_carefully(
             computed[name] = _without_rejects(table, rejected)
         yield Careful(
             numbering,
-            any(_replaces_in_order(outputs, name) for name in computed),
+            any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in computed),
             numbers,
             {number: key for number, key in by_number if key is not None},
             rejected,
@@ -307,6 +301,18 @@ def computed_carefully(
         raise
     finally:
         records.unpersist()
+
+
+def computed_letters(
+    outputs: Outputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
+) -> AbstractContextManager[Careful]:
+    """Compute the outputs of the letters' records, which are numbered in their order.
+
+    :param columns: see `letters_frame`.
+    :raises Halve: the rows are too many for the driver, or can't be computed.
+    """
+    records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
+    return computed_carefully(outputs, letters_frame(spark, letters, columns), records, has_sequences=True)
 
 
 def _computed_without_failing(
@@ -362,12 +368,7 @@ class _Computation:
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
         """Compute the rows of all records but some."""
-        try:
-            return self._rows(with_coordinates(self._records(without).drop(_NUMBER)))
-        except Exception as error:
-            if (failed := function_failed(error)) is None:
-                raise
-            return failed
+        return _or_failed(lambda: self._rows(with_coordinates(self._records(without).drop(_NUMBER))))
 
     def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
         made = self.outputs.transform(given, keep_kafka=True)
@@ -396,13 +397,12 @@ class _Computation:
         zero = F.col(_NUMBER).isNull().cast("int")
         first, last = (F.create_map(F.lit(0), F.lit(bound))[zero] for bound in (begin, end))
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
-        try:
+
+        def count() -> int:
             made = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
             return sum(map(count_accepted, made.values()))
-        except Exception as error:
-            if (failed := function_failed(error)) is None:
-                raise
-            return failed
+
+        return _or_failed(count)
 
     def fails(self, number: int) -> FunctionFailed | None:
         """Compute one record, and forget its rows."""
@@ -423,9 +423,13 @@ class _Computation:
         return failed
 
 
-def _replaces_in_order(outputs: Outputs, name: str) -> bool:
-    writer = outputs.writers[name]
-    return declares(writer, "replaces_in_order") and outputs.uses_kafka(name)
+def _or_failed(compute: Callable[[], _T]) -> _T | FunctionFailed:
+    try:
+        return compute()
+    except Exception as error:
+        if (failed := function_failed(error)) is None:
+            raise
+        return failed
 
 
 def _digest(topic: Column, partition: Column) -> Column:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 _OURS = re.compile(r"(?P<epoch>\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -1,4 +1,4 @@
-"""Rows on the driver; those of a large batch in a temporary file: Python's memory does not grow with the batch.
+"""Rows on the driver, those beyond 64 MiB in a temporary file: Python's memory does not grow with the batch.
 
 Spark computes and sends all of them in one job, if spark.driver.maxResultSize allows. Otherwise executors keep what
 they compute on their disks, from where it is fetched one partition at a time. What they lose is never computed again:
@@ -36,9 +36,6 @@ from offsetstore.spark.schemas import arrow_schema
 
 IN_MEMORY: Final = 64 << 20
 """The bytes of Arrow data that stay in memory."""
-
-SMALL: Final = 500_000
-"""In offsets: the collected rows of a batch that has at most as many stay in memory."""
 
 LARGE: Final = 2_000_000
 """In offsets: what the outputs of a batch that has more share is kept on disk alone, off the JVM's heap."""
@@ -241,14 +238,14 @@ class _Joined:
         return sum(writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
 
 
-def on_driver(writer: Writer, frame: DataFrame, offsets: int, *, or_by_partition: bool = True) -> OnDriver:
-    """Compute the rows of this many offsets, and collect them.
+def on_driver(writer: Writer, frame: DataFrame, *, or_by_partition: bool = True) -> OnDriver:
+    """Compute the rows, and collect them.
 
     :param or_by_partition: whether to collect them partition by partition if all of them exceed Spark's limit.
     :raises SinkError, PlanOutdated: as `collect_by_partition`.
     """
     try:
-        return OnDriver(writer, collect(frame) if offsets > SMALL else frame.toArrow().to_batches())
+        return OnDriver(writer, collect(frame))
     except Exception as error:
         if not (or_by_partition and is_over_limit(error)):
             raise

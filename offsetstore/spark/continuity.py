@@ -1,7 +1,10 @@
-"""Does a batch of a kept checkpoint continue exactly at the stored offsets? Pure.
+"""A query must continue exactly at the stored offsets.
 
-Spark numbers a query's batches without gaps, and begins one only after it has committed the one before. The database
-holds the number of the last batch in the results (the mark), and the stored offsets, which moved with it. So:
+If its checkpoint is not kept, this is checked when it starts: a partition without records would never tell.
+
+If it is kept, each batch is checked. Spark numbers a query's batches without gaps, and begins one only after it has
+committed the one before. The database holds the number of the last batch in the results (the mark), and the stored
+offsets, which moved with it. So:
 
 ==========================  ====================================================================================
 no mark                     the batch must begin at the stored offsets: APPLY
@@ -19,11 +22,17 @@ but not written is not committed in the checkpoint either, so a crash in the mid
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.replay import Outcome
+from offsetstore.spark.plans.query import RunningQuery
+from offsetstore.store.claim import Claim
+
+_log = logging.getLogger(__name__)
 
 _START_OVER = (
     'Give the reader .option("startingOffsets", claim.starting_offsets), and remove this checkpoint: it began at other '
@@ -60,19 +69,23 @@ def judge(
             found=f"batch {mark} in the database",
             expected=f"batch {batch_id - 1}",
         )
-    if mark is not None and batch_id == mark:
-        # What Spark has committed can't be beyond the stored offsets here: such results would be missing.
-        _expect_not_beyond("the last committed batch of the kept checkpoint ends", begin, stored)
-        _expect_same(batch_id, end, stored)
-        return Outcome.SKIP
-    if batch_id == 0:
-        _expect_start(begin, stored)
-    _expect("the last committed batch of the kept checkpoint ends", begin, stored)
-    return Outcome.APPLY
-
-
-def _expect_same(batch_id: int, end: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
-    for tp, offset in sorted(end.items()):
+    is_marked = batch_id == mark
+    is_new = batch_id == 0 and not is_marked
+    ends = "the last committed batch of the kept checkpoint ends"
+    for tp, offset in sorted(begin.items()):
+        at = stored[tp]
+        places: dict[str, Any] = {"topic_partition": tp, "found": f"{at} stored", "expected": str(offset)}
+        if is_new and at < offset:  # nothing is committed before batch 0: it began at the reader's startingOffsets
+            what = f"the new checkpoint begins above the stored offset: [{at}, {offset}) is missing"
+            raise OffsetGap(what, **places, next_step=_START_OVER)
+        if is_new and at > offset:
+            what = f"the new checkpoint begins below the stored offset: [{offset}, {at}) is in the results"
+            raise CheckpointBehind(what, **places, next_step=_START_OVER)
+        if at < offset:  # also of the marked batch: results that Spark has committed would be missing
+            raise CheckpointAhead(f"{ends} beyond the stored offset", **places)
+        if at > offset and not is_marked:
+            raise CheckpointBehind(f"{ends} below the stored offset", **places)
+    for tp, offset in sorted(end.items()) if is_marked else ():
         if stored[tp] != offset:
             raise CheckpointBehind(
                 f"batch {batch_id} is in the results, but the kept checkpoint has planned it with another end: it is "
@@ -81,47 +94,51 @@ def _expect_same(batch_id: int, end: Mapping[TopicPartition, int], stored: Mappi
                 found=f"end {offset}",
                 expected=f"{stored[tp]}, which is stored",
             )
+    return Outcome.SKIP if is_marked else Outcome.APPLY
 
 
-def _expect_not_beyond(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
-    for tp, offset in sorted(offsets.items()):
-        if stored[tp] < offset:
-            raise CheckpointAhead(
-                f"{where} beyond the stored offset",
-                topic_partition=tp,
-                found=f"{stored[tp]} stored",
-                expected=str(offset),
-            )
+def check_start(claim: Claim, query: RunningQuery) -> bool:
+    """Compare the two for every partition that the query reads.
+
+    :return: whether the query has begun its first trigger, so that where it starts is known.
+    :raises OffsetGap: it starts above a stored offset; nothing was written.
+    """
+    begin = query.positions().begin  # before what is stored: a batch moves that first
+    if not begin:
+        return False
+    delivered = claim.delivered
+    stored = {tp: max(row.next_offset, delivered.get(tp, 0)) for tp, row in claim.offsets().items()}
+    _refuse_above(begin, stored)
+    if claim.starting is not None and claim.checkpoint_base is not None:
+        _tell_below(begin, claim.starting.offsets)
+    return True
 
 
-def _expect(where: str, offsets: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
-    _expect_not_beyond(where, offsets, stored)
-    for tp, offset in sorted(offsets.items()):
-        if stored[tp] > offset:
-            raise CheckpointBehind(
-                f"{where} below the stored offset",
-                topic_partition=tp,
-                found=f"{stored[tp]} stored",
-                expected=str(offset),
-            )
+def _refuse_above(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
+    above = [tp for tp, offset in sorted(begin.items()) if offset > stored.get(tp, offset)]
+    if not above:
+        return
+    first = above[0]
+    missing = OffsetRange(stored[first], begin[first])
+    others = f", and {len(above) - 1} more partitions" if len(above) > 1 else ""
+    raise OffsetGap(
+        f"the query starts above the stored offset: {missing} is missing{others}",
+        topic_partition=first,
+        found=f"a start at {begin[first]}",
+        expected=f"a start at {stored[first]}",
+        next_step='Give the reader .option("startingOffsets", claim.starting_offsets), and the query a checkpoint that '
+        "no query has used: claim.checkpoint(base).",
+    )
 
 
-def _expect_start(begin: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
-    """Nothing is committed before batch 0: the checkpoint is new, and began at the reader's startingOffsets."""
-    for tp, offset in sorted(begin.items()):
-        if stored[tp] < offset:
-            raise OffsetGap(
-                f"the new checkpoint begins above the stored offset: [{stored[tp]}, {offset}) is missing",
-                topic_partition=tp,
-                found=f"{stored[tp]} stored",
-                expected=str(offset),
-                next_step=_START_OVER,
-            )
-        if stored[tp] > offset:
-            raise CheckpointBehind(
-                f"the new checkpoint begins below the stored offset: [{offset}, {stored[tp]}) is in the results",
-                topic_partition=tp,
-                found=f"{stored[tp]} stored",
-                expected=str(offset),
-                next_step=_START_OVER,
-            )
+def _tell_below(begin: Mapping[TopicPartition, int], claimed: Mapping[TopicPartition, int]) -> None:
+    below = [tp for tp, offset in sorted(begin.items()) if offset < claimed.get(tp, offset)]
+    if below:
+        _log.warning(
+            "%s: the query starts at %d, below the claim's offset %d%s: it reads records that are in the results, and "
+            'drops them. Give the reader .option("startingOffsets", claim.starting_offsets)',
+            below[0],
+            begin[below[0]],
+            claimed[below[0]],
+            f" (and so do {len(below) - 1} more partitions)" if len(below) > 1 else "",
+        )

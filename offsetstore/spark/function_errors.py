@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -133,7 +133,7 @@ def function_failed(error: Exception) -> FunctionFailed | None:
     if isinstance(error, AnalysisException):
         return None
     found = causes(error)
-    if not found or any(one.is_outage for one in found) or _is_over_limit(found) or _has_lost_block(found):
+    if not found or any(one.is_outage for one in found) or is_over_limit(error) or has_lost_block(error):
         return None
     worker = next((one for one in found if one.traceback is not None), None)
     named = next((one for one in found if one.condition is not None), found[-1])
@@ -198,12 +198,13 @@ def is_out_of_range(error: BaseException) -> bool:
 
 def is_over_limit(error: BaseException) -> bool:
     """Whether Spark has refused to collect rows only because of their size: spark.driver.maxResultSize."""
-    return _is_over_limit(causes(error))
+    last = next(reversed(causes(error)), None)
+    return last is not None and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)
 
 
 def has_lost_block(error: BaseException) -> bool:
     """Whether executors have lost what was to be computed only once."""
-    return _has_lost_block(causes(error))
+    return any(one.condition == _LOST_BLOCK for one in causes(error))
 
 
 def causes(error: BaseException) -> list[Cause]:
@@ -237,32 +238,14 @@ def raised(told: str) -> str | None:
 def _cause(java: Any) -> Cause:
     condition = sqlstate = traceback = None
     text = java.getMessage() or ""
-    classes = tuple(_superclasses(java.getClass()))
+    kind, classes = java.getClass(), list[str]()
+    while kind is not None:
+        classes.append(kind.getName())
+        kind = kind.getSuperclass()
     with suppress(Py4JError):  # it is not one of Spark's
         condition, sqlstate = java.getCondition(), java.getSqlState()
     if _WORKER in classes:
-        traceback = _traceback(java, text)
-    return Cause(classes, text, condition, sqlstate, traceback)
-
-
-def _superclasses(kind: Any) -> Iterator[str]:
-    while kind is not None:
-        yield kind.getName()
-        kind = kind.getSuperclass()
-
-
-def _traceback(java: Any, text: str) -> str:
-    """What the worker has told, without Spark's own words."""
-    with suppress(Py4JError):  # Spark 4.2
-        if (told := java.getMessageParameters().get("traceback")) is not None:
-            return told
-    return text
-
-
-def _is_over_limit(found: list[Cause]) -> bool:
-    last = found[-1] if found else None
-    return last is not None and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)
-
-
-def _has_lost_block(found: list[Cause]) -> bool:
-    return any(one.condition == _LOST_BLOCK for one in found)
+        traceback = text
+        with suppress(Py4JError):  # Spark 4.2 has what the worker told, without its own words
+            traceback = java.getMessageParameters().get("traceback") or text
+    return Cause(tuple(classes), text, condition, sqlstate, traceback)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -15,9 +15,10 @@ from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
 from offsetstore.processing.unit import Ranges, Record
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
-from offsetstore.spark.cropping import with_coordinates, within
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
+from offsetstore.spark.kafka_columns import with_coordinates, within
 from offsetstore.spark.outputs import Outputs
+from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
@@ -62,16 +63,15 @@ class MicroBatch:
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self.outputs.transform(given))
             return {
-                name: on_driver(writer, frames[name], offsets, or_by_partition=self.or_by_partition)
+                name: on_driver(writer, frames[name], or_by_partition=self.or_by_partition)
                 for name, writer in writers.items()
             }
 
-    @contextmanager
     def careful(
         self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
-    ) -> Generator[Careful]:
+    ) -> AbstractContextManager[Careful]:
         """See `Delivery`."""
-        computed = computed_carefully(
+        return computed_carefully(
             self.outputs,
             within(self.frame, part),
             OfRanges(part),
@@ -80,8 +80,6 @@ class MicroBatch:
             seconds=seconds,
             check=lambda: self.sleep(0),
         )
-        with computed as careful:
-            yield careful
 
     def sleep(self, seconds: float) -> None:
         """Sleep as `RunningQuery.sleep` does.
@@ -101,9 +99,8 @@ class MicroBatch:
 
         :raises Exception: Spark's own: it can't read the records, for a reason that is in none of them.
         """
-        java: Any = self.frame
         try:
-            java._jdf.queryExecution().toRdd().count()  # noqa: SLF001 - count() would leave out columns
+            execution(self.frame).toRdd().count()  # its own count() would leave out columns
         except Exception as error:
             if not is_out_of_range(error):
                 raise

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.ports import TableWriter, Writer
-from offsetstore.spark.cropping import KAFKA
+from offsetstore.spark.kafka_columns import KAFKA
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json

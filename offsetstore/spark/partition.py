@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, SinkError, StaleClaim
+from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.blame import SECONDS
 from offsetstore.processing.letters import Recovery
@@ -26,7 +26,6 @@ from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, creat
 from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.unit import (
     UNNAMED,
-    Decisions,
     PlanOutdated,
     Stopwatch,
     Stored,
@@ -38,15 +37,15 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.spark.collecting import LARGE
-from offsetstore.spark.cropping import with_checked_coordinates, with_coordinates
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.spark.function_errors import is_over_limit
+from offsetstore.spark.kafka_columns import with_checked_coordinates, with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
-from offsetstore.spark.plans.scan import Placed, place
+from offsetstore.spark.plans.scan import place
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.append import Append
@@ -107,7 +106,8 @@ class PerPartition:
         if count_offsets(batch.ranges) <= self._threshold:
             if not self._was_checked:  # a job that tasks would refuse must not run until its first large batch
                 self._rows(batch.frame)
-                self._check_executors(batch.frame.sparkSession)
+                check_once(batch.frame.sparkSession)
+                self._was_checked = True
             try:
                 return self._whole.write(batch, stored)
             except Exception as error:
@@ -124,7 +124,7 @@ class PerPartition:
         watch = Stopwatch()
         plan = Plan.of(self._claim, batch.ranges)
         if not plan.is_worth_computing(self._claim):
-            self._advance(plan.decisions, batch.ranges, {})
+            commit(self._claim, Unit(plan.decisions, None))
             return stored.written(watch.seconds)
         create_rows(self._claim, plan)
         watch.lap("plan")
@@ -150,27 +150,11 @@ class PerPartition:
             raise self._retryable
         if any(result.ending is TaskEnding.OUTDATED for result in results):
             raise PlanOutdated
-        left = [tp for tp in remaining if tp not in done]
-        if left:
-            self._advance(plan.decisions, left, texts, empty=True)
-            stored.add({tp: remaining[tp] for tp in left}, {})
+        if left := {tp: range_ for tp, range_ in remaining.items() if tp not in done}:  # they had no rows
+            commit(self._claim, Unit({tp: plan.decisions[tp] for tp in left}, metadata=texts))
+            stored.add(left, {})
         watch.lap("tasks")
         return stored.written(watch.seconds)
-
-    def _advance(
-        self,
-        decisions: Decisions,
-        partitions: Collection[TopicPartition],
-        texts: Mapping[TopicPartition, Text],
-        *,
-        empty: bool = False,
-    ) -> None:
-        """Check these partitions under their locks, and advance those that had no rows.
-
-        :param texts: the new metadata of some.
-        :param empty: whether their rows were computed, and there were none.
-        """
-        commit(self._claim, Unit({tp: decisions[tp] for tp in partitions}, {} if empty else None, metadata=texts))
 
     def _blame(self, refused: RowsRefused, batch: MicroBatch, plan: Plan, stored: Stored) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
@@ -194,9 +178,11 @@ class PerPartition:
         if not keeps_kafka:
             frame = with_checked_coordinates(frame, {tp.topic for tp in batch.ranges})
         session = batch.frame.sparkSession
-        self._check_executors(session)
+        check_once(session)
         placed = place(frame, batch.ranges, list(plan.remaining()))
-        self._warn_if_moved(placed)
+        if placed.moved is not None and not self._has_warned:
+            self._has_warned = True
+            _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
         claim = TaskClaim.of(self._claim, plan.decisions)
         tasks = Tasks(
             self._store,
@@ -214,14 +200,14 @@ class PerPartition:
         failpoints.reach("before_lock")
         try:
             with sending_password(session, self._claim):
-                results = _collect(placed, tasks)
+                results = placed.parts.run(tasks)  # one of each task, or it raises
         except Exception as error:
             if self._recovery is not None or batch.failed(error) is not None:
                 self._forget_stored(claim, plan, stored)
             raise
         done = {result.topic_partition: result.rows for result in results if result.is_stored}
         self._note_stored(claim, plan, stored, done)
-        return results
+        return sorted(results, key=lambda result: result.topic_partition)
 
     def _note_stored(self, claim: TaskClaim, plan: Plan, stored: Stored, done: Mapping[TopicPartition, int]) -> None:
         """Do for the claim what tasks that have stored these partitions did for their copies of it.
@@ -255,25 +241,6 @@ class PerPartition:
         """
         is_speculative = session.sparkContext.getConf().get("spark.speculation", "false") == "true"
         return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
-
-    def _check_executors(self, session: SparkSession) -> None:
-        check_once(session)
-        self._was_checked = True
-
-    def _warn_if_moved(self, placed: Placed) -> None:
-        if placed.moved is not None and not self._has_warned:
-            self._has_warned = True
-            _log.warning("each batch is repartitioned by Kafka's topics and partitions: %s", placed.moved)
-
-
-def _collect(placed: Placed, tasks: Tasks) -> Sequence[Result]:
-    """Run the tasks; the results are in the order of their partitions."""
-    results = placed.parts.run(tasks)
-    if sorted(result.topic_partition for result in results) != sorted(placed.tasks):
-        raise SinkError(
-            "the tasks did not return one result each", found=f"{len(results)} results", expected=f"{len(placed.tasks)}"
-        )
-    return sorted(results, key=lambda result: result.topic_partition)
 
 
 def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Written | None:

@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructType
 
 from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.protocol.letters import LetterError, rejected
+from offsetstore.spark.plans import execution
 
 REJECT: Final = "_reject"
 COLUMN: Final = "_offsetstore_reject"
@@ -53,17 +54,12 @@ def count_accepted(frame: DataFrame) -> int:
     Counting alone would leave out columns, and leaving out rejected rows what fails for them.
     """
     if COLUMN not in frame.columns:
-        return _computed(frame).toRdd().count()
+        return execution(frame).toRdd().count()
     given = F.col(COLUMN)
     said = [given[name] for name in _FIELDS] if isinstance(frame.schema[COLUMN].dataType, StructType) else [given]
-    execution = _computed(frame.observe(COLUMN, F.count_if(F.coalesce(*said).isNull())))
-    execution.toRdd().count()
-    return execution.observedMetrics().apply(COLUMN).getLong(0)
-
-
-def _computed(frame: DataFrame) -> Any:
-    made: Any = frame
-    return made._jdf.queryExecution()  # noqa: SLF001 - there is no other way to compute all columns and keep none
+    observed = execution(frame.observe(COLUMN, F.count_if(F.coalesce(*said).isNull())))
+    observed.toRdd().count()
+    return observed.observedMetrics().apply(COLUMN).getLong(0)
 
 
 def without_reject(schema: pa.Schema) -> pa.Schema:

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import PySparkException
@@ -26,11 +26,9 @@ from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.spark.function_errors import told_by_us
 from offsetstore.spark.plans.admission import check_connector
-from offsetstore.spark.plans.progress import parse_offsets
+from offsetstore.spark.plans.query import parse_offsets
+from offsetstore.spark.sink import TransactionalSink
 from offsetstore.text import describe_error, error_text, shortened
-
-if TYPE_CHECKING:
-    from offsetstore.spark.sink import TransactionalSink
 
 TRACE: Final = "OFFSETSTORE_TRACE"
 """An environment variable: if it is set, errors are printed with all that Python and Java know."""

@@ -33,19 +33,18 @@ from offsetstore.protocol.events import SinkMade
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
+from offsetstore.spark.careful import computed_letters
 from offsetstore.spark.checkpoints import prune
-from offsetstore.spark.cropping import with_coordinates
+from offsetstore.spark.continuity import check_start
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.function_errors import told_by_us, typed
-from offsetstore.spark.letters import KAFKA_COLUMNS, computed_letters, kafka_frame
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame, with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
 from offsetstore.spark.plans.admission import admit, check_connector
-from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.plans.starting import check_start
-from offsetstore.spark.plans.status import SinkQuery
+from offsetstore.spark.plans.query import RunningQuery, SinkQuery
 from offsetstore.spark.settings import Atomicity, SinkSettings
 from offsetstore.spark.stateful import Stateful
 from offsetstore.store.claim import Claim

@@ -12,52 +12,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
-from offsetstore.offsets import StoredOffset, TopicPartition, count_offsets, describe
+from offsetstore.offsets import TopicPartition, count_offsets, describe
 from offsetstore.processing.blame import speaks_for_itself
-from offsetstore.processing.pause import read_offsets
-from offsetstore.processing.plan import BatchMetadata, check_topics
+from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan
 from offsetstore.processing.policies import naming_record
-from offsetstore.processing.unit import (
-    BatchMark,
-    Decisions,
-    PlanOutdated,
-    Rows,
-    Stopwatch,
-    Stored,
-    Unit,
-    Written,
-    commit,
-)
-from offsetstore.protocol import failpoints
+from offsetstore.processing.unit import BatchMark, PlanOutdated, Rows, Stopwatch, Stored, Unit, Written
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import declares
-from offsetstore.protocol.replay import Outcome, decide
+from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.continuity import judge
-from offsetstore.spark.cropping import with_coordinates
 from offsetstore.spark.function_errors import is_of_function
+from offsetstore.spark.kafka_columns import with_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
-from offsetstore.spark.tuning import MANAGER
+from offsetstore.spark.settings import MANAGER
 from offsetstore.store.claim import Claim
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _StatefulPlan:
-    """The rows read without a lock, and the decision; ``None`` for a stale claim, which the transaction will refuse."""
-
-    stored: dict[TopicPartition, StoredOffset]
-    decisions: Decisions
-    outcome: Outcome | None
 
 
 class Stateful:
@@ -92,56 +70,47 @@ class Stateful:
             return self._write(batch)
 
     def _write(self, batch: MicroBatch) -> Written | None:
-        watch = Stopwatch()
-        query_id = UUID(batch.query.query_id)
-        plan = self._plan(batch, query_id)
+        watch, claim = Stopwatch(), self._claim
+        plan, query_id = Plan.of(claim, batch.ranges), UUID(batch.query.query_id)
+        is_stale = any(row.token != claim.token for row in plan.stored.values())  # the transaction will refuse it
+        outcome = None if is_stale else self._judge(batch, query_id, plan)
         watch.lap("plan")
-        if plan.outcome is not None and any(one.outcome is not plan.outcome for one in plan.decisions.values()):
+        if outcome is not None and any(one.outcome is not outcome for one in plan.decisions.values()):
             raise PlanOutdated  # the offsets are not those that were judged
         computed: Mapping[str, Rows] | None = None
         texts: dict[TopicPartition, Text] = {}
-        if plan.outcome is Outcome.APPLY:
+        if outcome is Outcome.APPLY:
             computed = rows = self._compute_whole(batch)
             texts = self._metadata.texts(batch.number, batch.ranges, rows)
-        elif plan.outcome is Outcome.SKIP:
+        elif outcome is Outcome.SKIP:
             _log.info("batch %d is already in the results: it is computed only for its state", batch.number)
             batch.frame.count()
-        if plan.outcome is not None and batch.ranges:
-            check_topics(self._claim, plan.stored, batch.ranges)
-        watch.lap("compute")
-        failpoints.reach("before_lock")
-
-        is_new = plan.outcome is Outcome.APPLY
-        mark = BatchMark(query_id, batch.number, is_new)
+            computed = {}
+        is_new = outcome is Outcome.APPLY
+        unit = Unit(plan.decisions, computed, [BatchMark(query_id, batch.number, is_new)], metadata=texts)
         try:
-            written = commit(self._claim, Unit(plan.decisions, computed, [mark], metadata=texts), watch)
+            written = commit_plan(claim, plan, unit, watch)
         except OffsetGap as gap:  # none was planned
             raise PlanOutdated from gap
         return written if is_new else None
 
-    def _plan(self, batch: MicroBatch, query_id: UUID) -> _StatefulPlan:
+    def _judge(self, batch: MicroBatch, query_id: UUID, plan: Plan) -> Outcome:
         claim = self._claim
-        rows = read_offsets(claim)
-        decisions = {
-            tp: decide(rows[tp].next_offset if tp in rows else range_.from_, range_)
-            for tp, range_ in batch.ranges.items()
-        }
-        if any(row.token != claim.token for row in rows.values()):
-            return _StatefulPlan(rows, decisions, None)
         mark = claim.read(lambda session: session.batch_mark(claim.group, query_id))
         at = batch.query.positions()
-        stored = {tp: row.next_offset for tp, row in rows.items()}
+        stored = {tp: row.next_offset for tp, row in plan.stored.items()}
         if not at.begin.keys() <= stored.keys():
             # Without a broker, a partition gets its row with its first records; until then, use where it began.
             stored = dict.fromkeys(at.begin, 0) | batch.query.initial() | stored
         outcome = judge(batch.number, mark, begin=at.begin, end=at.end, stored=stored)
-        if outcome is Outcome.APPLY and batch.number == 0 and any(row.transaction_id for row in rows.values()):
+        is_first = outcome is Outcome.APPLY and batch.number == 0
+        if is_first and any(row.transaction_id for row in plan.stored.values()):
             _log.warning(
                 "the kept checkpoint of group %r is new: the query continues at the stored offsets, and the state of "
                 "an earlier checkpoint (open windows, seen keys) is lost",
                 claim.group,
             )
-        return _StatefulPlan(rows, decisions, outcome)
+        return outcome
 
     def _compute_whole(self, batch: MicroBatch) -> dict[str, OnDriver]:
         frame = batch.frame

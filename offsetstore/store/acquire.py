@@ -39,8 +39,8 @@ from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
-from offsetstore.store.evidence import write_evidence
 from offsetstore.store.identity import name_prefix, this_process
+from offsetstore.store.mirror import write_evidence
 from offsetstore.store.run_record import new_run
 from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
 
@@ -379,18 +379,21 @@ def new_offsets(
         # After a restart Kafka's own offset belongs to the old log: it must not count at the next start.
         is_restart = start.reason is Reason.RECREATED_RESTART
         known = None if is_restart else row
-        new[tp] = NewOffset(
+        is_decided = start.reason in _PINS
+        value = NewOffset(
             start.offset,
             # Keep an id that this broker does not report.
             view.topics[tp.topic].topic_id or (known.topic_id if known else None),
             view.cluster_id or (known.cluster_id if known else None),
-            start.reason in _PINS or (row is not None and row.pinned) or _starts_below_committed(start),
-            row is not None and row.contested and start.reason not in _PINS,
+            is_decided or (row is not None and row.pinned) or _starts_below_committed(start),
+            row is not None and row.contested and not is_decided,
             looked.pair(tp, known, start.offset, start.log),
         )
+        if not _is_unchanged(row, value):
+            new[tp] = value
     for tp in starting.vanished:
         new[tp] = NewOffset(0, view.topics[tp.topic].topic_id, view.cluster_id, pinned=True)
-    return {tp: value for tp, value in sorted(new.items()) if not _is_unchanged(rows.get(tp), value)}
+    return dict(sorted(new.items()))
 
 
 def _starts_below_committed(start: Start) -> bool:
@@ -405,8 +408,7 @@ def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
     # A pin or a contest is written again: its epoch must be above those of all copies that were seen.
     if row is None or new.pinned or new.contested:
         return False
-    kept = (row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair)
-    return kept == (new.next_offset, new.topic_id, new.cluster_id, new.pinned, new.contested, new.pair)
+    return new == (row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair, new.suspect)
 
 
 def decisions(

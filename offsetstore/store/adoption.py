@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.offsets import BrokerView, OffsetRange, TopicPartition
@@ -25,6 +28,7 @@ _log = logging.getLogger(__name__)
 _CORRECT = "Correct adopt_checkpoint. To start without the job's offsets, leave it out."
 
 _NO_OFFSET = "-"  # of a source that has not read anything yet
+_SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +237,45 @@ def _unreadable(files: CheckpointFiles, path: str, found: str, expected: str) ->
     return ConfigurationError(
         f"could not parse the checkpoint's file {files.location}/{path}", found=found, expected=expected
     )
+
+
+class LocalFiles:
+    """A checkpoint on a local disk; `offsetstore.spark.checkpoints` reads those on Hadoop's file systems.
+
+    :param location: a path, or a ``file:`` URI, as Spark takes it.
+    :raises ConfigurationError: it is on another file system.
+    """
+
+    def __init__(self, location: str) -> None:
+        scheme = _SCHEME.match(location)
+        if scheme is not None and scheme["scheme"].lower() != "file":
+            raise ConfigurationError(
+                "a checkpoint outside of the local file system can't be read from its path alone",
+                found=location,
+                expected="a path, or a file: URI",
+                next_step="Let Spark read it: from offsetstore.spark.checkpoints import HadoopFiles; "
+                "adopt_checkpoint=HadoopFiles(spark, location). Or copy its directories offsets, commits and sources.",
+            )
+        self.location = location.rstrip("/")
+        self._path = Path(unquote(urlsplit(location).path) if scheme is not None else location)
+
+    def names(self, directory: str) -> list[str]:
+        """See `CheckpointFiles`."""
+        try:
+            return sorted(path.name for path in (self._path / directory).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise self._unreadable(directory, error) from error
+
+    def read(self, path: str) -> str:
+        """See `CheckpointFiles`."""
+        try:
+            return (self._path / path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: str, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.location}/{path} of the checkpoint can't be read", found=f"{type(error).__name__}: {error}"
+        )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from concurrent.futures import wait
+from contextlib import AbstractContextManager
 from uuid import UUID
 
-from offsetstore.protocol.background import Background
+from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database, Session
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import transaction
@@ -75,12 +75,7 @@ class Heartbeat:
 
     def record_run(self) -> None:
         """Save the record of the run now, not with the next heartbeat. Wait at most `INTERVAL`; raise nothing."""
-        saving = threading.Thread(
-            target=self._run.save, args=(self._transaction,), name="offsetstore-run-record", daemon=True
-        )
-        with suppress(RuntimeError):  # there can be no more threads
-            saving.start()
-            saving.join(INTERVAL)
+        wait([meanwhile("offsetstore-run-record", lambda: self._run.save(self._transaction))], INTERVAL)
 
     def stop(self) -> None:
         """Stop, and remove the heartbeat from the database, so that the next claim need not wait."""

@@ -14,20 +14,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
-from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition, Watermarks
+from offsetstore.offsets import CommittedOffset, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import Background
-from offsetstore.protocol.database import Database, HistoryEvent, Session
+from offsetstore.protocol.background import Background, meanwhile
+from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Session
 from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.log_evidence import LogLook, look, topic_ids
+from offsetstore.protocol.log_evidence import LogLook, known_ids, look
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp
-from offsetstore.store.evidence import write_evidence
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import read, transaction
 
@@ -49,6 +49,8 @@ _LOOKS: Final = 3
 _FAILED_LOOKS: Final = 3
 _LOOK_AGAIN_SECONDS: Final = 0.5
 _SHOWN: Final = 5
+
+Logs: TypeAlias = Mapping[TopicPartition, Watermarks]
 
 _log = logging.getLogger(__name__)
 
@@ -179,20 +181,33 @@ class Mirror:
             self._end_with_warning("its database is older than the copy in Kafka")
             return
         is_last = self._copies.is_stopping
+        asked = self._ask_for_logs(rows) if is_last else None
         if (is_last or self._is_due) and self._commit(rows) and not self._given_up:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
         self._has_tried_last = is_last
+        if asked is not None:
+            wait([asked])  # else the broker might be closed meanwhile
         if rows and (is_last or time.monotonic() >= self._look_at) and not self._given_up:
             now = time.monotonic()
             self._look_at = now + LOOK_SECONDS
-            self._look_at_logs(rows, now)
+            self._look_at_logs(rows, asked or self._ask_for_logs(rows), now)
 
-    def _look_at_logs(self, rows: Mapping[TopicPartition, StoredOffset], now: float) -> None:
+    def _ask_for_logs(self, rows: Mapping[TopicPartition, StoredOffset]) -> Future[Logs] | None:
+        """Ask for the logs' ends, in another thread: the last copy need not wait for new connections."""
+        if not rows or not all(hasattr(self._target.broker, method) for method in ("log_ends", "find_truncated")):
+            return None  # a user's own implementation may predate them
+        partitions = [tp for tp in rows if tp not in self._lost]
+        return meanwhile("offsetstore-logs", lambda: self._target.broker.log_ends(partitions))
+
+    def _look_at_logs(
+        self, rows: Mapping[TopicPartition, StoredOffset], asked: Future[Logs] | None, now: float
+    ) -> None:
         """Look whether the logs have lost records below these offsets; if not, write the pairs of those that moved."""
-        if not all(hasattr(self._target.broker, method) for method in ("log_ends", "find_truncated")):
-            return  # a user's own implementation may predate them
+        if asked is None:
+            return
         try:
-            for found in self._find_lost({tp: row for tp, row in rows.items() if tp not in self._lost}, now):
+            logs = asked.result()
+            for found in self._find_lost({tp: rows[tp] for tp in logs}, logs, now):
                 self._lost = {**self._lost, **found}
                 self._tell_lost(found)
             self._failed_looks = 0
@@ -215,11 +230,13 @@ class Mirror:
         )
 
     def _find_lost(
-        self, rows: Mapping[TopicPartition, StoredOffset], now: float
+        self, rows: Mapping[TopicPartition, StoredOffset], logs: Logs, now: float
     ) -> Generator[Mapping[TopicPartition, str]]:
-        """Yield what is confirmed, the first before it asks about the others: that may fail."""
+        """Yield what is confirmed, the first before it asks about the others: that may fail.
+
+        :param logs: the logs of the rows, read after these.
+        """
         broker = self._target.broker
-        logs = broker.log_ends(rows)
         # First those that nobody is asked about: one log that can't be told must not keep the others from their pairs.
         seen = look(rows, logs, None)
         self._write_pairs(rows, logs, seen, rows.keys() - seen.lost.keys())
@@ -252,7 +269,7 @@ class Mirror:
     def _write_pairs(
         self,
         rows: Mapping[TopicPartition, StoredOffset],
-        logs: Mapping[TopicPartition, Watermarks],
+        logs: Logs,
         looked: LogLook,
         partitions: Collection[TopicPartition],
     ) -> None:
@@ -282,8 +299,12 @@ class Mirror:
             if not lost:
                 again.expect_told()
                 return {}
-        known, ids = topic_ids(rows), broker.topic_ids({tp.topic for tp in lost})
-        return {tp: what for tp, what in lost.items() if ids[tp.topic] and ids[tp.topic] == known[tp]}
+        known, ids = known_ids(rows), broker.topic_ids({tp.topic for tp in lost})
+        return {
+            tp: what
+            for tp, what in lost.items()
+            if ids[tp.topic] and ids[tp.topic] == (rows[tp].topic_id or known.get(tp.topic))
+        }
 
     def _rows(self) -> dict[TopicPartition, StoredOffset]:
         found = read(
@@ -365,8 +386,12 @@ class Mirror:
         return changed
 
     def _changed(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, CommittedOffset]:
-        texts = {tp: self._stamp.text(None if self._stamp_only else row.metadata) for tp, row in rows.items()}
-        copies = {tp: CommittedOffset(row.next_offset, texts[tp]) for tp, row in rows.items()}
+        bare = self._stamp.text()
+        texts = {} if self._stamp_only else {tp: row.metadata for tp, row in rows.items() if row.metadata}
+        copies = {
+            tp: CommittedOffset(row.next_offset, self._stamp.text(texts[tp]) if tp in texts else bare)
+            for tp, row in rows.items()
+        }
         return {tp: copy for tp, copy in copies.items() if self._copied.get(tp) != copy}
 
     def _send(self, copies: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -472,3 +497,39 @@ def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
     Metadata that another client wrote may differ from read to read (decision 0010).
     """
     return found is not None and (copy.next_offset, Stamp.of(copy)) == (found.next_offset, Stamp.of(found))
+
+
+def write_evidence(
+    session: Session,
+    group: str,
+    token: Token,
+    found: Mapping[TopicPartition, str],
+    *,
+    actor: str,
+    doubtful: Mapping[TopicPartition, int] | None = None,
+) -> None:
+    """Write evidence of loss to rows that still have the token and have none yet, with history.
+
+    :param doubtful: as `LogLook.doubtful`; it is no evidence if the offset is still the one that a reset has set, from
+        an offset that the log still holds.
+    """
+    rows = session.lock_partitions(group, found)
+    ends = doubtful or {}
+    sure = {
+        tp: found[tp]
+        for tp, row in rows.items()
+        if tp not in ends or not _is_as_reset(session, group, tp, row, ends[tp])
+    }
+    written = session.write_suspects(group, token, sure)
+    session.append_history(
+        group,
+        [
+            HistoryEvent("suspect", tp, rows[tp].next_offset, rows[tp].next_offset, token, actor, found[tp])
+            for tp in sorted(written)
+        ],
+    )
+
+
+def _is_as_reset(session: Session, group: str, tp: TopicPartition, row: LockedRow, end: int) -> bool:
+    last = session.history(group, events=["reset"], topic_partition=tp, limit=1)
+    return bool(last) and last[0].to_offset == row.next_offset and (last[0].from_offset or 0) <= end

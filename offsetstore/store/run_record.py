@@ -20,7 +20,15 @@ from uuid import UUID
 from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import Token, describe
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, IdleWorkFailed, MirrorTried, Retried
+from offsetstore.protocol.events import (
+    BatchEnded,
+    Event,
+    FlushEnded,
+    IdleWorkFailed,
+    MirrorTried,
+    QueryStarted,
+    Retried,
+)
 from offsetstore.protocol.job_state import JobState
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, RunStatus, Source
 
@@ -53,6 +61,7 @@ class RunRecord:
         self._token = token
         self._lock = threading.Lock()
         self._saving = threading.Lock()
+        self._query_id: UUID | None = None
         self._errors: dict[tuple[object, ...], JobError] = {}
         self._left_out = 0
         self._state = JobState.claimed_at(time.monotonic(), group, token)
@@ -74,6 +83,8 @@ class RunRecord:
                     self._note(event.error, "idle")
                 case Retried():
                     self._note(event.error, "retry")
+                case QueryStarted():
+                    self._query_id = UUID(event.query_id)
                 case MirrorTried(reason=str() as reason) if before.mirror_error is None:  # once, until it succeeds
                     self._add(JobError(source="mirror", error_class="MirrorFailed", text=reason[:_LONGEST]))
                 case _:
@@ -128,10 +139,9 @@ class RunRecord:
             ending = self._ending() if is_over or self._state.is_lost or self._state.phase == "failed" else None
             if ending is not None and ending == self._saved_end and not self._errors:
                 return
+            status = self._now()
             errors, self._errors = self._errors, {}
         try:
-            with self._lock:
-                status = self._now()
             with transaction() as session:
                 session.write_run(self._group, self._token, status, ending)
                 session.append_errors(self._group, self._token, list(errors.values()))
@@ -172,7 +182,7 @@ class RunRecord:
             memory=resident_bytes(os.getpid()) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             mirror_age=None if state.mirrored is None else now - state.mirrored,
             mirror_error=None if state.mirror_error is None else state.mirror_error[:_LONGEST],
-            query_id=None if query is None else UUID(query.query_id),
+            query_id=self._query_id,
             application_id=None if query is None else query.application_id,
             ui_url=None if query is None else query.ui_url,
             replays_letters=state.replays_letters,

@@ -79,7 +79,7 @@ class StaticBroker:
         :param logs: beginning and end of each partition's log, by topic and number.
         """
         topics = {
-            topic: TopicLog(f"{topic}-id", {number: Watermarks(*ends) for number, ends in log.items()})
+            topic: TopicLog(f"{topic}-id", {number: _watermarks(*ends) for number, ends in log.items()})
             for topic, log in logs.items()
         }
         return cls(BrokerView(cluster_id, topics, {}))
@@ -88,7 +88,7 @@ class StaticBroker:
         """Set the beginning and the end of a partition's log; a partition or topic that is not there yet is made."""
         with self._guard:
             log = self.current.topics.get(tp.topic, TopicLog(f"{tp.topic}-id", {}))
-            log = replace(log, partitions={**log.partitions, tp.partition: Watermarks(begin, end)})
+            log = replace(log, partitions={**log.partitions, tp.partition: _watermarks(begin, end)})
             self.current = replace(self.current, topics={**self.current.topics, tp.topic: log})
 
     def truncate(self, tp: TopicPartition, at: int, *, end: int) -> None:
@@ -227,19 +227,16 @@ class StaticBroker:
 
     def _log(self, topic: str, shown: BrokerView) -> TopicLog:
         log = shown.topics[topic]
-        if self.has_ids and all(
-            one.leader_epoch is not None and one.high is not None for one in log.partitions.values()
-        ):
+        whole = all(one.high is not None and one.leader_epoch is not None for one in log.partitions.values())
+        if whole and self.has_ids and not self.epochs:
             return log
-        known = {number: self._watermarks(topic, number, one) for number, one in log.partitions.items()}
+        known = {number: self._known(TopicPartition(topic, number), one) for number, one in log.partitions.items()}
         return replace(log, topic_id=log.topic_id if self.has_ids else None, partitions=known)
 
-    def _watermarks(self, topic: str, partition: int, shown: Watermarks) -> Watermarks:
+    def _known(self, tp: TopicPartition, shown: Watermarks) -> Watermarks:
         """What the view does not say itself: its ends are high watermarks, and nobody has changed the leader."""
         high = shown.end if shown.high is None else shown.high
-        epoch = shown.leader_epoch
-        if epoch is None:
-            epoch = self.epochs.get(TopicPartition(topic, partition), 0) if self.epochs else 0
+        epoch = self.epochs.get(tp, shown.leader_epoch or 0)
         return Watermarks(shown.beginning, shown.end, high=high, leader_epoch=epoch)
 
     def _check(self, topics: Collection[str], shown: BrokerView | None = None) -> None:
@@ -248,6 +245,10 @@ class StaticBroker:
         for topic in topics:
             if topic not in (shown or self.current).topics:
                 raise TopicMissing("Kafka has no such topic", found=topic)
+
+
+def _watermarks(beginning: int, end: int) -> Watermarks:
+    return Watermarks(beginning, end, high=end, leader_epoch=0)
 
 
 def _timestamps(topics: Collection[str], shown: BrokerView) -> dict[TopicPartition, int]:

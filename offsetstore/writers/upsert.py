@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import psycopg
 import pyarrow as pa
-from sqlalchemy import Connection, Table
+from sqlalchemy import Table
 
 from offsetstore.errors import KafkaColumnsMissing, RowsRefused
-from offsetstore.postgres.errors import before_rows, refusals
-from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.batches import (
     KAFKA,
     Stream,
@@ -18,25 +16,17 @@ from offsetstore.writers.arrow.batches import (
     flatten_kafka,
     without_kafka,
 )
-from offsetstore.writers.arrow.copying import (
-    copy_batches,
-    driver_connection,
-    find_misfits,
-    locate_target,
-    locked_target,
-)
+from offsetstore.writers.arrow.copying import copy_batches, create_temporary, temporary_name
 from offsetstore.writers.arrow.encoding import Encoding
-from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.arrow.values import null_rows
+from offsetstore.writers.into_table import IntoTable
 from offsetstore.writers.table import merging
-from offsetstore.writers.table.catalogue import Column, check_rights, read_target, read_unique_keys
-from offsetstore.writers.table.matching import Match, match_columns
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import Target, read_unique_keys
+from offsetstore.writers.table.matching import Match
 from offsetstore.writers.table.roles import Roles
-from offsetstore.writers.table.temporary import create_temporary, temporary_name
 
 
-class Upsert:
+class Upsert(IntoTable):
     """Keeps one row per key in a table, and merges the DataFrame's rows into it.
 
     Rows of one key in a micro-batch are combined first, so their order does not matter. All columns that no argument
@@ -55,6 +45,8 @@ class Upsert:
     :raises ConfigurationError: no key, or a column with two roles.
     """
 
+    option = "--upsert"
+
     def __init__(
         self,
         table: str | Table,
@@ -65,7 +57,7 @@ class Upsert:
         least: Sequence[str] = (),
         version: str | None = None,
     ) -> None:
-        self.table = TableName.parse(table)
+        super().__init__(table)
         self.roles = Roles.parse(key, add, greatest, least, version)
 
     def __repr__(self) -> str:
@@ -80,83 +72,34 @@ class Upsert:
         """Whether columns are replaced: beside a version, the offset decides between equal ones."""
         return bool(self.roles.replaced(without_kafka(schema).names))
 
-    def resolve_table(self, connection: Connection) -> None:
-        """If no schema was named, look it up in the connection's search path, and keep to it."""
-        with refusals(self.table, grants=self._grants):
-            self.table = locate_target(connection, self.table)
+    def rights(self, target: Target, names: Sequence[str]) -> list[str]:  # noqa: ARG002 - Append's
+        """See `IntoTable`."""
+        update = ["UPDATE"] if set(names) - set(self.roles.key) else []
+        return ["INSERT", *update, "SELECT", "TEMPORARY"]
 
-    def check(self, connection: Connection, schema: pa.Schema) -> None:
-        """Compare the columns and the key with the table's.
+    def send(self, driver: psycopg.Connection, target: Target, matches: list[Match], stream: Stream) -> None:
+        """See `IntoTable`."""
+        temporary, names = temporary_name(), [match.column.name for match in matches]
+        merge = merging.merge(temporary, self.table, self.roles, names, target.columns)
+        create_temporary(driver, temporary, self.table, names, [merging.no_coordinates()], target=target, move=merge)
+        copy_batches(driver, temporary, self.encoding(matches, stream.schema), map(self._keyed, stream))
+        driver.execute(merge)
 
-        :raises ColumnMismatch: they don't fit, the key is not unique there, or there is no such table.
-        :raises UnsafeTarget: as `Append.check`.
-        :raises KafkaColumnsMissing: rows have to be ordered by offset, and ``_kafka`` is missing.
-        :raises MissingPrivilege: the role may not insert these columns, update or read the table, or make temporary
-            tables.
-        """
-        self._check_order(schema)
-        driver = driver_connection(connection)
-        quoted = self.table.identifier.as_string()
-        with refusals(self.table, grants=self._grants), before_rows(self.table, quoted):
-            matches = self._match(schema, read_target(driver, self.table).columns)
-            self._check_key(driver)
-            names = [match.column.name for match in matches]
-            update = ["UPDATE"] if set(names) - set(self.roles.key) else []
-            check_rights(driver, self.table, ["INSERT", *update, "SELECT", "TEMPORARY"], names)
-
-    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
-        """Merge the rows; return how many the batches had.
-
-        :raises ColumnMismatch, UnsafeTarget: as `check`.
-        :raises MissingPrivilege, SinkError: the database takes no rows, as without a grant or a replica identity.
-        :raises KafkaColumnsMissing: as `check`.
-        :raises RowsRefused: a value or a row that the table can't hold; a NULL in the key.
-        """
-        stream = Stream.of(batches)
-        if stream is None:
-            return 0
-        self._check_order(stream.schema)
-        driver = driver_connection(work.connection)
-        temporary = temporary_name()
-        merging_rows = refusals(self.table, stream.schema.names, grants=self._grants)
-        with merging_rows, locked_target(driver, self.table) as target:
-            matches = self._match(stream.schema, target.columns)
-            self._check_key(driver)
-            names = [match.column.name for match in matches]
-            merge = merging.merge(temporary, self.table, self.roles, names, target.columns)
-            further = [merging.no_coordinates()]
-            create_temporary(driver, temporary, self.table, names, further, target=target, move=merge)
-            encoding = Encoding(self.table, _with_coordinates(matches, stream.schema))
-            copy_batches(driver, temporary, encoding, map(self._checked, stream))
-            driver.execute(merge)
-        return stream.rows
-
-    @property
-    def _grants(self) -> list[str] | None:
-        return self.table.as_option("--upsert")
-
-    def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
-        """Find the rows that `write` refuses because of their own values; see `MisfitsWriter`.
-
-        A NULL in another column than the key's is none: a trigger, or a later row of the key, may fill it in.
-        """
-        self._check_order(batch.schema)
-        driver = driver_connection(connection)
-        refused = refusals(self.table, batch.schema.names, grants=self._grants)
-        with refused, locked_target(driver, self.table) as target:
-            encoding = Encoding(self.table, _with_coordinates(self._match(batch.schema, target.columns), batch.schema))
-            flat = _flat(batch)
-            found = find_misfits(driver, encoding, flat)
+    def with_nulls(
+        self,
+        found: dict[int, RowsRefused],
+        driver: psycopg.Connection,  # noqa: ARG002 - Append's
+        matches: list[Match],  # noqa: ARG002 - Append's
+        rows: pa.RecordBatch,
+    ) -> dict[int, RowsRefused]:
+        """Those with a NULL in the key. In another column, a trigger or a later row of the key may fill it in."""
         keyless: dict[int, RowsRefused] = {}
         for name in self.roles.key:
-            keyless = dict.fromkeys(null_rows(flat, name), self._null_in_key(name, 1)) | keyless
-        found |= keyless
-        return [Misfit(row, found[row]) for row in sorted(found)]
+            keyless = dict.fromkeys(null_rows(rows, name), self._null_in_key(name, 1)) | keyless
+        return found | keyless
 
-    def _check_key(self, driver: psycopg.Connection) -> None:
-        self.roles.check_key(read_unique_keys(driver, self.table), self.table)
-
-    def _check_order(self, schema: pa.Schema) -> None:
+    def check_order(self, schema: pa.Schema) -> None:
+        """See `IntoTable`."""
         if self.roles.version is None and self.uses_kafka_column(schema) and KAFKA not in schema.names:
             replaced = ", ".join(self.roles.replaced(schema.names))
             raise KafkaColumnsMissing(
@@ -166,15 +109,24 @@ class Upsert:
                 next_step=f'Give version="...", or keep the column {KAFKA} in what transform returns.',
             )
 
-    def _match(self, schema: pa.Schema, columns: Mapping[str, Column]) -> list[Match]:
-        written = without_kafka(schema)
-        matches = match_columns(written, columns, self.table)
-        self.roles.check(written.names, columns, self.table)
+    def match(self, driver: psycopg.Connection, target: Target, schema: pa.Schema) -> list[Match]:
+        """Match the columns, and check each one's role and the key."""
+        matches = super().match(driver, target, schema)
+        self.roles.check(without_kafka(schema).names, target.columns, self.table)
+        self.roles.check_key(read_unique_keys(driver, self.table), self.table)
         return matches
 
-    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def encoding(self, matches: list[Match], schema: pa.Schema) -> Encoding:
+        """See `IntoTable`; the coordinates are copied too, if there are any."""
+        return Encoding(self.table, [*matches, *(coordinate_matches() if KAFKA in schema.names else ())])
+
+    def flat(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """See `IntoTable`."""
+        return flatten_kafka(batch) if KAFKA in batch.schema.names else batch
+
+    def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A NULL equals nothing, itself included: such rows would pile up in the table."""
-        flat = _flat(batch)
+        flat = self.flat(batch)
         for name in self.roles.key:
             if count := flat.column(name).null_count:
                 raise self._null_in_key(name, count)
@@ -187,11 +139,3 @@ class Upsert:
             column=name,
             next_step="Filter such rows, or fill them, in the transform.",
         )
-
-
-def _with_coordinates(matches: list[Match], schema: pa.Schema) -> list[Match]:
-    return [*matches, *coordinate_matches()] if KAFKA in schema.names else matches
-
-
-def _flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return flatten_kafka(batch) if KAFKA in batch.schema.names else batch

@@ -359,7 +359,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "a-limit-in-an-errors-text",
         (
-            "_is_over_limit",
+            "is_over_limit",
             "... and last.classes[0] == _SPARK and not last.condition and last.text.startswith(_OVER_LIMIT)",
             "... and _OVER_LIMIT in last.text",
         ),
@@ -527,7 +527,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "copy-where-policies-apply",
-        ("Append.write", "if not target.has_policies: ...", "if target.columns: ..."),
+        ("Append.send", "if not target.has_policies: ...", "if target.columns: ..."),
         tests=("tests/integration/writers/test_row_security.py::test_an_append_inserts_its_rows",),
         why="PostgreSQL refuses COPY there, and the job would end.",
     ),
@@ -583,7 +583,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "hint-of-the-database",
-        ("Append.write", "refusals(..., copied=self.table.name, **...)", "refusals(..., **...)"),
+        ("IntoTable.write", "self._refusals(..., copied=self.table.name)", "self._refusals(...)"),
         tests=(_HINTED,),
         why="Each bad record of a large batch would take as many tries as it can be halved, and not four.",
     ),

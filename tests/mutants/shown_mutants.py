@@ -206,7 +206,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "late-end-of-a-replaced-claim",
-        ("JobState.after", "self.token not in {None, event.token}", "False"),
+        ("JobState.after", "isinstance(event, SinkMade | ClaimEnded) and event.token != self.token", "False"),
         tests=(f"{_FOLD}test_a_state_is_what_the_whole_history_says",),
         why="A job that has just claimed its group again would be restarted as fenced.",
     ),

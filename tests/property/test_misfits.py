@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from offsetstore.errors import RowsRefused
 from offsetstore.writers.arrow.casts import find_cast
 from offsetstore.writers.arrow.encoding import Encoding
-from offsetstore.writers.table.catalogue import Column
+from offsetstore.writers.table.catalogue import Column, TableName
 from offsetstore.writers.table.matching import Match
-from offsetstore.writers.table.names import TableName
 
 LONG, INT = (-(2**63), 2**63 - 1), (-(2**31), 2**31 - 1)
 TABLE = TableName("public", "t")

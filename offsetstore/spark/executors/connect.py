@@ -1,4 +1,4 @@
-"""The store in Spark's Python workers, and how they get its password.
+"""The store in another process, Spark's Python workers, and how they get its password.
 
 The password is sent separately from the pickled function, as a local property of the job. Spark writes these to its
 event log, so the password is encrypted; the key is in the environment that PySpark sends with a function and does not
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -21,9 +21,10 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offset_store import OffsetStore
-from offsetstore.postgres.address import Secrets
+from offsetstore.postgres.address import DatabaseAddress, Secrets, secrets_of
+from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import VARIABLE, connection_parameters
-from offsetstore.spark.executors.store_address import StoreAddress, secrets_of
+from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.store.sessions import Connected
 
 PASSWORD_VARIABLE: Final = "OFFSETSTORE_PASSWORD"  # noqa: S105 - its name
@@ -35,27 +36,33 @@ _KEY: Final = "OFFSETSTORE_EXECUTOR_SECRET"
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStore:
-    """The address of a store, without its password, for a pickled function.
+    """A store for another process: its own settings, and how to reach its database, without any secret. It pickles."""
 
-    Made on the driver with `of`; `connect` is for the Python worker.
-    """
-
-    address: StoreAddress
+    database: DatabaseAddress
+    timeouts: Timeouts
+    retries: Retries
 
     @classmethod
     def of(cls, store: Connected) -> Self:
-        """Describe the driver's store, or that of its claim.
+        """Describe the driver's store, or that of its claim, without connecting to its database.
 
-        :raises ConfigurationError: its connections are made by code that executors do not have.
+        :raises ConfigurationError: its connections are made by code that can't be sent elsewhere.
         """
-        return cls(StoreAddress.of(store))
+        return cls(DatabaseAddress.of(_database(store)), store.timeouts, store.retries)
+
+    def open(self, secrets: Callable[[], Mapping[str, str]]) -> OffsetStore:
+        """Make a store with at most one connection. The original store has already checked the tables.
+
+        :param secrets: called for each new connection.
+        """
+        database = self.database.connect(secrets, idle_timeout=self.timeouts.idle)
+        return OffsetStore(database, timeouts=self.timeouts, retries=self.retries)
 
     def connect(self) -> OffsetStore:
         """Return the worker's store, the same one for all its tasks; callers must not close it.
 
-        It holds at most one connection, which is checked before each transaction. It is closed when another store is
-        requested, and with the worker, which Spark ends after a minute without tasks. It sends no query before the
-        first transaction: the driver has already checked that the tables exist.
+        Its connection is checked before each transaction. It is closed when another store is requested, and with the
+        worker, which Spark ends after a minute without tasks.
         """
         mine = _workers.get(os.getpid())
         if mine is None or mine.described != self:
@@ -72,7 +79,7 @@ class _Worker:
     def __init__(self, described: ExecutorStore) -> None:
         self.described = described
         self.secrets: Secrets = {}
-        self.store = described.address.connect(lambda: self.secrets)
+        self.store = described.open(lambda: self.secrets)
 
 
 # By process id: a forked child finds no entry, and so does not use its parent's connection.
@@ -90,7 +97,7 @@ def sending_password(session: SparkSession, store: Connected) -> Generator[None]
     :raises ConfigurationError: see `ExecutorStore.of`.
     :raises StoreUnavailable: could not obtain the credentials.
     """
-    secrets = secrets_of(store)
+    secrets = secrets_of(_database(store))
     if not secrets:
         yield
         return
@@ -108,6 +115,16 @@ def sending_password(session: SparkSession, store: Connected) -> Generator[None]
 def create_key(context: SparkContext) -> str:
     """Put a key into the environment that is sent with functions, once; return it."""
     return context.environment.setdefault(_KEY, Fernet.generate_key().decode())
+
+
+def _database(store: Connected) -> PostgresDatabase:
+    if isinstance(store.database, PostgresDatabase):
+        return store.database
+    raise ConfigurationError(
+        "this store has no database that another process could connect to",
+        found=type(store.database).__name__,
+        expected="OffsetStore.connect(...)",
+    )
 
 
 def _secrets() -> Secrets:

@@ -56,14 +56,14 @@ def check_executors(session: SparkSession, *, timeout: float = 300.0) -> list[Py
     """
     look = looking_for(PACKAGES)
     driver, *_ = [PythonOnHost(*found) for found in look(())]
-    found = sorted({_key(one): one for one in (PythonOnHost(*each) for each in _run(session, look, timeout))}.items())
-    pythons = [one for _, one in found]
+    found = {str(each): PythonOnHost(*each) for each in _run(session, look, timeout)}
+    pythons = [one for _, one in sorted(found.items())]
     wrong = [(one, differs) for one in pythons if (differs := one.differs(driver.versions))]
     if wrong:
         raise ExecutorEnvironment(
             f"{len(wrong)} of {len(pythons)} Pythons on the executors can't write to the database",
             found=_described(wrong),
-            expected=_listed(driver.versions),
+            expected=", ".join(f"{name} {version}" for name, version in driver.versions.items()),
         )
     return pythons
 
@@ -159,14 +159,6 @@ def _worker_failure(error: Exception) -> str | None:
     return None
 
 
-def _key(one: PythonOnHost) -> tuple[str, str, str, str]:
-    return one.host, one.executable, one.python, str(one.versions)
-
-
 def _described(wrong: Sequence[tuple[PythonOnHost, list[str]]]) -> str:
     told = [f"on {one.host}, {one.executable} (Python {one.python}): {', '.join(what)}" for one, what in wrong[:_SHOWN]]
     return "; ".join([*told, *(["..."] if len(wrong) > _SHOWN else [])])
-
-
-def _listed(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())

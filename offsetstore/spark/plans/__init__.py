@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark.sql import DataFrame
+
 
 def each(collection: Any) -> Iterator[Any]:
     """Go through anything that has a Scala iterator."""
@@ -16,3 +18,24 @@ def each(collection: Any) -> Iterator[Any]:
 def simple_name(value: Any) -> str:
     """The Java class's name, without its package."""
     return value.getClass().getSimpleName()
+
+
+def expression_id(column: Any) -> int:
+    """Spark's own number of a column: its name proves nothing."""
+    return column.exprId().id()
+
+
+def is_renamed(column: Any) -> bool:
+    """Whether it is another column as it is, with another name."""
+    return simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference"
+
+
+def execution(frame: DataFrame) -> Any:
+    """Spark's own object for how a DataFrame is computed."""
+    classic: Any = frame
+    return classic._jdf.queryExecution()  # noqa: SLF001 - there is no public way to it
+
+
+def analyzed(frame: DataFrame) -> Any:
+    """The DataFrame's plan, with its columns resolved."""
+    return execution(frame).analyzed()

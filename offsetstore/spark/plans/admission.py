@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import KafkaColumnsMissing, MissingDependency, UnsupportedQuery
 from offsetstore.protocol.policy import check_reader
-from offsetstore.spark.plans import each, simple_name
+from offsetstore.spark.plans import each, expression_id, is_renamed, simple_name
 
 _SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 _RELATION = "StreamingRelationV2"
@@ -108,7 +108,7 @@ def _check_coordinates(
     origins = _origins(plan, allowed)
     for attribute in each(plan.output()):
         name = attribute.name()
-        if name in kept and origins.get(attribute.exprId().id()) != name:
+        if name in kept and origins.get(expression_id(attribute)) != name:
             raise UnsupportedQuery(
                 f"Kafka's column {name} was replaced in the streaming DataFrame",
                 expected=f"{name} as load() returned it",
@@ -146,38 +146,24 @@ def _origins(plan: Any, allowed: Collection[str]) -> dict[int, str]:
             next_step=next_step,
         )
     if operator == _RELATION:
-        return {_id(column): column.name() for column in each(plan.output())}
+        return {expression_id(column): column.name() for column in each(plan.output())}
     children = list(each(plan.children()))
     if operator == "Union":
-        return _common([_outputs(child, allowed) for child in children], plan)
+        return _common([(child, _origins(child, allowed)) for child in children], plan)
     [child] = children
     origins = _origins(child, allowed)
     if operator == "Project":
         for column in each(plan.projectList()):
-            if simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference":
-                origin = origins.get(_id(column.child()))
-                if origin is not None:
-                    origins[_id(column)] = origin
+            if is_renamed(column) and (origin := origins.get(expression_id(column.child()))) is not None:
+                origins[expression_id(column)] = origin
     return origins
 
 
-def _outputs(plan: Any, allowed: Collection[str]) -> list[str | None]:
-    origins = _origins(plan, allowed)
-    return [origins.get(_id(column)) for column in each(plan.output())]
-
-
-def _common(children: list[list[str | None]], union: Any) -> dict[int, str]:
+def _common(children: list[tuple[Any, dict[int, str]]], union: Any) -> dict[int, str]:
     """A union matches columns by position: one is the source's if it is the same one in every child."""
-    common: dict[int, str] = {}
-    for column, *origins in zip(each(union.output()), *children, strict=True):
-        first = origins[0]
-        if first is not None and all(origin == first for origin in origins):
-            common[_id(column)] = first
-    return common
-
-
-def _id(column: Any) -> int:
-    return column.exprId().id()
+    outputs = [[origins.get(expression_id(column)) for column in each(child.output())] for child, origins in children]
+    columns = zip(each(union.output()), *outputs, strict=True)
+    return {expression_id(column): first for column, first, *others in columns if first and {first}.issuperset(others)}
 
 
 def check_connector(spark: SparkSession) -> None:

@@ -8,14 +8,13 @@ data freely. Names prove nothing here: Spark's expression id tells which column 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
 
 from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
-from offsetstore.spark.plans import each, simple_name
+from offsetstore.spark.plans import analyzed, each, expression_id, is_renamed, simple_name
 from offsetstore.writers.arrow.batches import KAFKA
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Each of their rows comes from one row of their input.
 _ROW_BY_ROW: Final = frozenset(
@@ -55,9 +54,9 @@ def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PA
     """
     if KAFKA not in result.columns:
         raise _missing(f"columns {', '.join(result.columns)}", needed_by)
-    made = _analyzed(result)
+    made = analyzed(result)
     try:
-        columns = _kafka_columns(_analyzed(batch), made)
+        columns = _kafka_columns(analyzed(batch), made)
     except _NotRowByRow as found:
         raise _refused(str(found), needed_by) from None
     if _kafka_column(made) not in columns:
@@ -66,7 +65,7 @@ def check_row_by_row(batch: DataFrame, result: DataFrame, *, needed_by: str = PA
 
 def is_deterministic(result: DataFrame) -> bool:
     """Tell from the plan whether the result has the same rows each time (no ``rand()``, ``uuid()``, ...)."""
-    return bool(_analyzed(result).deterministic())
+    return bool(analyzed(result).deterministic())
 
 
 def _kafka_columns(given: Any, made: Any) -> set[int]:
@@ -105,11 +104,13 @@ class _Lineage:
         """Return the expression ids of the plan's columns that are ``_kafka``."""
         operator = simple_name(plan)
         made = list(each(plan.projectList())) if operator == "Project" else []
-        if any(_id(column) == self._kafka and simple_name(column) == "Alias" for column in made):
+        if any(expression_id(column) == self._kafka and simple_name(column) == "Alias" for column in made):
             return {self._kafka}  # the sink itself made it here
         found = self.columns(self._below(plan, operator))
-        found |= {_id(column) for column in made if _is_renamed(column) and _id(column.child()) in found}
-        return found.intersection(_id(column) for column in each(plan.output()))
+        found |= {
+            expression_id(column) for column in made if is_renamed(column) and expression_id(column.child()) in found
+        }
+        return found.intersection(expression_id(column) for column in each(plan.output()))
 
     def _below(self, plan: Any, operator: str) -> Any:
         """Return the plan's input that has the batch's rows."""
@@ -133,22 +134,9 @@ class _Lineage:
         return sides[number]
 
 
-def _analyzed(frame: DataFrame) -> Any:
-    classic: Any = frame
-    return classic._jdf.queryExecution().analyzed()  # noqa: SLF001 - Spark's own: there is no public way to a plan
-
-
 def _kafka_column(plan: Any) -> int:
     [kafka] = [column for column in each(plan.output()) if column.name() == KAFKA]
-    return _id(kafka)
-
-
-def _is_renamed(column: Any) -> bool:
-    return simple_name(column) == "Alias" and simple_name(column.child()) == "AttributeReference"
-
-
-def _id(column: Any) -> int:
-    return column.exprId().id()
+    return expression_id(kafka)
 
 
 def _otherwise(needed_by: str) -> str:

@@ -1,33 +1,37 @@
 """The running query behind a micro-batch: which one it is, and exactly which ranges it has read.
 
-In ``foreachBatch`` the DataFrame's session is a clone whose stream manager does not list the query; the state that all
-sessions share does. This module reads Spark's internals, over py4j: no public API gives a batch's exact ranges.
+The ranges never come from the rows: a batch of 100 offsets may hold 70 records, or none. In ``foreachBatch`` the
+DataFrame's session is a clone whose stream manager does not list the query; the state that all sessions share does.
+This module reads Spark's internals, over py4j: no public API gives a batch's exact ranges.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from py4j.protocol import Py4JNetworkError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore.errors import UnsupportedQuery
+from offsetstore.errors import SinkError, UnsupportedQuery
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.events import QueryStarted
-from offsetstore.spark.plans import each
-from offsetstore.spark.plans.progress import merge, parse_offsets, ranges_between, refuse_shared
+from offsetstore.protocol.events import QueryStarted, QueryStatus
+from offsetstore.spark.plans import each, simple_name
+from offsetstore.store.claim import Claim
 
 _QUERY_ID = "sql.streaming.queryId"
+_NONE = QueryStatus(is_active=False)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``.
-
-    A partition that was created since begins at 0.
-    """
+    """Where a batch begins (the end of the last committed one) and ends; a partition is in both if it is in ``end``."""
 
     begin: dict[TopicPartition, int]
     end: dict[TopicPartition, int]
@@ -49,14 +53,18 @@ class RunningQuery:
         :raises UnsupportedQuery: the batch belongs to no running query.
         """
         query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-        execution = _execution(batch, query_id)
+        session: Any = batch.sparkSession
+        execution = None
+        if query_id is not None:
+            identifier = session._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001 - py4j's gateway
+            execution = session._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
         if query_id is None or execution is None:
             raise UnsupportedQuery(
                 "the sink was called outside of a running streaming query",
                 found=f"query id {query_id}",
                 expected="a call by writeStream.foreachBatch(sink)",
             )
-        return cls(query_id, execution.runId().toString(), execution, _session(batch)._jvm)  # noqa: SLF001 - py4j's gateway
+        return cls(query_id, execution.runId().toString(), execution, session._jvm)  # noqa: SLF001 - py4j's gateway
 
     @classmethod
     def started_as(cls, query: StreamingQuery) -> RunningQuery:
@@ -101,20 +109,34 @@ class RunningQuery:
 
         :raises UnsupportedQuery: two of its sources read the same topic.
         """
-        spans = list(self._spans())
-        refuse_shared(end for _, end in spans)
-        return merge(ranges_between(begin, end) for begin, end in spans)
+        at = self.positions()
+        try:
+            ranges = {tp: OffsetRange(at.begin[tp], until) for tp, until in sorted(at.end.items())}
+        except ValueError as error:
+            raise SinkError("Spark reports impossible offsets for the batch", found=str(error)) from error
+        return {tp: range_ for tp, range_ in ranges.items() if range_}
 
     def positions(self) -> Positions:
         """Where the current batch begins and ends in every partition of its sources, with or without new records.
 
-        :raises UnsupportedQuery: as `ranges`.
+        A partition that was created since begins at 0: the source reads it from there, and fails if its log begins
+        later, since ``failOnDataLoss`` is true.
+
+        :raises UnsupportedQuery: two of its sources read the same topic, and its rows would count twice.
         """
-        spans = list(self._spans())
-        refuse_shared(end for _, end in spans)
-        begin = {tp: offset for one, _ in spans for tp, offset in one.items()}
-        end = {tp: offset for _, one in spans for tp, offset in one.items()}
-        return Positions({tp: begin.get(tp, 0) for tp in end} | begin, end)
+        begin: dict[TopicPartition, int] = {}
+        end: dict[TopicPartition, int] = {}
+        for one_begin, one_end in self._spans():
+            if shared := sorted(end.keys() & one_end):
+                raise UnsupportedQuery(
+                    "two sources of the query read the same topic",
+                    topic_partition=shared[0],
+                    expected="each topic in one source",
+                    next_step="Read it once, and branch in transform; or run two queries with a group each.",
+                )
+            begin |= one_begin
+            end |= one_end
+        return Positions(dict.fromkeys(end, 0) | begin, end)
 
     def initial(self) -> dict[TopicPartition, int]:
         """Where the query's checkpoint first began."""
@@ -123,10 +145,8 @@ class RunningQuery:
 
     def _spans(self) -> Iterator[tuple[dict[TopicPartition, int], dict[TopicPartition, int]]]:
         """The begin and end of the current batch, for each source."""
-        committed, available = (
-            _progress(self.execution.committedOffsets()),
-            _progress(self.execution.availableOffsets()),
-        )
+        committed = _progress(self.execution.committedOffsets())
+        available = _progress(self.execution.availableOffsets())
         for source in each(self.execution.sources()):
             key = source.toString()
             if key in available:
@@ -135,17 +155,77 @@ class RunningQuery:
                 yield parse_offsets(begin), parse_offsets(available[key])
 
 
-def _execution(batch: DataFrame, query_id: str | None) -> Any:
-    if query_id is None:
-        return None
-    session = _session(batch)
-    identifier = session._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001 - py4j's gateway
-    return session._jsparkSession.sharedState().activeStreamingQueries().get(identifier)  # noqa: SLF001
-
-
-def _session(batch: DataFrame) -> Any:
-    return batch.sparkSession
+def parse_offsets(text: str) -> dict[TopicPartition, int]:
+    """Read ``{"topic": {"0": 42}}``, as the Kafka source writes its offsets."""
+    topics: dict[str, dict[str, int]] = json.loads(text)
+    return {
+        TopicPartition(topic, int(partition)): offset
+        for topic, partitions in topics.items()
+        for partition, offset in partitions.items()
+    }
 
 
 def _progress(progress: Any) -> dict[str, str]:
     return {pair._1().toString(): pair._2().json() for pair in each(progress.toSeq())}  # noqa: SLF001 - a Scala tuple
+
+
+class SinkQuery:
+    """Whether a sink's query runs, and when it last looked for records, before its first batch too; see `WatchedQuery`.
+
+    A `StreamingQueryListener` would be told the same, but a query posts its events to the session that it was started
+    in, which the sink does not know before the first batch; each is a call from Java into the driver's Python; and it
+    says nothing while a trigger hangs.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._execution: Any = None
+        self._has_warned = False
+
+    def found(self, execution: Any) -> None:
+        """Keep Spark's own object for the query, which its batches know."""
+        self._execution = execution
+
+    def status(self) -> QueryStatus:
+        """Ask Spark.
+
+        :raises Exception: Java does not answer.
+        """
+        session: Any = SparkSession._instantiatedSession  # pyright: ignore[reportPrivateUsage] # noqa: SLF001 - another thread than the session's
+        if session is None:
+            return _NONE
+        pid = int(session._jvm.java.lang.ProcessHandle.current().pid())  # noqa: SLF001 - py4j's gateway
+        try:
+            return self._read(session, pid)
+        except Py4JNetworkError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Spark has changed, or the query ends meanwhile: Java may be well
+            session._jvm.java.lang.System.nanoTime()  # noqa: SLF001 - raises if it is Java that is gone
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("could not read the state of the streaming query: %s", type(error).__name__)
+            return QueryStatus(is_active=None, pid=pid)
+
+    def _read(self, session: Any, pid: int) -> QueryStatus:
+        queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+        known = self._execution
+        execution = queries.get(known.id()) if known is not None else self._probable(queries)
+        if execution is None:
+            has_failed = None if known is None else bool(known.exception().isDefined())
+            return QueryStatus(is_active=False, pid=pid, has_failed=has_failed)
+        context = execution.getLatestExecutionContext()  # null until the query has read its checkpoint
+        trigger = None if context is None else int(context.currentTriggerStartTimestamp())
+        return QueryStatus(is_active=True, trigger=trigger, interval=_interval(execution.trigger()), pid=pid)
+
+    def _probable(self, queries: Any) -> Any:
+        """The one with the claim's own checkpoint; if its checkpoint is not the claim's, any that runs."""
+        claim = self._claim
+        own = claim.checkpoint_name if claim.checkpoint_base is not None and not claim.keeps_checkpoint else ""
+        for execution in queries.values():
+            if own in str(execution.resolvedCheckpointRoot()):
+                return execution
+        return None
+
+
+def _interval(trigger: Any) -> float:
+    return int(trigger.intervalMs()) / 1000 if simple_name(trigger) == "ProcessingTimeTrigger" else 0.0

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from offsetstore.errors import SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.spark.executors.record_batches import Parts
+from offsetstore.spark.kafka_columns import by_partition
 from offsetstore.spark.plans import each, simple_name
 from offsetstore.writers.arrow.batches import KAFKA
 
@@ -106,12 +107,11 @@ def _inputs(partition: Any) -> Any:
 
 
 def _repartitioned(frame: DataFrame, tasks: Sequence[TopicPartition]) -> Parts:
-    numbers = _hashed_to(frame, len(tasks))
-    pairs = [F.lit(part) for tp, number in zip(tasks, numbers, strict=True) for part in (_name(tp), number)]
-    coordinates = F.col(KAFKA)
-    topics = sorted({tp.topic for tp in tasks})
-    name = F.concat_ws("-", coordinates["partition"], F.lit(topics[0]) if len(topics) == 1 else coordinates["topic"])
-    moved = Parts.of(frame.repartition(len(tasks), F.create_map(*pairs)[name]))
+    numbers = dict(zip(tasks, _hashed_to(frame, len(tasks)), strict=True))
+    coordinates, topics = F.col(KAFKA), {tp.topic for tp in tasks}
+    topic = F.lit(tasks[0].topic) if len(topics) == 1 else coordinates["topic"]
+    number = by_partition(numbers, topic, coordinates["partition"]).cast("int")  # hashed as `_hashed_to` does
+    moved = Parts.of(frame.repartition(len(tasks), number))
     root = _narrow_root(moved.rdd)
     found = [simple_name(root)]
     if found == [_SHUFFLED]:
@@ -151,10 +151,6 @@ def _reads_of_shuffle(partition: Any) -> str:
 
 def _shuffle_partition(number: int) -> str:
     return f"shuffle partition {number}"
-
-
-def _name(tp: TopicPartition) -> str:
-    return f"{tp.partition}-{tp.topic}"
 
 
 def _computed_once(frame: DataFrame) -> DataFrame:

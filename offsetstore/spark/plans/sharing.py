@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.function_errors import has_lost_block
-from offsetstore.spark.plans import each, simple_name
+from offsetstore.spark.plans import analyzed, each, execution, simple_name
 
 # With deterministic expressions, these give the same rows whenever they are computed from the same rows.
 _PLAIN: Final = frozenset({"Filter", "LogicalRDD", "Project", "ResolvedHint", "SubqueryAlias", "View"})
@@ -62,8 +62,8 @@ class _Sharing:
 
     def share(self, frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
         """Compute what the frames share, and return frames that read it."""
-        plans = self._with_one_clock([_analyzed(frame) for frame in frames.values()])
-        batch = _analyzed(self._batch)
+        plans = self._with_one_clock([analyzed(frame) for frame in frames.values()])
+        batch = analyzed(self._batch)
         shared = _Shared(self._patterns, batch, plans)
         rows = self._cached(batch)
         if not shared.needs_batch and rows is not None and not rows.isCachedColumnBuffersLoaded():
@@ -112,7 +112,7 @@ class _Sharing:
 
     def _cached(self, plan: Any) -> Any:
         """Return the builder of the plan's persisted rows, or ``None`` if they are not persisted."""
-        found = _any(_frame(self._batch, plan))._jdf.queryExecution().withCachedData()  # noqa: SLF001 - Spark's own
+        found = execution(_frame(self._batch, plan)).withCachedData()
         return found.cacheBuilder() if simple_name(found) == "InMemoryRelation" else None
 
     def _shared_blocks(self) -> list[str]:
@@ -228,10 +228,6 @@ def _frame(like: DataFrame, plan: Any) -> DataFrame:
     of_rows = _jvm(like).org.apache.spark.sql.classic.Dataset.ofRows
     made = of_rows(_any(session)._jsparkSession, plan)  # noqa: SLF001
     return _any(type(like))(made, session)
-
-
-def _analyzed(frame: DataFrame) -> Any:
-    return _any(frame)._jdf.queryExecution().analyzed()  # noqa: SLF001 - there is no public way to a plan
 
 
 def _jvm(frame: DataFrame) -> Any:

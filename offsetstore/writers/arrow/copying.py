@@ -1,10 +1,11 @@
-"""COPY of Arrow batches into one table, on the transaction's own connection."""
+"""COPY of Arrow batches into a table, or into a temporary one first, on the transaction's own connection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
@@ -13,18 +14,25 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.copy import Copy
 from sqlalchemy import Connection
 
-from offsetstore.errors import ConfigurationError, RowsRefused, UnsafeTarget
+from offsetstore.errors import ConfigurationError, MissingPrivilege, RowsRefused, UnsafeTarget
 from offsetstore.postgres.errors import NO_TABLE, WRONG_OBJECT, before_rows
 from offsetstore.postgres.together import execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.writers.arrow.encoding import CONVERSION_ERRORS, Encoding
-from offsetstore.writers.table.catalogue import Target, locate, missing, read_target, target_query
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import TableName, Target, locate, missing, read_target, target_query
 
 # ONLY: partitions, of which there may be thousands, can't change their types without the partitioned table.
 _LOCK = sql.SQL("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE")
 _BINARY = sql.SQL("COPY {table} ({columns}) FROM STDIN (FORMAT binary)")
 _TEXT = sql.SQL("COPY {table} ({columns}) FROM STDIN")
+
+# AS SELECT: types, modifiers and collations are the target's, constraints and defaults are not.
+_CREATE = sql.SQL("""
+CREATE TEMPORARY TABLE {temporary} ON COMMIT DROP AS
+SELECT {columns}
+FROM {table}
+WITH NO DATA
+""")
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
@@ -89,6 +97,40 @@ def locked_target(connection: psycopg.Connection, table: TableName) -> Generator
     yield target
     if target.is_partitioned:
         read_target(connection, table)
+
+
+def temporary_name() -> sql.Identifier:
+    """Name a temporary table of this connection, dropped when its transaction ends."""
+    return sql.Identifier("pg_temp", f"offsetstore_{uuid4().hex}")
+
+
+def create_temporary(
+    driver: psycopg.Connection,
+    temporary: sql.Identifier,
+    table: TableName,
+    names: Iterable[str],
+    further: Iterable[sql.Composable] = (),
+    *,
+    target: Target,
+    move: sql.Composed,
+) -> None:
+    """Create it with those of the table's columns that are named, and try the statement that will move the rows.
+
+    There are none yet: if the statement fails, no row is to blame. EXPLAIN checks privileges, the conflict's constraint
+    and the replica identity as the statement does.
+
+    :param further: columns that only the temporary table has, as SELECT expressions.
+    :raises MissingPrivilege, SinkError: the database refuses one of the two.
+    """
+    if not target.allows_temporary:  # a connection that has made one before is refused with another text
+        raise MissingPrivilege(
+            f"the role may not create a temporary table, from which rows get into {table}; nothing was written",
+            found="no TEMPORARY on the database",
+        )
+    columns = sql.SQL(", ").join([*map(sql.Identifier, names), *further])
+    create = _CREATE.format(temporary=temporary, columns=columns, table=table.identifier)
+    with before_rows(table, table.identifier.as_string(driver)):
+        execute_together(driver, create.as_string(driver), f"EXPLAIN {move.as_string(driver)}")
 
 
 def copy_batches(

@@ -15,8 +15,8 @@ from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import VALUE_ERRORS
 from offsetstore.writers.arrow.misfits import Rows
 from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, uuid_objects
+from offsetstore.writers.table.catalogue import TableName
 from offsetstore.writers.table.matching import Match
-from offsetstore.writers.table.names import TableName
 
 _Encoder: TypeAlias = "Callable[[Match, pa.Array[Any]], pa.Array[Any]]"
 _Refusal: TypeAlias = tuple[Match, str, pa.DataType]

@@ -1,4 +1,4 @@
-"""What PostgreSQL's catalogue says about a target table, and about the role's rights.
+"""The name of a target table, and what PostgreSQL's catalogue says about it and about the role's rights.
 
 Columns are read again for each micro-batch: tables change.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg import Connection, sql
+from sqlalchemy import Table
 
-from offsetstore.errors import ColumnMismatch, MissingPrivilege, UnsafeTarget
-from offsetstore.writers.table.names import TableName
+from offsetstore.errors import ColumnMismatch, ConfigurationError, MissingPrivilege, UnsafeTarget
 
 _TABLES = ("r", "p")  # tables and partitioned tables: COPY and LOCK TABLE know both
 _OTHERS = {"v": "a view", "m": "a materialized view"}
@@ -61,8 +61,8 @@ SELECT target.relkind, target.insert_rules,
     ) AS unsafe,
     pg_catalog.row_security_active(target.oid) AS has_policies,
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY') AS allows_temporary,
-    a.attname, a.attnum, pg_catalog.format_type(a.atttypid, a.atttypmod), typed.modifier,
-    CASE WHEN is_array THEN 'array' ELSE base.kind END, CASE WHEN is_array THEN base.kind END, of_domain,
+    a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), CASE WHEN is_array THEN 'array' ELSE base.kind END,
+    a.attnum, typed.modifier, CASE WHEN is_array THEN base.kind END, of_domain,
     a.attnotnull OR declared.typnotnull,
     a.attnotnull AND declared.typtype <> 'd' AND NOT EXISTS (
         SELECT FROM tree JOIN pg_catalog.pg_trigger ON tgrelid = tree.oid
@@ -124,9 +124,53 @@ _WHY_UNSAFE = {
 }
 
 
+_MAX_PARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table's name, exactly as the catalogue spells it: ``Payments`` is not ``payments``.
+
+    Without a schema, the connection's ``search_path`` decides; see `locate`.
+    """
+
+    schema: str | None
+    name: str
+
+    @classmethod
+    def parse(cls, table: str | Table) -> TableName:
+        """Take ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``, which may hold any name.
+
+        :raises ConfigurationError: an empty part, or more than one dot.
+        """
+        if isinstance(table, Table):
+            return cls(None if table.schema is None else str(table.schema), str(table.name))
+        parts = table.split(".")
+        if len(parts) > _MAX_PARTS or not all(parts):
+            raise ConfigurationError(
+                "not a valid table name",
+                found=repr(table),
+                expected='"table" or "schema.table"',
+                next_step="For a name that contains a dot, give a sqlalchemy.Table.",
+            )
+        return cls(parts[0] if len(parts) == _MAX_PARTS else None, parts[-1])
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The name for a statement, quoted."""
+        return sql.Identifier(self.name) if self.schema is None else sql.Identifier(self.schema, self.name)
+
+    def as_option(self, option: str) -> list[str] | None:
+        """Write an option of a command, ``None`` if `parse` could not read it."""
+        return None if "." in f"{self.schema or ''}{self.name}" else [option, str(self)]
+
+    def __str__(self) -> str:
+        return self.name if self.schema is None else f"{self.schema}.{self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a target.
+    """One column of a target; its fields are in the order of the query.
 
     :param type_name: as written in SQL: ``numeric(10,2)``.
     :param kind: the built-in type's name (``int8``, ``varchar``), ``enum``, ``array``, or ``""`` for any other.
@@ -193,30 +237,16 @@ def read_target(connection: Connection, table: TableName, rows: Sequence[tuple[A
 
     :param rows: those of `target_query`, if it was sent before.
     :raises UnsafeTarget: the table, or any of its partitions, is UNLOGGED, temporary or foreign.
-    :raises ColumnMismatch: as `read_columns` does.
-    """
-    found = _read(connection, table) if rows is None else rows
-    if not found:
-        raise missing(table, connection.info.dbname)
-    if unsafe := found[0][2]:
-        raise _unsafe(connection, table, unsafe)
-    kind, _, _, has_policies, allows_temporary, *_ = found[0]
-    return Target(_columns(table, found), kind == "p", has_policies, allows_temporary)
-
-
-def read_columns(connection: Connection, table: TableName) -> dict[str, Column]:
-    """Read the columns by name, in the table's order.
-
     :raises ColumnMismatch: there is no such table, it is a view, or it has rules that COPY would bypass.
     """
-    return _columns(table, _read(connection, table))
-
-
-def _read(connection: Connection, table: TableName) -> Sequence[tuple[Any, ...]]:
-    rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
+    if rows is None:
+        rows = connection.execute(_COLUMNS, {"name": table.identifier.as_string(connection)}).fetchall()
     if not rows:
         raise missing(table, connection.info.dbname)
-    return rows
+    if unsafe := rows[0][2]:
+        raise _unsafe(connection, table, unsafe)
+    kind, _, _, has_policies, allows_temporary, *_ = rows[0]
+    return Target(_columns(table, rows), kind == "p", has_policies, allows_temporary)
 
 
 def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Column]:
@@ -234,38 +264,8 @@ def _columns(table: TableName, rows: Sequence[tuple[Any, ...]]) -> dict[str, Col
             expected="no rules ON INSERT",
             next_step="Name the table that the rule writes to, or replace the rule by a trigger.",
         )
-    columns: dict[str, Column] = {}
-    for (
-        *_,
-        name,
-        number,
-        type_name,
-        modifier,
-        kind,
-        element,
-        of_domain,
-        not_null,
-        refuses_null,
-        has_default,
-        computed,
-        denied,
-    ) in rows:
-        if name is not None:  # None for a table without columns
-            columns[name] = Column(
-                name=name,
-                type_name=type_name,
-                kind=kind,
-                number=number,
-                modifier=modifier,
-                element=element,
-                of_domain=of_domain,
-                not_null=not_null,
-                refuses_null=refuses_null,
-                has_default=has_default,
-                computed=computed,
-                denied=denied,
-            )
-    return columns
+    # A row has what it says of the table, then a column's fields in their order; or no column, if the table has none.
+    return {name: Column(name, *fields) for _, _, _, _, _, name, *fields in rows if name is not None}
 
 
 def read_unique_keys(connection: Connection, table: TableName) -> list[frozenset[str]]:

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from offsetstore.errors import ColumnMismatch, MissingPrivilege
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
-from offsetstore.writers.table.catalogue import Column
+from offsetstore.writers.table.catalogue import Column, TableName
 from offsetstore.writers.table.conversions import conversion
-from offsetstore.writers.table.names import TableName
 
 
 @dataclass(frozen=True, slots=True)

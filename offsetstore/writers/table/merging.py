@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from psycopg import sql
 
 from offsetstore.writers.arrow.batches import STAGED_COORDINATES
-from offsetstore.writers.table.catalogue import Column
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import Column, TableName
 from offsetstore.writers.table.roles import Roles
 
 _NO_COORDINATES = sql.SQL(

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError
 from offsetstore.postgres.schema import quoted
-from offsetstore.writers.table.catalogue import Column
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import Column, TableName
 
 _SUMMABLE = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
 _ORDERED = _SUMMABLE | {

@@ -13,9 +13,10 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from offsetstore import OffsetStore, Timeouts
 from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.postgres.address import secrets_of
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.spark.executors.store_address import StoreAddress, secrets_of
+from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.testing import InMemoryOffsetStore
 
 PASSWORD = "canary@4711"
@@ -26,7 +27,7 @@ def with_password(url: str) -> str:
     return url.replace("@", ":canary%404711@", 1)
 
 
-def arrived(address: StoreAddress) -> StoreAddress:
+def arrived(address: ExecutorStore) -> ExecutorStore:
     """What another process gets."""
     return pickle.loads(pickle.dumps(address))  # noqa: S301 - made in the same line
 
@@ -55,15 +56,15 @@ def engine_of(url: str, **options: Any) -> Engine:
 
 
 def test_the_address_holds_no_password(store: OffsetStore) -> None:
-    address = StoreAddress.of(store)
+    address = ExecutorStore.of(store)
     assert b"canary" not in pickle.dumps(address)
     assert "canary" not in repr(address)
-    assert secrets_of(store) == {"password": PASSWORD}
+    assert secrets_of(cast("Any", store.database)) == {"password": PASSWORD}
 
 
 def test_elsewhere_it_is_the_same_store_with_the_secrets_of_the_moment(store: OffsetStore) -> None:
     claim = store.claim("billing", topics=["payments"])
-    with arrived(StoreAddress.of(store)).connect(lambda: {"password": "another"}) as remote:
+    with arrived(ExecutorStore.of(store)).open(lambda: {"password": "another"}) as remote:
         assert remote.timeouts == Timeouts(lock=3)
         owner = remote.owner("billing")
         assert owner is not None
@@ -80,16 +81,16 @@ def test_the_schema_that_the_search_path_has_led_to_is_passed_on(offsetstore_dat
     engine.dispose()
     with OffsetStore.connect(f"{offsetstore_database}?options=-csearch_path%3Dtenant") as store:
         store.claim("billing", topics=["payments"])
-        address = arrived(StoreAddress.of(store))
+        address = arrived(ExecutorStore.of(store))
     assert address.database.schema == "tenant"
-    with address.connect(dict) as remote:
+    with address.open(dict) as remote:
         assert remote.owner("billing") is not None
 
 
 def test_it_has_one_connection_which_is_replaced_when_it_has_died(
     store: OffsetStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with StoreAddress.of(store).connect(lambda: secrets_of(store)) as remote:
+    with ExecutorStore.of(store).open(lambda: secrets_of(cast("Any", store.database))) as remote:
         first = backend(remote)
         assert backend(remote) == first
         session = remote.database.begin(name="test")
@@ -105,9 +106,9 @@ def test_it_has_one_connection_which_is_replaced_when_it_has_died(
 def test_credentials_are_asked_anew_each_time(offsetstore_database: str) -> None:
     tokens = iter(f"token {number}" for number in range(100))
     with OffsetStore.connect(offsetstore_database, credentials=lambda: next(tokens)) as store:
-        given = [secrets_of(store)["password"] for _ in range(3)]
+        given = [secrets_of(cast("Any", store.database))["password"] for _ in range(3)]
         assert len(set(given)) == 3
-        assert "token" not in repr(StoreAddress.of(store))
+        assert "token" not in repr(ExecutorStore.of(store))
 
 
 def test_an_engines_own_arguments_and_its_listeners_tokens_count(url: str) -> None:
@@ -118,9 +119,9 @@ def test_an_engines_own_arguments_and_its_listeners_tokens_count(url: str) -> No
 
     event.listen(engine, "do_connect", token)
     with OffsetStore.connect(engine) as store:
-        address = StoreAddress.of(store)
+        address = ExecutorStore.of(store)
         assert dict(address.database.parameters)["application_name"] == "mine"
-        assert secrets_of(store) == {"password": "a token", "sslpassword": "canary"}
+        assert secrets_of(cast("Any", store.database)) == {"password": "a token", "sslpassword": "canary"}
         assert "canary" not in repr(address)
         assert store.offsets("billing") == {}
     engine.dispose()
@@ -129,26 +130,24 @@ def test_an_engines_own_arguments_and_its_listeners_tokens_count(url: str) -> No
 def test_an_engine_with_a_creator_is_refused_with_a_way_out(url: str) -> None:
     engine = engine_of(url, creator=lambda: psycopg.connect(url))
     with OffsetStore.connect(engine) as store, pytest.raises(ConfigurationError, match=r"creator=.*credentials="):
-        StoreAddress.of(store)
+        ExecutorStore.of(store)
     engine.dispose()
 
 
 def test_what_can_not_be_sent_is_refused_by_name(url: str) -> None:
     engine = engine_of(url, connect_args={"cursor_factory": psycopg.ClientCursor})
     with OffsetStore.connect(engine) as store, pytest.raises(ConfigurationError, match="cursor_factory"):
-        StoreAddress.of(store)
+        ExecutorStore.of(store)
     engine.dispose()
 
 
 def test_a_store_in_memory_has_no_address() -> None:
     with InMemoryOffsetStore() as store, pytest.raises(ConfigurationError, match="no database"):
-        StoreAddress.of(store)
+        ExecutorStore.of(store)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of what is shown here
 def test_a_forked_child_gets_a_connection_of_its_own(store: OffsetStore) -> None:
-    from offsetstore.spark.executors.connect import ExecutorStore  # noqa: PLC0415
-
     described = ExecutorStore.of(store)
     mine = described.connect()
     assert described.connect() is mine

@@ -20,7 +20,7 @@ from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.letters import NewLetter, Payload
-from offsetstore.spark.executors.store_address import StoreAddress
+from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database
@@ -235,7 +235,7 @@ def test_nor_on_an_executor(role: str, query: Query, expected: object) -> None:
     set_defaults(role, "ROLE", HOSTILE)
     with OffsetStore.connect(role) as store:
         task = TaskClaim.of(claimed(store))
-        with StoreAddress.of(store).connect(dict) as remote:
+        with ExecutorStore.of(store).open(dict) as remote:
             assert outcome(remote, query, task) == expected
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, event
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, Transaction
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
-from offsetstore.spark.executors.store_address import StoreAddress
+from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.store.identity import ClaimInfo, TaskClaim
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -100,9 +100,9 @@ def test_nothing_of_the_session_comes_to_the_next_transaction(
 def test_nor_does_it_to_the_next_task_of_an_executor(store: OffsetStore, query: Query, results: str) -> None:
     query("CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.results (record bigint)")
     claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
-    address = pickle.loads(pickle.dumps(StoreAddress.of(store)))  # noqa: S301 - our own
+    address = pickle.loads(pickle.dumps(ExecutorStore.of(store)))  # noqa: S301 - our own
     task = TaskClaim.of(claim)
-    with address.connect(dict) as remote:
+    with address.open(dict) as remote:
         write_with(remote, task, Execute(leave_much_behind), 0)
         write_with(remote, task, Append("results"), 1)
     assert query("SELECT count(*) FROM public.results") == [(1,)]

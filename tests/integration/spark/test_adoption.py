@@ -18,8 +18,7 @@ from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.protocol.policy import OnUncertain
 from offsetstore.spark.checkpoints import HadoopFiles
-from offsetstore.store.adoption import read
-from offsetstore.store.checkpoint_files import LocalFiles
+from offsetstore.store.adoption import LocalFiles, read
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
 from tests.support.windows import rows, windows

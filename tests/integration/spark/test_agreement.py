@@ -82,7 +82,6 @@ def test_each_line_has_an_order(world: World, topic: str, settings: dict[str, An
 def test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alone(
     world: World, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "SMALL", 0)
     collect: Any = collecting.collect
     lost: list[int] = []
 

@@ -21,7 +21,6 @@ SIZE = 5_000
 
 @pytest.fixture
 def _all_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "SMALL", 0)
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
 
 
@@ -59,11 +58,9 @@ def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World) -> 
 
 @pytest.mark.behaviour("SINK-8")
 @pytest.mark.usefixtures("_limit")
-@pytest.mark.parametrize("small", [0, 1000])
 def test_what_spark_refuses_to_collect_at_once_is_collected_partition_by_partition(
-    world: World, topic: str, monkeypatch: pytest.MonkeyPatch, small: int
+    world: World, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "SMALL", small)
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
     seen: list[str] = []
 
@@ -98,8 +95,7 @@ def test_rows_that_an_executor_loses_before_they_are_fetched_are_not_computed_ag
         def losing(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield batch
-                if "lost" not in calls:
-                    assert lose_blocks(world.spark, number=3)
+                if "lost" not in calls and lose_blocks(world.spark, number=3):  # nothing is kept at the first try
                     calls.append("lost")
 
     def transform(batch: DataFrame) -> DataFrame:

@@ -17,8 +17,7 @@ from offsetstore.errors import ColumnMismatch
 from offsetstore.postgres.url import make_engine
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
 from offsetstore.writers import Append
-from offsetstore.writers.table.catalogue import read_columns
-from offsetstore.writers.table.names import TableName
+from offsetstore.writers.table.catalogue import TableName, read_target
 from tests.support import type_pairs
 from tests.support.postgres import Database
 from tests.support.type_pairs import COLUMNS, SOURCES, VALUES, ZONE
@@ -81,7 +80,7 @@ def test_the_columns_are_those_of_the_catalogue(database: Database) -> None:
     database.execute(type_pairs.TYPES)
     database.execute(f"CREATE TABLE t ({', '.join(f'c{n} {name}' for n, name in enumerate(COLUMNS))})")
     with psycopg.connect(database.url) as connection:
-        read = read_columns(connection, TableName.parse("t")).values()
+        read = read_target(connection, TableName.parse("t")).columns.values()
     assert [(one.kind, one.element, one.modifier) for one in read] == [
         (one.kind, one.element, one.modifier) for one in COLUMNS.values()
     ]

@@ -113,10 +113,8 @@ ROUTES: dict[str, dict[str, Any]] = {
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """How the rows go from Spark to the database: the sink's arguments."""
     if request.param == "in a file":
-        monkeypatch.setattr(collecting, "SMALL", 0)
         monkeypatch.setattr(collecting, "IN_MEMORY", 0)
     if request.param == "partition by partition":
-        monkeypatch.setattr(collecting, "SMALL", 0)
         monkeypatch.setattr(collecting, "collect", collecting.collect_by_partition)
     return ROUTES[request.param]
 

@@ -347,7 +347,7 @@ def test_what_is_told_of_some_logs_by_the_deadline_is_kept(monkeypatch: pytest.M
             error = KafkaError(codes[number], "broker end offset is 50")
             return SimpleNamespace(topic=lambda: P0.topic, partition=lambda: number, error=lambda: error)
 
-    monkeypatch.setattr(truncation, "ck", SimpleNamespace(**{**vars(truncation.ck), "Consumer": Consumer}))
+    monkeypatch.setattr(client, "Consumer", Consumer)
     pairs = {TopicPartition(P0.topic, number): EpochPair(100, 0) for number in range(3)}
 
     found = truncation.find_resets(ClientSettings(NOBODY), pairs, Deadline.after(0.2))
@@ -396,7 +396,7 @@ def test_only_librdkafkas_reset_tells_that_a_log_was_truncated(monkeypatch: pyte
     def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
         return dict.fromkeys(partitions, Watermarks(0, 99, high=99))
 
-    monkeypatch.setattr(truncation, "ck", SimpleNamespace(**{**vars(truncation.ck), "Consumer": Consumer}))
+    monkeypatch.setattr(client, "Consumer", Consumer)
     broker = Broker(NOBODY, timeout=0.2)
     monkeypatch.setattr(broker, "log_ends", log_ends)
     assert broker.find_truncated({P0: EpochPair(40, 0)}) == {P0: 35}
@@ -426,7 +426,7 @@ def test_of_each_log_no_more_is_read_than_a_batch_of_the_default_size(monkeypatc
         def poll(self, _timeout: float) -> Any:
             return SimpleNamespace(topic=lambda: P0.topic, partition=lambda: 0, error=lambda: None)
 
-    monkeypatch.setattr(truncation, "ck", SimpleNamespace(**{**vars(truncation.ck), "Consumer": Consumer}))
+    monkeypatch.setattr(client, "Consumer", Consumer)
     broker = Broker({**NOBODY, "fetch.message.max.bytes": 5_000_000})
     assert broker.find_truncated({P0: EpochPair(40, 0)}) == {}
     assert seen["fetch.message.max.bytes"] == seen["max.partition.fetch.bytes"] == 32768

@@ -227,6 +227,8 @@ def test_a_closed_claim_is_forgotten_and_what_comes_late_of_one_that_was_replace
     jobs.on(ClaimEnded(group=GROUP, token=TOKEN, outcome="fenced"))
     assert [one.is_lost for one in jobs.now()] == [True]
     jobs.on(ClaimEnded(group=GROUP, token=TOKEN, outcome="closed"))
+    before, now = jobs.on(ClaimEnded(group=GROUP, token=TOKEN, outcome="fenced"))
+    assert before == now, "a transaction of a closed claim may still meet a fence"
     jobs.on(STARTED)
     assert jobs.now() == ()
 

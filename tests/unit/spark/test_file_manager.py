@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from offsetstore.errors import UnsupportedQuery
+from offsetstore.spark.settings import MANAGER
 from offsetstore.spark.stateful import _check_file_manager  # pyright: ignore[reportPrivateUsage] - pure
-from offsetstore.spark.tuning import MANAGER
 
 TUNED = "org.example.FileSystemBasedCheckpointFileManager"
 

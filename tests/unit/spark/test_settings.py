@@ -8,7 +8,7 @@ import pytest
 
 from offsetstore import Append, DeadLetters, Execute, Flush
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing
-from offsetstore.spark.letters import KAFKA_COLUMNS
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
 from offsetstore.spark.settings import SinkSettings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offsetstore import Broker
-from offsetstore.spark.tuning import READER, tuned
+from offsetstore.spark.settings import READER, tuned
 
 KAFKA = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "payments"}
 

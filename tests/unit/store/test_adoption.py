@@ -16,8 +16,7 @@ from offsetstore.errors import ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.starting import Reason
-from offsetstore.store.adoption import read
-from offsetstore.store.checkpoint_files import LocalFiles
+from offsetstore.store.adoption import LocalFiles, read
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.broker import StaticBroker
 

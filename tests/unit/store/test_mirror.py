@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
-from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
+from offsetstore.offsets import CommittedOffset, EpochPair, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.stamp import Stamp, digest
@@ -613,6 +613,28 @@ def test_a_first_turn_that_comes_at_once_finds_the_whole_mirror(
 
     monkeypatch.setattr(threading.Thread, "start", start_and_be_slow)
     store.claim(GROUP, broker, mirror_every=OFTEN).close()
+
+
+@pytest.mark.behaviour("MIRROR-2", "START-26")
+def test_the_last_copy_and_the_last_look_at_the_logs_ask_kafka_at_the_same_time(store: InMemoryOffsetStore) -> None:
+    asked = threading.Event()
+
+    class Together(StaticBroker):
+        """Commits only once it is asked for the logs."""
+
+        def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+            asked.set()
+            return super().log_ends(partitions)
+
+        def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+            assert asked.wait(20)
+            super().commit(group, offsets)
+
+    broker = Together.with_topics({"payments": 3}, end=100)
+    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
+        advance(store, claim, P0, 40)
+    assert copied(broker)[P0] == 40
+    assert store.offsets(GROUP)[P0].pair == EpochPair(40, 0)
 
 
 @pytest.mark.behaviour("MIRROR-7")

@@ -21,6 +21,7 @@ from offsetstore.protocol.events import (
     BatchStarted,
     ClaimEnded,
     MirrorTried,
+    QueryStarted,
     Retried,
     SinkMade,
     WatchedQuery,
@@ -106,6 +107,16 @@ def test_what_could_not_be_saved_is_saved_later_and_logged_once(
     record.save(tables.begin)
     assert len(tables.errors) == 2
     assert [status.counters for status, _ in tables.runs] == [{"retries": 3}] * 2
+
+
+@pytest.mark.behaviour("OPS-11")
+def test_a_query_whose_id_is_none_is_refused_when_it_is_told_and_the_rest_is_saved(
+    record: RunRecord, tables: Tables
+) -> None:
+    with pytest.raises(ValueError, match="UUID"):
+        record.on(QueryStarted(group="billing", query_id="7", run_id="", application_id="app-1", ui_url=None))
+    record.save(tables.begin)
+    assert [(status.query_id, status.application_id) for status, _ in tables.runs] == [(None, "app-1")]
 
 
 @dataclass(frozen=True)
