@@ -18,6 +18,7 @@ _MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _SEQUENCES: Final = "tests/unit/processing/test_sequences.py::"
 _PUT_BACK: Final = "tests/unit/processing/test_put_back.py::"
 _SETTINGS: Final = "tests/unit/spark/test_settings.py::"
+_SECOND: Final = "tests/integration/processing/test_second_source.py::"
 _POSTGRES: Final = "tests/integration/processing/test_recovery_on_postgres.py::"
 
 _EXECUTES: Final = "tests/integration/writers/test_execute.py::"
@@ -56,7 +57,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ("Transaction._lock", "if not self._is_manual: self._settle_ahead(session, _remaining(decisions), gone)", ""),
         tests=(
             f"{_UNIT}test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopens_its_own",
-            f"{_POSTGRES}test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten",
+            f"{_SECOND}test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten",
         ),
         why="After a reset a replay would write again what the job has read again.",
     ),
@@ -214,7 +215,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "attempts-are-kept",
         ("Failures.end", "tx.write_failures(self.failed)", ""),
-        tests=(f"{_UNIT}test_attempts_survive_a_restart", f"{_POSTGRES}test_attempts_survive_a_kill"),
+        tests=(f"{_UNIT}test_attempts_survive_a_restart", f"{_SECOND}test_attempts_survive_a_kill"),
         why="A job that a bad record kills would begin again with the first attempt.",
     ),
     mutant(

@@ -1,14 +1,9 @@
-"""Recovery on PostgreSQL: a job that is killed while it tries a bad record again, and errors that blame no record."""
+"""Recovery on PostgreSQL: which errors blame a record, and which blame none."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -26,13 +21,10 @@ from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import Ranges
 from tests.integration.conftest import Query
 from tests.support.careful_part import FakePart, Row, written
-from tests.support.recovering_job import compute
-from tests.support.recovering_job import write as write_offsets
 from tests.support.server_errors import OF_SERVER, held
 
 P0 = TopicPartition("payments", 0)
 OUTAGES = (LockTimeout, StoreUnavailable, TransactionLost)
-ROOT = Path(__file__).parents[3]
 FAILURES = "SELECT record_offset, attempts, errors FROM failures ORDER BY 1"
 LETTERS = "SELECT record_offset, attempts, sqlstate, convert_from(value, 'UTF8') FROM dead_letters"
 
@@ -42,80 +34,15 @@ def _table(query: Query) -> None:
     query("CREATE TABLE results (record bigint CHECK (record <> 3))")
 
 
-def run_job(url: str, failpoint: str | None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "OFFSETSTORE_FAILPOINT"}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.support.recovering_job", url, "billing"],
-        cwd=ROOT,
-        env=environment | ({} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def write_offsets(work: Any, rows: Sequence[Row]) -> None:
+    """Write the rows' offsets."""
+    numbers = pa.array([offset for _, offset in rows], pa.int64())
+    Append("results").write(work, [pa.record_batch({"record": numbers})])
 
 
-def killed_at(failpoint: str, url: str) -> None:
-    killed = run_job(url, failpoint)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert f"failpoint {failpoint.partition(':')[0]}: kill" in killed.stderr
-
-
-def ends_well(url: str) -> None:
-    ended = run_job(url, None)
-    assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.behaviour("DLQ-3")
-def test_attempts_survive_a_kill(store: OffsetStore, query: Query, offsetstore_database: str) -> None:
-    killed_at("failures_written:2", offsetstore_database)
-    assert query(FAILURES) == [(3, 2, {"23514": 2})]
-    assert query("SELECT * FROM results") == []
-
-    ends_well(offsetstore_database)
-    assert query(LETTERS) == [(3, 4, "23514", "(0, 3)")]
-    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,), (4,)]
-    assert query(FAILURES) == []
-    assert store.offsets("billing")[P0].next_offset == 5
-
-
-@pytest.mark.behaviour("DLQ-3")
-def test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten(
-    store: OffsetStore, query: Query, offsetstore_database: str
-) -> None:
-    killed_at("failures_written:3", offsetstore_database)
-    query("ALTER TABLE results DROP CONSTRAINT results_record_check")
-
-    ends_well(offsetstore_database)
-    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,), (3,), (4,)]
-    assert (query(LETTERS), query(FAILURES)) == ([], [])
-    assert store.offsets("billing")[P0].next_offset == 5
-
-
-@pytest.mark.behaviour("DLQ-2", "DLQ-3")
-@pytest.mark.parametrize("point", ["in_discovery:1", "in_discovery:3", "letters_written", "before_commit:5"])
-def test_a_kill_on_the_way_leaves_no_letter_and_no_row_behind(
-    query: Query, offsetstore_database: str, point: str
-) -> None:
-    """The COMMITs are: the partition's row, three tries, and the batch."""
-    killed_at(point, offsetstore_database)
-    assert query("SELECT * FROM results") == []
-    assert query(LETTERS) == []
-
-    ends_well(offsetstore_database)
-    assert query("SELECT count(*) FROM results") == [(4,)]
-    assert query(LETTERS) == [(3, 4, "23514", "(0, 3)")]
-    assert query(FAILURES) == []
-
-
-@pytest.mark.behaviour("DLQ-1")
-def test_a_kill_after_the_commit_writes_no_second_letter(query: Query, offsetstore_database: str) -> None:
-    killed_at("after_commit:5", offsetstore_database)
-    assert query(LETTERS) == [(3, 4, "23514", "(0, 3)")]
-
-    ends_well(offsetstore_database)
-    assert query("SELECT count(*) FROM results") == [(4,)]
-    assert query("SELECT times FROM dead_letters") == [(1,)]
+@contextmanager
+def compute(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+    yield FakePart(ranges, write_offsets)
 
 
 def fails_for(query: Query, body: str, when: str = "NEW.record = 1") -> None:

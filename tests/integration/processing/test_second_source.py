@@ -24,6 +24,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 ROWS = "SELECT record FROM results ORDER BY record"
+FAILURES = "SELECT record_offset, attempts, errors FROM failures ORDER BY 1"
 LETTERS = "SELECT partition, record_offset, cause, state FROM dead_letters ORDER BY 1, 2"
 ALL_LETTERS = [(0, 2, "refused", "dead"), (0, 4, "raised", "dead"), (0, 6, "rejected", "dead")]
 
@@ -66,7 +67,7 @@ def run_job(url: str, kind: str, failpoint: str | None = None) -> subprocess.Com
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -113,10 +114,12 @@ def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
         "in_copy:2",
         "before_commit:4",
         "after_commit:3",
-        "failures_written",
+        "in_discovery:1",
+        "in_discovery:2",
         "letters_written",
     ],
 )
+@pytest.mark.behaviour("DLQ-1", "DLQ-2")
 def test_a_job_that_is_killed_writes_each_record_once(
     store: OffsetStore, query: Query, offsetstore_database: str, failpoint: str
 ) -> None:
@@ -127,6 +130,31 @@ def test_a_job_that_is_killed_writes_each_record_once(
     assert numbers(query) == GOOD
     assert query(LETTERS) == ALL_LETTERS
     assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 8, P1: 6}
+
+
+@pytest.mark.behaviour("DLQ-3")
+def test_attempts_survive_a_kill(query: Query, offsetstore_database: str) -> None:
+    killed = run_job(offsetstore_database, "letters", "failures_written")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert query(FAILURES) == [(2, 1, {"23514": 1})]
+    assert numbers(query) == []
+
+    assert run_job(offsetstore_database, "letters").returncode == 0
+    assert query("SELECT attempts FROM dead_letters WHERE record_offset = 2") == [(2,)]
+    assert query(LETTERS) == ALL_LETTERS
+    assert query(FAILURES) == []
+
+
+@pytest.mark.behaviour("DLQ-3")
+def test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten(
+    query: Query, offsetstore_database: str
+) -> None:
+    assert run_job(offsetstore_database, "letters", "failures_written").returncode == -signal.SIGKILL
+    query("ALTER TABLE results DROP CONSTRAINT unlucky")
+
+    assert run_job(offsetstore_database, "letters").returncode == 0
+    assert numbers(query) == sorted([*GOOD, 13])
+    assert (query(LETTERS), query(FAILURES)) == (ALL_LETTERS[1:], [])
 
 
 def test_a_replay_that_is_killed_is_done_once(store: OffsetStore, query: Query, offsetstore_database: str) -> None:
