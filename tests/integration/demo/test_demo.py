@@ -23,7 +23,7 @@ from offsetstore.demo.job import make_sink
 from offsetstore.demo.job_settings import GROUP, TOPIC, URL, Atomicity, JobSettings
 from offsetstore.demo.kills import POISON_POINTS
 from offsetstore.demo.poison import records_of
-from offsetstore.demo.tables import OURS, Findings, create_tables, verify
+from offsetstore.demo.tables import OURS, Findings, connected, verify
 from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import answers
 from offsetstore.local.kafka.server import KafkaBroker
@@ -46,7 +46,8 @@ def test_its_job_lands_each_flight_and_each_sum_once(
     settings = JobSettings(offsetstore_database, offsetstore_kafka.bootstrap_servers, tmp_path, 500, atomicity)
     ledger = Ledger()
     produce_flights(settings.bootstrap_servers, records_of(read_flights(2000), {}, ledger))
-    create_tables(settings.url, OURS)
+    with connected(settings.url) as connection:
+        OURS.create(connection)
     broker = Broker.from_spark(settings.kafka_options())
     with OffsetStore.connect(settings.url) as store:
         claim = store.claim(GROUP, broker)

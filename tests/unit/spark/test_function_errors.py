@@ -617,8 +617,8 @@ def test_rows_that_executors_can_compute_and_not_keep_are_no_records_fault(
     full = Thrown(SPARK, text="Job aborted", cause=Thrown("java.io.IOException", text="canary"))
     rows = Keeping(full, can_compute=can_compute)
     parts = SimpleNamespace(rdd=rows, context=SimpleNamespace(_getJavaStorageLevel=repr))
-    monkeypatch.setattr(collecting, "Parts", SimpleNamespace(of=lambda _frame: parts))
     frame: Any = object()
+    monkeypatch.setattr(collecting, "Parts", SimpleNamespace(of={frame: parts}.get))
     with pytest.raises((SinkError, Py4JJavaError)) as raised:
         collecting.collect_by_partition(frame)
     assert not rows.is_kept
