@@ -1,4 +1,4 @@
-"""docs/architecture.md names files that are there, and every room."""
+"""docs/architecture.md names files and functions that are there, and every room."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ def test_the_files_that_it_names_exist() -> None:
     named = set(re.findall(r"`(offsetstore/[\w/]+\.py)`", PAGE))
     assert len(named) > 20
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_the_drawings_name_functions_that_are_in_their_files() -> None:
+    drawn = re.findall(r"^[ │├└─]*([a-z][\w/]*\.py) +(.*?)(?:  .*)?$", PAGE, re.MULTILINE)
+    assert len(drawn) > 50
+    missing = [
+        f"{path}: {name}"
+        for path, names in drawn
+        for name in names.split(", ")
+        if not re.search(rf"\b(def|class) {name}\b", (ROOT / "offsetstore" / path).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
 
 
 def test_it_has_a_line_for_each_layer_from_top_to_bottom() -> None:
