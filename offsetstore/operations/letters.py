@@ -20,7 +20,7 @@ from offsetstore.errors import ConfigurationError, LetterSettled, PayloadMissing
 from offsetstore.offsets import MAX_OFFSET, Token, TopicPartition, whole
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
 from offsetstore.operations.people import people
-from offsetstore.protocol.database import Database, GroupRow, Session
+from offsetstore.protocol.database import Database, EventName, GroupRow, Session
 from offsetstore.protocol.letters import FINAL, OPEN, PAYLOADS, Letter, LetterKey, PayloadState, State
 from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, LetterCursor, LetterFilter
@@ -192,7 +192,7 @@ class _Letters(Operation[LettersDecided]):
 
     @property
     @abstractmethod
-    def kind(self) -> tuple[str, str]:
+    def kind(self) -> tuple[EventName, str]:
         """The event of the history, and what is done to the letters, in its words."""
 
     @property
@@ -273,7 +273,7 @@ class ReplayLetters(_Letters):
     forced: bool = field(default=False, kw_only=True)
 
     @property
-    def kind(self) -> tuple[str, str]:
+    def kind(self) -> tuple[EventName, str]:
         return "replay", "to be replayed, forced" if self.forced else "to be replayed"
 
     @property
@@ -304,7 +304,7 @@ class DiscardLetters(_Letters):
     erase: bool = field(default=False, kw_only=True)
 
     @property
-    def kind(self) -> tuple[str, str]:
+    def kind(self) -> tuple[EventName, str]:
         return ("erase", "erased") if self.erase else ("discard", "discarded")
 
     @property

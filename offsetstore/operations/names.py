@@ -31,7 +31,7 @@ from offsetstore.operations.people import people
 from offsetstore.operations.resets import pinned
 from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.protocol.database import GroupRow, HistoryEvent, NewOffset, Session
+from offsetstore.protocol.database import EventName, GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.texts import check_new_name
 from offsetstore.store.sessions import end_pause
@@ -251,7 +251,7 @@ def _same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:
     return new._replace(pair=row.pair, suspect=row.suspect)
 
 
-def _arrivals(by: By, event: str, plan: NewName, token: Token) -> list[HistoryEvent]:
+def _arrivals(by: By, event: EventName, plan: NewName, token: Token) -> list[HistoryEvent]:
     why = f"from {plan.group!r}: {by.reason}"
     arrived = [by.event(event, token, why, of=tp, offsets=(None, offset)) for tp, offset in plan.offsets.items()]
     return [by.event(event, token, why), *arrived]

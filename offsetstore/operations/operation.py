@@ -18,7 +18,7 @@ from typing import ClassVar, Final, Generic, Literal, Self, TypeAlias, TypeVar, 
 
 from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, NextStep, PlanChanged, UnknownGroup
 from offsetstore.offsets import Token, TopicPartition
-from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session, deleted, renamed
+from offsetstore.protocol.database import Database, EventName, GroupRow, HistoryEvent, Session, deleted, renamed
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.texts import MOST_ACTOR, MOST_REASON, check_text
 from offsetstore.store.identity import this_process
@@ -99,7 +99,7 @@ class By:
 
     def event(
         self,
-        name: str,
+        name: EventName,
         token: Token,
         reason: str | None = None,
         *,

@@ -44,8 +44,8 @@ SECONDS: Final = 60.0
 MOST_KEPT: Final = 48
 """Savepoints that are kept at once. With more than 64 in a transaction, all of the server's snapshots get slower."""
 
-_ALL: Final = 10
-"""If so many records fail, and no other one is accepted, the records are not to blame."""
+ALL_REFUSED: Final = 10
+"""When this many records fail in a row and none is accepted, the records are not to blame."""
 _MAX_OTHERS: Final = 4
 """`blame` shows a record to be the cause only if the batch has at most this many other bad records."""
 _TRIES_DOWN_TO_A_64TH: Final = 2 * 64 - 1
@@ -191,7 +191,7 @@ class _Computing:
                 place = _first(begin, end, lambda good, middle: self._fails(good, middle) is not None) - 1
                 if (error := self._fails(place, place + 1)) is not None:
                     self.failed[place] = error
-                    if len(self.failed) == _ALL:
+                    if len(self.failed) == ALL_REFUSED:
                         self._require_any(error)
                 begin, length, is_known = place + 1, 2 * (place + 1 - begin), False
             if self.has_rows and time.monotonic() >= deadline and begin < self.size:
@@ -212,7 +212,7 @@ class _Computing:
         if self.has_computed:
             return
         others = sorted({*range(self.size)} - self.failed.keys())
-        chosen = random.Random(0).sample(others, min(len(others), _ALL - 1))  # noqa: S311 - not a secret
+        chosen = random.Random(0).sample(others, min(len(others), ALL_REFUSED - 1))  # noqa: S311 - not a secret
         for place in sorted(chosen):
             self.check()
             if isinstance(self.try_(place, place + 1), int):
@@ -324,7 +324,7 @@ class _Sweep:
         dead = {record: self.refusals[record] for (record,) in sorted(refused)}
         if self.limit is None:
             return dead
-        if len(dead) >= _ALL and not self.has_accepted:
+        if len(dead) >= ALL_REFUSED and not self.has_accepted:
             raise self._none_accepted(next(iter(dead.values())))
         if len(dead) > self.limit:
             raise self._too_many(next(iter(dead.values())))

@@ -39,6 +39,7 @@ from offsetstore.errors import (
 )
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.blame import (
+    ALL_REFUSED,
     Found,
     Halve,
     TooManyFailed,
@@ -101,9 +102,6 @@ PART: Final = 500_000
 
 CAREFUL: Final = 20
 """After a bad record, so many batches are computed carefully at once: a few bad ones must not cost twice each time."""
-
-_ALL: Final = 10
-"""If so many records in a row are refused, and none is accepted, they are not to blame."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
@@ -589,7 +587,7 @@ class Recovery:
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
         has_accepted = run.ending is not None or any(number not in dead for number in part.with_rows)
-        if _blamed(dead) and in_a_row >= _ALL and not has_accepted:
+        if _blamed(dead) and in_a_row >= ALL_REFUSED and not has_accepted:
             raise self._too_many(None, f"all of the last {in_a_row} records were refused")
 
     def _too_many(self, refused: RowsRefused | None, found: str) -> TooManyLetters:

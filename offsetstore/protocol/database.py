@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
@@ -20,7 +20,7 @@ from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
 
-EVENTS: Final = (
+EventName: TypeAlias = Literal[
     "claim",
     "adopt",
     "skip",
@@ -41,7 +41,8 @@ EVENTS: Final = (
     "prune",
     "moved",
     "new-id",
-)
+]
+EVENTS: Final[tuple[EventName, ...]] = get_args(EventName)
 """What the history records; see `HistoryEvent`."""
 
 
