@@ -771,9 +771,13 @@ class _Bisection:
         With the record, the batch must be refused regardless of the others: a record that another one compensates
         is not the cause, even if each alone is refused, like the two legs of a ledger entry. Where a function fails,
         it must fail for the record alone: it may take only so many records.
+
+        :raises AcceptedThen: the record is the whole batch, and is accepted now.
         """
         record, others = self.record(first), list[Record]()
         if isinstance(self.error, FunctionFailed) and not self._refuses(first, begin=first - 1):
+            if self.size == 1:
+                raise AcceptedThen
             return False
         refused = self.error
         while self._refuses(self.size, left_out := [record, *others]):
@@ -809,7 +813,7 @@ class _Bisection:
             return True
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             raise _SearchEnded(type(error).__name__) from None
-        if not (without or begin):
+        if not (without or begin) and count < self.fewest:  # else it is a refusal that did not recur
             self.accepted = count
         return False
 

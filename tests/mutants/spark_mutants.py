@@ -178,6 +178,14 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         why="Of a batch with more records than a function takes, the error would offer to pass over a good one.",
     ),
     mutant(
+        "record-that-is-first-refused-is-not-stored",
+        ("_Bisection._refuses", "not (without or begin) and count < self.fewest", "not (without or begin)"),
+        tests=(
+            f"{_SEARCHES}test_a_first_record_that_is_accepted_when_it_is_tried_alone_is_not_stored_and_refused_at_once",
+        ),
+        why="The error would name a record as refused that is in the results.",
+    ),
+    mutant(
         "named-beside-other-bad-records",
         ("_Bisection.is_cause", "len(others) == _MAX_OTHERS", "len(others) == 0"),
         tests=(f"{_SEARCHES}test_bad_records_of_two_kinds_are_told_one_after_the_other",),

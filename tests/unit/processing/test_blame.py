@@ -176,6 +176,27 @@ def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
         blamed({P0: OffsetRange(0, 8)}, attempt)
 
 
+@pytest.mark.behaviour("TX-18")
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_a_first_record_that_is_accepted_when_it_is_tried_alone_is_not_stored_and_refused_at_once(size: int) -> None:
+    """As a function fails for it until a service is back."""
+    prefixes: list[int] = []
+
+    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+        records = records_of(ranges, without)
+        prefixes.extend([len(records)] * ((P0, 0) in records))
+        if (P0, 0) in records and (len(records) > 1 or prefixes.count(1) == 1):
+            raise FAILED
+        return len(records)
+
+    if size == 1:
+        with pytest.raises(AcceptedThen):
+            blamed({P0: OffsetRange(0, 1)}, attempt, FAILED)
+    else:
+        error = blamed({P0: OffsetRange(0, size)}, attempt, FAILED)
+        assert (named(error), error.offsets, error.stored) == (None, OffsetRange(0, size), {})
+
+
 @pytest.mark.behaviour("TX-17")
 def test_bad_records_of_two_kinds_are_told_one_after_the_other() -> None:
     """The NUL at 5 is refused before anything is sent, the CHECK at 2 by the database."""
