@@ -195,7 +195,9 @@ def blame_failed(
 
     check = partial(delivery.sleep, 0)
     try:
-        return blame(failed, ranges, attempt, claim, store, check=check, by_partition=by_partition)
+        return blame(
+            failed, ranges, attempt, claim, store, repeats=delivery.repeats, check=check, by_partition=by_partition
+        )
     except AcceptedThen:  # a worker that died, say
         _raise_own(failed)
 

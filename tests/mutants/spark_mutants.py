@@ -208,6 +208,15 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         why="Of rows that differ each time, the one that was refused last would be accused.",
     ),
     mutant(
+        "functions-with-chance",
+        ("policies:blame_failed", "delivery.repeats", "lambda: True"),
+        tests=(
+            "tests/unit/processing/test_runner.py"
+            "::test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed",
+        ),
+        why="A function that fails by chance would have an innocent record named, with the command that skips it.",
+    ),
+    mutant(
         "record-that-can-t-be-computed",
         ("Whole.write", "self.blame_failed(failed, delivery, stored)", "failed"),
         tests=(f"{_COMPUTED}[way0-4]",),

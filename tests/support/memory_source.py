@@ -195,7 +195,7 @@ class Batch:
         return None
 
     def repeats(self) -> bool:
-        return True
+        return self.source.repeats
 
 
 class MemorySource:
@@ -205,6 +205,7 @@ class MemorySource:
         self, claim: Claim, writer: Writer, settings: Settings, log: Mapping[TopicPartition, Sequence[bytes]]
     ) -> None:
         self.log = log
+        self.repeats = True
         self.writer = writer
         self.stopping = threading.Event()
         self.runner = Runner(claim, self, settings)

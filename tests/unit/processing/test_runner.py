@@ -15,6 +15,7 @@ from offsetstore import Claim, Flush, Tick, Work
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
+    FunctionFailed,
     LockTimeout,
     MarkBackwards,
     MarkBeyondDelivered,
@@ -72,6 +73,19 @@ def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, told: Rec
     [failed] = told.of(BatchEnded, "failed")
     assert (failed.batch, failed.ranges[P0].until, failed.stored[P0].until) == (0, 3, 1)
     assert len(told.of(BatchStarted)) == 1
+
+
+@pytest.mark.behaviour("TX-18")
+@pytest.mark.parametrize("repeats", [True, False])
+def test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed(
+    store: InMemoryOffsetStore, claim: Claim, *, repeats: bool
+) -> None:
+    source = MemorySource(claim, Results(), Settings(), {P0: [b"0", b"bad", b"2"]})
+    source.repeats = repeats
+    with pytest.raises(FunctionFailed, match="first refused at record payments-0@1") as failed:
+        source.drain_log()
+    assert ("offsetstore reset" in failed.value.next_step) is repeats
+    assert numbers(store) == [0]
 
 
 # -- a paused group
