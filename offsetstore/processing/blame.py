@@ -661,6 +661,7 @@ def blame(
     check: Callable[[], None] = lambda: None,
     seconds: float = SECONDS,
     by_partition: bool = False,
+    only_computed: bool = False,
 ) -> RowsRefused:
     """Find the first record with which a batch is refused, store those before it, and return the error to raise.
 
@@ -674,18 +675,20 @@ def blame(
     :param check: called before each try, and at the end; what it raises passes.
     :param seconds: how long to search; with 0 no part is tried.
     :param by_partition: call ``store`` for each partition.
+    :param only_computed: ``attempt`` writes nothing.
     :raises AcceptedThen: the refusal did not recur.
     :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
     :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
-    search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds)
-    first, is_cause = 0, False
+    search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds, only_computed)
+    first, is_cause, ended = 0, False, ""
     try:
         first = search.first_refused()
         is_cause = repeats() and search.is_cause(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
+        ended = f"; the search for the cause ended: {why}"
     check()
     error = search.error if is_cause else refused
     suspects = cut(ranges, search.accepted, first if is_cause else search.size)
@@ -699,15 +702,24 @@ def blame(
     except RowsRefused as again:
         _log.warning("records that the search had accepted were refused when they were stored: %s", again)
         suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
-    return named(error, claim, suspects, search.record(first) if first else None, stored, is_cause=is_cause)
+    record = search.record(first) if first else None
+    return named(error, claim, suspects, record, stored, is_cause=is_cause, ended=ended)
 
 
 def named(
-    error: RowsRefused, claim: Claim, suspects: Ranges, record: Record | None, stored: Ranges, *, is_cause: bool
+    error: RowsRefused,
+    claim: Claim,
+    suspects: Ranges,
+    record: Record | None,
+    stored: Ranges,
+    *,
+    is_cause: bool,
+    ended: str = "",
 ) -> RowsRefused:
     """The same error, which names the record, and gives the command that passes over it if it is the cause.
 
     :param suspects: the records that include the cause.
+    :param ended: what has ended the search for it, if anything has.
     """
     next_step = error.next_step
     if record is None:
@@ -717,6 +729,7 @@ def named(
         next_step += f" To skip only this record: {_reset_command(claim, record)}"
     else:
         place = f"first refused at record {record[0]}@{record[1]}, but the cause may be any of {describe(suspects)}"
+    place += ended
     place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
     return error.among(suspects, place, stored=stored, next_step=next_step)
 
@@ -745,6 +758,7 @@ class _Bisection:
     attempt: Attempt
     check: Callable[[], None]
     deadline: float
+    only_computed: bool
     accepted: int = 0
     rows: int = 0
     """Of the last part that was accepted."""
@@ -768,18 +782,19 @@ class _Bisection:
         """Tell whether the batch is accepted without the record and its other bad records.
 
         If nothing is left to accept, only the refusal itself can tell: what would be refused of any record blames none.
-        With the record, the batch must be refused regardless of the others: a record that another one compensates
-        is not the cause, even if each alone is refused, like the two legs of a ledger entry. Where a function fails,
-        it must fail for the record alone: it may take only so many records.
+        The record must be refused alone: a table or a function may take only so many records, and a duplicate may
+        be either of two. With the record, the batch must be refused regardless of the others: a record that another
+        one compensates is not the cause, even if each alone is refused, like the two legs of a ledger entry. And
+        regardless of one more record: alone, it may be refused for something else, like a parent that is missing.
 
         :raises AcceptedThen: the record is the whole batch, and is accepted now.
         """
         record, others = self.record(first), list[Record]()
-        if isinstance(self.error, FunctionFailed) and not self._refuses(first, begin=first - 1):
+        number, refused = first, self.error
+        if not self._refuses(first, begin=first - 1):
             if self.size == 1:
                 raise AcceptedThen
             return False
-        refused = self.error
         while self._refuses(self.size, left_out := [record, *others]):
             if len(others) == _MAX_OTHERS:
                 return False
@@ -787,11 +802,18 @@ class _Bisection:
             others.append(self.record(first))
         if not self.rows and not speaks_for_itself(refused):
             return False
+        if self.only_computed:
+            return True  # what fails alone fails beside any others
+        one_more = next((one for one in self._beside(number) if one not in others), None)
         return all(
             self._refuses(self.size, left_out)
             for count in range(1, len(others) + 1)
             for left_out in combinations(others, count)
-        )
+        ) and (one_more is None or self._refuses(self.size, [*others, one_more]))
+
+    def _beside(self, number: int) -> Iterable[Record]:
+        """The records around this one, from the nearest before it down, and then those after it."""
+        return map(self.record, chain(range(number - 1, 0, -1), range(number + 1, self.size + 1)))
 
     def _refuses(self, count: int, without: Sequence[Record] = (), *, begin: int = 0) -> bool:
         """Try the first ``count`` offsets, but for the first ``begin``, and tell whether they are refused.
@@ -808,8 +830,8 @@ class _Bisection:
         except (StaleClaim, PlanOutdated):
             raise
         except RowsRefused as error:
-            if not without and count - begin <= self.fewest:
-                self.error, self.fewest = error, count - begin
+            if not (without or begin) and count <= self.fewest:
+                self.error, self.fewest = error, count
             return True
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             raise _SearchEnded(type(error).__name__) from None

@@ -196,7 +196,15 @@ def blame_failed(
     check = partial(delivery.sleep, 0)
     try:
         return blame(
-            failed, ranges, attempt, claim, store, repeats=delivery.repeats, check=check, by_partition=by_partition
+            failed,
+            ranges,
+            attempt,
+            claim,
+            store,
+            repeats=delivery.repeats,
+            check=check,
+            by_partition=by_partition,
+            only_computed=True,
         )
     except AcceptedThen:  # a worker that died, say
         _raise_own(failed)

@@ -18,6 +18,7 @@ _COMPUTED: Final = (
 )
 _COLLECTED: Final = "tests/unit/spark/test_collecting.py::"
 _SEARCHES: Final = "tests/unit/processing/test_blame.py::"
+_RUNNER: Final = "tests/unit/processing/test_runner.py::"
 _CYCLES: Final = "tests/unit/processing/test_cycle.py::"
 
 
@@ -171,10 +172,13 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         "named-without-a-trial",
         (
             "_Bisection.is_cause",
-            "isinstance(self.error, FunctionFailed) and not self._refuses(first, begin=first - 1)",
+            "not self._refuses(first, begin=first - 1)",
             "not self.size",
         ),
-        tests=(f"{_SEARCHES}test_a_function_that_takes_only_so_many_records_names_none",),
+        tests=(
+            f"{_SEARCHES}test_of_records_that_are_refused_together_the_last_is_told_without_a_command",
+            f"{_SEARCHES}test_a_function_that_takes_only_so_many_records_names_none",
+        ),
         why="Of a batch with more records than a function takes, the error would offer to pass over a good one.",
     ),
     mutant(
@@ -195,11 +199,17 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         "whichever-others-are-there",
         (
             "_Bisection.is_cause",
-            "(... for count in range(1, len(others) + 1) for left_out in combinations(others, count))",
-            "(... for count in [len(others)] if others for left_out in combinations(others, count))",
+            "range(1, len(others) + 1)",
+            "[len(others)] if others else []",
         ),
         tests=(f"{_SEARCHES}test_two_legs_of_an_entry_do_not_accuse_each_other",),
         why="Two records that need each other would each look bad without the other.",
+    ),
+    mutant(
+        "one-record-more-than-a-table-allows",
+        ("_Bisection.is_cause", "one_more is None or self._refuses(self.size, [*others, one_more])", "True"),
+        tests=(f"{_SEARCHES}test_of_more_records_than_a_table_allows_none_is_named",),
+        why="Of a batch with more rows than a table allows, the error would offer to pass over a good record.",
     ),
     mutant(
         "rows-by-chance",
@@ -210,10 +220,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "functions-with-chance",
         ("policies:blame_failed", "delivery.repeats", "lambda: True"),
-        tests=(
-            "tests/unit/processing/test_runner.py"
-            "::test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed",
-        ),
+        tests=(f"{_RUNNER}test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed",),
         why="A function that fails by chance would have an innocent record named, with the command that skips it.",
     ),
     mutant(

@@ -135,10 +135,45 @@ def test_of_many_bad_records_the_first_is_told_without_a_command(failed: RowsRef
     assert "first refused at record payments-0@20, but the cause may be any of payments-0 [20, 64)" in str(error)
 
 
-def test_of_records_that_are_refused_together_the_last_is_named() -> None:
+@pytest.mark.behaviour("TX-18")
+def test_of_records_that_are_refused_together_the_last_is_told_without_a_command() -> None:
+    """As one of two with the same key is; which of them is good, nothing shows."""
     pair = {(P0, 3), (P1, 20)}
     ranges = {P0: OffsetRange(0, 64), P1: OffsetRange(0, 64)}
-    assert named(blamed(ranges, Table(lambda records: pair <= records).attempt)) == (P1, 20)
+    error = blamed(ranges, Table(lambda records: pair <= records).attempt)
+    assert named(error) is None
+    assert "first refused at record payments-1@20, but the cause may be any of payments-1 [20, 64)" in str(error)
+
+
+@pytest.mark.behaviour("TX-18")
+@pytest.mark.parametrize("needs_another", [False, True], ids=["alone", "with its parent"])
+@pytest.mark.parametrize("allowed", [2, 7, 63])
+def test_of_more_records_than_a_table_allows_none_is_named(allowed: int, *, needs_another: bool) -> None:
+    """The last one is good, and perhaps refused alone, for something else."""
+
+    def rule(records: set[Record]) -> bool:
+        is_lost = needs_another and (P0, 0) not in records and (P0, allowed) in records
+        return len(records) > allowed or is_lost
+
+    error = blamed({P0: OffsetRange(0, allowed + 1)}, Table(rule, "P0001").attempt)
+    assert named(error) is None
+    assert error.stored == {P0: OffsetRange(0, allowed)}
+
+
+def test_of_records_that_cant_be_computed_not_each_combination_is_tried() -> None:
+    """Each trial is a job of Spark's."""
+    asked: dict[bool, int] = {}
+    for only_computed in (False, True):
+        table = with_any(*[(P0, offset) for offset in (5, 21, 22, 40, 63)])
+        error = blamed({P0: OffsetRange(0, 64)}, table.attempt, only_computed=only_computed)
+        assert named(error) == (P0, 5)
+        asked[only_computed] = table.asked
+    assert asked[True] == asked[False] - 2**4
+
+
+def test_an_error_says_that_the_time_has_ended_the_search() -> None:
+    error = blamed({P0: OffsetRange(0, 64)}, with_any((P0, 3)).attempt, seconds=0)
+    assert "one of the records payments-0 [0, 64); the search for the cause ended: the time is up;" in str(error)
 
 
 def test_a_record_that_needs_an_earlier_one_is_not_blamed() -> None:
