@@ -72,7 +72,8 @@ def judge(
     is_marked = batch_id == mark
     is_new = batch_id == 0 and not is_marked
     ends = "the last committed batch of the kept checkpoint ends"
-    for tp, offset in sorted(begin.items()):
+    # What is missing anywhere is told before what would be repeated elsewhere.
+    for tp, offset in sorted(begin.items(), key=lambda one: (stored[one[0]] >= one[1], one)):
         at = stored[tp]
         places: dict[str, Any] = {"topic_partition": tp, "found": f"{at} stored", "expected": str(offset)}
         if is_new and at < offset:  # nothing is committed before batch 0: it began at the reader's startingOffsets

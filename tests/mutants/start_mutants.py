@@ -97,6 +97,12 @@ START: Final[tuple[Mutant, ...]] = (
         why="Kafka's older, larger offset would win again before the mirror has overwritten it.",
     ),
     mutant(
+        "first-partition-first",
+        ("spark:judge", "(stored[one[0]] >= one[1], one)", "one"),
+        tests=(f"{_CONTINUITY}test_what_is_missing_in_one_partition_is_told_before_what_would_be_repeated_in_another",),
+        why="The error would tell to remove a checkpoint, and nothing of the results that are missing.",
+    ),
+    mutant(
         "log-judged-by-its-id",
         ("_judge_log", "row.topic_id != log.topic_id", "not tp"),
         tests=(f"{_RESOLVED}test_a_restart_begins_the_whole_topic_anew[longer]",),

@@ -52,6 +52,14 @@ def test_a_committed_end_below_the_store_is_behind(mark: int | None, stored: int
 
 
 @pytest.mark.behaviour("START-15")
+def test_what_is_missing_in_one_partition_is_told_before_what_would_be_repeated_in_another() -> None:
+    for batch_id, error in ((8, CheckpointAhead), (0, OffsetGap)):
+        with pytest.raises(error) as caught:
+            outcome(batch_id, None, begin=40, end=60, stored=50, stored_1=6)
+        assert caught.value.topic_partition == P1
+
+
+@pytest.mark.behaviour("START-15")
 def test_a_partition_without_new_records_counts_as_well() -> None:
     with pytest.raises(CheckpointAhead):
         outcome(8, 7, begin=40, end=60, stored=40, stored_1=6)
