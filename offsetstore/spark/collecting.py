@@ -133,7 +133,8 @@ def collect(frame: DataFrame) -> Rows:
 def collect_by_partition(frame: DataFrame) -> Rows:
     """Compute the DataFrame's rows, and fetch them one of Spark's partitions after the other, in order.
 
-    :raises SinkError: executors can't keep the rows, or the temporary file can't be written.
+    :raises SinkError: Spark can compute the rows, but could not at the first try, when executors were to keep them; or
+        the temporary file can't be written.
     :raises PlanOutdated: executors have lost rows that were not fetched yet.
     :raises Exception: Spark's own, if it can't compute them.
     """
@@ -147,13 +148,16 @@ def collect_by_partition(frame: DataFrame) -> Rows:
             if function_failed(error) is None:
                 raise
             parts.rdd.unpersist(False)  # noqa: FBT003 - Java
-            parts.rdd.count()  # fails again if a record can't be computed, and not if the rows could only not be kept
+            parts.rdd.count()  # fails again if a record can't be computed
             raise SinkError(
-                "executors can compute the rows of a large batch, but not keep them; nothing was written",
+                "Spark computed the rows of a large batch only when they were not kept, or at the second try; "
+                "nothing was written",
                 found=causes(error)[-1].name,
-                expected="space for them in spark.local.dir, until the driver has fetched them",
-                next_step="Free space there, make batches smaller with maxOffsetsPerTrigger, let tasks write with "
-                'atomicity="partition", or raise spark.driver.maxResultSize.',
+                expected="rows that can be computed each time, and space for them in spark.local.dir until the driver "
+                "has fetched them",
+                next_step="If a function fails now and then, correct it. Otherwise free space there, make batches "
+                'smaller with maxOffsetsPerTrigger, let tasks write with atomicity="partition", or raise '
+                "spark.driver.maxResultSize.",
             ) from error
         with closing(_by_partition(parts, count)) as batches:
             return Rows(arrow_schema(frame, as_collected=True), batches)
