@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore import Claim, Flush, Tick, Work
+from offsetstore import Claim, DeadLetters, Flush, Tick, Work
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
@@ -24,11 +25,11 @@ from offsetstore.errors import (
     SinkError,
     StaleClaim,
 )
-from offsetstore.processing.runner import Settings
+from offsetstore.processing.runner import Interrupted, Settings
 from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.background import in_background
-from tests.support.memory_source import P0, MemorySource, Results
+from tests.support.memory_source import P0, Batch, MemorySource, Part, Results
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
@@ -88,6 +89,72 @@ def test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_can
     assert numbers(store) == [0]
 
 
+@dataclass
+class NowAndThen(Results):
+    """Refuses the writes with these numbers, whatever they write."""
+
+    refuses: Callable[[int], bool] = lambda _: False
+
+    def write(self, work: Any, batches: Iterable[Any]) -> int:
+        written = super().write(work, batches)
+        if self.refuses(len(self.transactions)):
+            raise RowsRefused("the database refused rows", sqlstate="23503")
+        return written
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_batch_that_is_accepted_a_moment_later_is_written_once(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+) -> None:
+    started(claim, NowAndThen(refuses=lambda number: number == 1)).drain_log()
+    assert (numbers(store), stored(store)) == (list(range(9)), 9)
+    assert len(told.of(BatchEnded, "written")) == 3
+
+
+@pytest.mark.behaviour("TX-18")
+def test_a_refusal_that_comes_and_goes_ends_the_job_after_five_plans_and_names_no_record(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    writer = NowAndThen(refuses=lambda number: number % 2 == 1)
+    with pytest.raises(SinkError, match=r"5 plans of batch 0.*accepted a moment later") as failed:
+        MemorySource(claim, writer, Settings(), {P0: [b"0"]}).drain_log()
+    assert not isinstance(failed.value, RowsRefused)
+    assert len(writer.transactions) == 2 * 5
+    assert (numbers(store), stored(store)) == ([], 0)
+
+
+@pytest.mark.behaviour("TX-15")
+def test_a_batch_that_is_overtaken_whole_while_it_is_computed_is_skipped(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a task of an earlier attempt, say, that has come late."""
+    source = started(claim)
+    compute = Batch.rows
+
+    def overtaken(self: Batch, part: Any, without: Any = ()) -> Any:
+        with store.transaction(claim) as tx:
+            tx.advance({tp: decision.remaining for tp, decision in tx.lock(part).items()})
+        return compute(self, part, without)
+
+    monkeypatch.setattr(Batch, "rows", overtaken)
+    source.poll()
+    assert len(told.of(BatchEnded, "skipped")) == 1
+    assert (numbers(store), stored(store)) == ([], 3)
+
+
+def test_without_letters_only_bad_records_are_looked_up_among_a_batchs(
+    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be two million."""
+    asked: set[int] = set()
+    record = Part.record
+    monkeypatch.setattr(Part, "record", lambda self, number: (asked.add(number), record(self, number))[1])
+    settings = Settings(dead_letters=DeadLetters(max_retries=1))
+    MemorySource(claim, Results(), settings, {P0: [b"0", b"bad", b"2"]}).drain_log()
+    assert asked == {1}
+    assert numbers(store) == [0, 2]
+
+
 # -- a paused group
 
 
@@ -136,6 +203,21 @@ def test_a_claim_that_is_closed_while_its_job_waits_ends_it(
     with pytest.raises(ProtocolMisuse, match="was closed before the query ended"):
         waiting.result(30)
     assert numbers(store) == []
+
+
+@pytest.mark.behaviour("OPS-2")
+def test_a_stop_does_not_wait_for_a_delivery_that_waits_because_its_group_is_paused(
+    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+) -> None:
+    source = started(claim)
+    store.pause("billing", reason="maintenance")
+    waiting = in_background(source.poll)
+    wait_until(lambda: told.of(PauseChanged) != [])
+    began = time.monotonic()
+    source.runner.stop(source.stopping.set, timeout=30)
+    assert time.monotonic() - began < 15
+    with pytest.raises(Interrupted):
+        waiting.result(30)
 
 
 # -- marks
