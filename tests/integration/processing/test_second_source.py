@@ -125,10 +125,13 @@ def test_a_job_that_is_killed_writes_each_record_once(
 ) -> None:
     killed = run_job(offsetstore_database, "letters", failpoint)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    if failpoint == "letters_written":  # before the first COMMIT
+        assert (numbers(query), query(LETTERS)) == ([], [])
     ended = run_job(offsetstore_database, "letters")
     assert ended.returncode == 0, ended.stderr
     assert numbers(query) == GOOD
     assert query(LETTERS) == ALL_LETTERS
+    assert query("SELECT DISTINCT times FROM dead_letters") == [(1,)]
     assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 8, P1: 6}
 
 
