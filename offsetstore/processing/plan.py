@@ -106,6 +106,8 @@ def check_topics(
     # The row of a partition created while the job runs has no id; the other rows of its topic have one.
     topics = {tp.topic for tp in partitions}
     known = {tp.topic: row.topic_id for tp, row in stored.items() if tp.topic in topics and row.topic_id}
+    if not known:
+        return
     for topic, found in claim.broker.topic_ids(sorted(known)).items():
         if found and known[topic] != found:
             raise TopicRecreated(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import OffsetGap, RowsRefused, SinkError, StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
-from offsetstore.processing.plan import Plan
+from offsetstore.processing.plan import Plan, check_topics
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Written
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -167,3 +167,11 @@ def test_a_topic_that_is_recreated_while_the_batch_is_computed_stops_it(
     with pytest.raises(TopicRecreated, match="topic id another"):
         process(claim, meanwhile=recreate)
     assert store.rows("results") == []
+
+
+def test_a_broker_is_not_asked_for_the_ids_of_topics_that_have_none_stored(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "topic_ids", lambda _: pytest.fail("asked"))
+    without = {tp: replace(row, topic_id=None) for tp, row in store.offsets("billing").items()}
+    check_topics(claim, without, BATCH)
