@@ -36,10 +36,14 @@ class Append(IntoTable):
     """
 
     appends = True
-    option = "--append"
 
     def __repr__(self) -> str:
         return f"Append({str(self.table)!r})"
+
+    @property
+    def option(self) -> str:
+        """See `IntoTable`."""
+        return "--append"
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
         """Never: rows are not compared."""

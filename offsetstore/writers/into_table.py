@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
 
 import psycopg
 import pyarrow as pa
@@ -24,9 +23,6 @@ from offsetstore.writers.table.matching import Match, match_columns
 
 class IntoTable(ABC):
     """Writes the DataFrame's rows to one table."""
-
-    option: ClassVar[str]
-    """Of `offsetstore grants`, which prints what the role needs."""
 
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)
@@ -81,6 +77,15 @@ class IntoTable(ABC):
 
     def _refusals(self, names: Collection[str] = (), *, copied: str | None = None) -> AbstractContextManager[None]:
         return refusals(self.table, names, copied=copied, grants=self.table.as_option(self.option))
+
+    @property
+    @abstractmethod
+    def option(self) -> str:
+        """Of `offsetstore grants`, which prints what the role needs."""
+
+    @abstractmethod
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:
+        """See `Writer`."""
 
     @abstractmethod
     def rights(self, target: Target, names: Sequence[str]) -> list[str]:

@@ -45,8 +45,6 @@ class Upsert(IntoTable):
     :raises ConfigurationError: no key, or a column with two roles.
     """
 
-    option = "--upsert"
-
     def __init__(
         self,
         table: str | Table,
@@ -67,6 +65,11 @@ class Upsert(IntoTable):
     def replaces_in_order(self) -> bool:
         """Whether rows replace stored ones that are taken to be earlier, if any columns are replaced."""
         return self.roles.version is None
+
+    @property
+    def option(self) -> str:
+        """See `IntoTable`."""
+        return "--upsert"
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
         """Whether columns are replaced: beside a version, the offset decides between equal ones."""

@@ -7,7 +7,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from offsetstore.writers.append import Append
 from offsetstore.writers.arrow.misfits import converted
+from offsetstore.writers.into_table import IntoTable
 from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.conversions import conversion
 
@@ -24,6 +26,13 @@ class Conversion:
         numbers = cast("list[int]", array.to_pylist())
         refused = self.bad.intersection(numbers)
         return f"{min(refused)} is bad" if refused else cast("Any", pa).array([n + 1 for n in numbers], pa.int32())
+
+
+@pytest.mark.parametrize("missing", ["option", "uses_kafka_column"])
+def test_a_writer_into_a_table_needs_all_that_has_no_default(missing: str) -> None:
+    own: dict[str, Any] = {name: getattr(Append, name) for name in IntoTable.__abstractmethods__ - {missing}}
+    with pytest.raises(TypeError, match=missing):
+        type("Own", (IntoTable,), own)("payments")
 
 
 def numbers(count: int) -> pa.Array[Any]:
