@@ -26,6 +26,7 @@ from offsetstore.errors import (
     StaleClaim,
 )
 from offsetstore.processing.runner import Interrupted, Settings
+from offsetstore.processing.unit import Record
 from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.background import in_background
@@ -148,7 +149,12 @@ def test_without_letters_only_bad_records_are_looked_up_among_a_batchs(
     """There may be two million."""
     asked: set[int] = set()
     record = Part.record
-    monkeypatch.setattr(Part, "record", lambda self, number: (asked.add(number), record(self, number))[1])
+
+    def noted(self: Part, number: int) -> Record:
+        asked.add(number)
+        return record(self, number)
+
+    monkeypatch.setattr(Part, "record", noted)
     settings = Settings(dead_letters=DeadLetters(max_retries=1))
     MemorySource(claim, Results(), settings, {P0: [b"0", b"bad", b"2"]}).drain_log()
     assert asked == {1}

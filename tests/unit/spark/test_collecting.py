@@ -57,9 +57,9 @@ def test_rows_that_were_computed_at_the_second_try_only_may_be_a_functions_or_th
     """Which of the two it was, no trial tells."""
     rdd = Mock()
     rdd.count.side_effect = [ZeroDivisionError(), 5]
-    monkeypatch.setattr(collecting.Parts, "of", lambda _: Mock(rdd=rdd))
-    monkeypatch.setattr(collecting, "function_failed", lambda error: error)
-    monkeypatch.setattr(collecting, "causes", lambda _: [Mock()])
+    monkeypatch.setattr(collecting.Parts, "of", Mock(return_value=Mock(rdd=rdd)))
+    monkeypatch.setattr(collecting, "function_failed", Mock())
+    monkeypatch.setattr(collecting, "causes", Mock(return_value=[Mock()]))
 
     with pytest.raises(SinkError, match="only when they were not kept, or at the second try") as caught:
         collecting.collect_by_partition(Mock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -34,8 +35,8 @@ def outputs() -> Any:
 def test_partitions_without_rows_take_their_metadata_along(
     store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition.ExecutorStore, "of", lambda claim: claim)
-    monkeypatch.setattr(partition.PerPartition, "_run", lambda *_: [])
+    monkeypatch.setattr(partition.ExecutorStore, "of", Mock())
+    monkeypatch.setattr(partition.PerPartition, "_run", Mock(return_value=[]))
     claim = store.claim("billing", topics=["payments"])
     metadata = BatchMetadata(claim, lambda batch: {tp: f"until {end.until}" for tp, end in batch.ranges.items()})
     batch: Any = SimpleNamespace(number=0, ranges=RANGES)
@@ -49,7 +50,7 @@ def test_partitions_without_rows_take_their_metadata_along(
 @pytest.mark.behaviour("START-14")
 def test_a_stale_query_with_state_computes_nothing(store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("admit_stateful", "_check_output_mode", "_check_file_manager"):
-        monkeypatch.setattr(stateful, name, lambda *_: True)
+        monkeypatch.setattr(stateful, name, Mock())
     claim = store.claim("billing", topics=["payments"])
     with store.transaction(claim) as tx:
         tx.advance({tp: decision.remaining for tp, decision in tx.lock(RANGES).items()})
@@ -58,7 +59,7 @@ def test_a_stale_query_with_state_computes_nothing(store: InMemoryOffsetStore, m
     way = stateful.Stateful(claim, outputs(), BatchMetadata(claim, None), query=started, columns=[])
     # It has no DataFrame, and nobody who could be asked where the query is.
     query = SimpleNamespace(query_id=str(uuid4()))
-    batch: Any = SimpleNamespace(number=1, ranges={P0: OffsetRange(3, 6)}, query=query, failed=lambda _: None)
+    batch: Any = SimpleNamespace(number=1, ranges={P0: OffsetRange(3, 6)}, query=query, failed=Mock(return_value=None))
 
     with pytest.raises(StaleClaim):
         way.write(batch, Stored())
