@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, Claim, DeadLetters, LetterFilter, TransactionalSink, Upsert
+from offsetstore import Append, Claim, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ConfigurationError, StaleClaim
+from offsetstore.protocol.letters import digest
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES, rejecting
 from tests.support.transforms import EVENTS, traced
@@ -17,6 +18,7 @@ from tests.support.waiting import wait_until
 from tests.support.world import World
 
 STATES = "SELECT record_offset, state FROM dead_letters ORDER BY 1"
+SEQUENCES = "SELECT DISTINCT sequence FROM dead_letters"
 SHORT = "ALTER TABLE events ADD CONSTRAINT rule CHECK (length(value) < 4)"
 
 
@@ -104,6 +106,8 @@ def test_the_letters_of_a_key_are_replayed_in_order_and_stop_at_the_first_that_f
     claim = world.claim(topic)
     world.run(claim, traced, Append("events"), dead_letters=DeadLetters(max_retries=0, sequence="key"))
     assert world.database.column(VALUES) == ["5"]
+    # Spark makes the digests of keys in SQL.
+    assert world.database.rows(SEQUENCES) == [(digest(TopicPartition(topic, 0), b"k"),)]
 
     world.database.execute(
         "ALTER TABLE events DROP CONSTRAINT rule, ADD CONSTRAINT rule CHECK (value <> '3'), ADD COLUMN id serial"
