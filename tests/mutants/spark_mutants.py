@@ -206,6 +206,12 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         why="Two records that need each other would each look bad without the other.",
     ),
     mutant(
+        "whichever-others-are-there-in-the-database",
+        ("_Bisection.is_cause", "if self.only_computed: return True", "return True"),
+        tests=(f"{_SEARCHES}test_two_legs_of_an_entry_do_not_accuse_each_other",),
+        why="Only what can't be computed alone can't be beside others: of two legs of an entry, one would look bad.",
+    ),
+    mutant(
         "one-record-more-than-a-table-allows",
         ("_Bisection.is_cause", "one_more is None or self._refuses(self.size, [*others, one_more])", "True"),
         tests=(f"{_SEARCHES}test_of_more_records_than_a_table_allows_none_is_named",),

@@ -143,6 +143,35 @@ def test_of_several_children_without_a_parent_the_first_is_named(claim: Claim, q
     assert query("SELECT * FROM children") == []
 
 
+@pytest.mark.behaviour("TX-18")
+def test_of_two_records_with_one_key_the_later_is_told_without_a_command(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE once (id bigint PRIMARY KEY)")
+
+    found = search(claim, Append("once"), [{"id": 3 if number == 5 else number} for number in range(8)])
+
+    assert (found.offsets, found.constraint) == (OffsetRange(5, 8), "once_pkey")
+    assert "first refused at record payments-0@5, but the cause may be any of" in str(found)
+    assert "reset" not in found.next_step
+
+
+@pytest.mark.behaviour("TX-18")
+def test_of_more_rows_than_a_statement_trigger_allows_none_is_named(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE few (id bigint)")
+    query(
+        "CREATE FUNCTION few() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF (SELECT count(*) FROM added) > 7 THEN RAISE EXCEPTION 'too many'; END IF; RETURN NULL; END $$"
+    )
+    query(
+        "CREATE TRIGGER few AFTER INSERT ON few REFERENCING NEW TABLE AS added"
+        " FOR EACH STATEMENT EXECUTE FUNCTION few()"
+    )
+
+    found = search(claim, Append("few"), [{"id": number} for number in range(8)])
+
+    assert "first refused at record payments-0@7, but the cause may be any of" in str(found)
+    assert "reset" not in found.next_step
+
+
 def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore, claim: Claim, query: Query) -> None:
     """Otherwise it would meet what its successor has written, and blame an innocent record."""
     query("CREATE TABLE once (id bigint PRIMARY KEY, amount bigint NOT NULL)")
