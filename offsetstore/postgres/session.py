@@ -23,7 +23,7 @@ from offsetstore.errors import (
     SchemaNotAtHead,
     UnexpectedCommit,
 )
-from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
     driver_error,
@@ -595,6 +595,7 @@ def _token(token: Token) -> dict[str, object]:
     return {"epoch": token.epoch, "claim_id": token.claim_id}
 
 
+@makes_many
 def stored_rows(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
     """Read the rows of `statements.READ_PARTITIONS`."""
     # Mostly one for all of ten thousand rows; a UUID hashes itself in Python.
