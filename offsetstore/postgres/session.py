@@ -236,6 +236,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
     def group(self, group: str) -> GroupRow | None:
         return group_row(self.rows(sql.GROUP, group=group))
 
+    def names_of_groups(self) -> list[str]:
+        return [row.consumer_group for row in self.rows(sql.NAMES_OF_GROUPS)]
+
     def groups(self) -> list[ListedGroup]:
         return [
             ListedGroup(

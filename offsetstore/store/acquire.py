@@ -337,7 +337,7 @@ def resolve_unlocked(
         return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
     if starting.warning is None:
         return starting
-    others = [one.group for one in read(database, lambda session: session.groups()) if one.partitions]
+    others = read(database, lambda session: session.names_of_groups())
     return replace(starting, similar=similar_names(group, others))
 
 
