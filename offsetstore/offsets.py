@@ -5,11 +5,13 @@ All offsets are *next offsets*, last processed + 1, as Kafka and Spark count: 64
 
 from __future__ import annotations
 
+import gc
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Self, TypeAlias
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 from uuid import UUID
 
 MAX_OFFSET = 2**63 - 1
@@ -17,6 +19,29 @@ MAX_OFFSET = 2**63 - 1
 
 MAX_PARTITION = 2**31 - 1
 """The largest number of a partition that they can hold."""
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def makes_many(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep Python's collector from running while a function makes objects by the ten thousand, none of them garbage.
+
+    The collector goes by how many are made: without this, it took a third of a claim of 10,000 partitions.
+    """
+
+    @wraps(function)
+    def without_collecting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not gc.isenabled():
+            return function(*args, **kwargs)
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            gc.enable()
+
+    return without_collecting
 
 
 def whole(value: Any) -> int | None:

@@ -23,7 +23,7 @@ from offsetstore.errors import (
     SchemaNotAtHead,
     UnexpectedCommit,
 )
-from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
     driver_error,
@@ -235,6 +235,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
 
     def group(self, group: str) -> GroupRow | None:
         return group_row(self.rows(sql.GROUP, group=group))
+
+    def names_of_groups(self) -> list[str]:
+        return [row.consumer_group for row in self.rows(sql.NAMES_OF_GROUPS)]
 
     def groups(self) -> list[ListedGroup]:
         return [
@@ -595,6 +598,7 @@ def _token(token: Token) -> dict[str, object]:
     return {"epoch": token.epoch, "claim_id": token.claim_id}
 
 
+@makes_many
 def stored_rows(rows: Iterable[Any]) -> dict[TopicPartition, StoredOffset]:
     """Read the rows of `statements.READ_PARTITIONS`."""
     # Mostly one for all of ten thousand rows; a UUID hashes itself in Python.

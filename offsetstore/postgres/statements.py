@@ -107,6 +107,12 @@ FROM {OWNERS}
 WHERE g.consumer_group = :group AND g.epoch > 0
 """  # noqa: S608 - constants alone
 
+NAMES_OF_GROUPS = """
+SELECT g.consumer_group FROM {s}consumer_groups AS g
+WHERE EXISTS (SELECT FROM {s}kafka_partitions AS p WHERE p.consumer_group = g.consumer_group)
+ORDER BY g.consumer_group
+"""
+
 GROUPS = f"""
 SELECT g.consumer_group, {OWNER}, p.partitions, p.topics, p.advanced_for, l.dead_letters
 FROM {OWNERS}

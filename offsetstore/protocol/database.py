@@ -280,6 +280,10 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
         """Write the token to the group's row and to all its partitions' rows, and write a first heartbeat."""
         ...
 
+    def names_of_groups(self) -> list[str]:
+        """The groups that have an offset, by name."""
+        ...
+
     def groups(self) -> list[ListedGroup]:
         """All groups that were ever claimed, by name."""
         ...

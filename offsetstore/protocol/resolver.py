@@ -23,7 +23,15 @@ from offsetstore.errors import (
     TopicRecreated,
     WrongCluster,
 )
-from offsetstore.offsets import BrokerView, CommittedOffset, StoredOffset, TopicLog, TopicPartition, Watermarks
+from offsetstore.offsets import (
+    BrokerView,
+    CommittedOffset,
+    StoredOffset,
+    TopicLog,
+    TopicPartition,
+    Watermarks,
+    makes_many,
+)
 from offsetstore.protocol.log_evidence import known_ids, log_truncated
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.stamp import Stamp, digest
@@ -32,6 +40,7 @@ from offsetstore.protocol.starting import Reason, Start, StartingOffsets
 _T = TypeVar("_T")
 
 
+@makes_many
 def resolve(
     stored: Mapping[TopicPartition, StoredOffset],
     view: BrokerView,

@@ -25,7 +25,7 @@ from offsetstore.errors import (
     TopicRecreated,
     TransactionLost,
 )
-from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
@@ -337,7 +337,7 @@ def resolve_unlocked(
         return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
     if starting.warning is None:
         return starting
-    others = [one.group for one in read(database, lambda session: session.groups()) if one.partitions]
+    others = read(database, lambda session: session.names_of_groups())
     return replace(starting, similar=similar_names(group, others))
 
 
@@ -362,6 +362,7 @@ def _caught_up(
     return rows
 
 
+@makes_many
 def new_offsets(
     rows: Mapping[TopicPartition, StoredOffset],
     starting: StartingOffsets,
@@ -411,6 +412,7 @@ def _is_unchanged(row: StoredOffset | None, new: NewOffset) -> bool:
     return new == (row.next_offset, row.topic_id, row.cluster_id, row.pinned, row.contested, row.pair, new.suspect)
 
 
+@makes_many
 def decisions(
     rows: Mapping[TopicPartition, StoredOffset], starting: StartingOffsets, token: Token, owner: str
 ) -> list[HistoryEvent]:

@@ -1,4 +1,4 @@
-"""What tests do with pages in a real Chromium: watch them for faults, check them with axe-core, take pictures."""
+"""What tests do with pages in a real Chromium: watch them for faults, check them with axe-core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -15,8 +14,6 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 from tests.support.chromium import find_axe, find_chromium
 
 Scheme = Literal["light", "dark"]
-
-SCREENSHOTS: Final = Path(__file__).parents[2] / "build" / "dashboard"
 
 # Nothing a page asks for may leave this machine, not even the name of another.
 _LOOPBACK_ONLY: Final = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
@@ -92,15 +89,6 @@ class Pages:
     def _failed(self, request: Request) -> None:
         if request.failure != "net::ERR_ABORTED":
             self._faults.append(f"request failed: {request.url}: {request.failure}")
-
-
-def screenshot(page: Page, name: str) -> Path:
-    """Keep the whole page as build/dashboard/NAME-SCHEME-WIDTH.png."""
-    dark: bool = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-    assert page.viewport_size is not None
-    path = SCREENSHOTS / f"{name}-{'dark' if dark else 'light'}-{page.viewport_size['width']}.png"
-    page.screenshot(path=path, full_page=True, animations="disabled")
-    return path
 
 
 @dataclass(frozen=True, slots=True)

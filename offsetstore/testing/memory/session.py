@@ -83,6 +83,9 @@ class MemorySession(LetterMemory):
                 ending,
             )
 
+    def names_of_groups(self) -> list[str]:
+        return [name for (name,) in sorted(self.table(GROUPS)) if self.rows(name)]
+
     def groups(self) -> list[ListedGroup]:
         found: list[ListedGroup] = []
         for (name,) in sorted(self.table(GROUPS)):

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.support import keyboard
-from tests.support.browser import Pages, Scheme, axe, screenshot
+from tests.support.browser import Pages, Scheme, axe
 from tests.support.keyboard import Stop, tab_order, unreachable
 from tests.support.waiting import wait_until
 
@@ -93,9 +93,6 @@ def test_a_page_without_fault(pages: Pages, site: Site, width: int, scheme: Sche
     assert axe(page) == []
     assert tab_order(page) == [Stop("textbox", "Reason"), Stop("button", "Pause")]
     assert unreachable(page) == []
-    path = screenshot(page, "harness")
-    assert path.name == f"harness-{scheme}-{width}.png"
-    assert path.stat().st_size > 0
 
 
 @pytest.mark.parametrize(

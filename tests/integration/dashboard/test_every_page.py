@@ -15,7 +15,7 @@ from offsetstore.monitoring.dashboard.context import Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.testing.fixtures import copy_database
 from tests.support import furnished
-from tests.support.browser import Pages, Scheme, axe, screenshot
+from tests.support.browser import Pages, Scheme, axe
 from tests.support.keyboard import unreachable
 
 pytestmark = pytest.mark.needs_program("chromium")
@@ -61,7 +61,6 @@ def url(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iter
 def test_everyone_can_use_it(name: str, url: str, pages: Pages) -> None:
     for scheme, width in VIEWS:
         page = pages.open(url + PAGES[name], width=width, scheme=scheme)
-        screenshot(page, name)
         assert axe(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (scheme, width)
         assert "SECRET" not in page.content()

@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 import psycopg
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
@@ -342,7 +342,9 @@ def test_a_thread_that_did_not_make_the_session_gets_it(monkeypatch: pytest.Monk
     assert of_thread == ["the session"]
 
 
-def test_a_process_may_have_no_session() -> None:
+def test_a_process_may_have_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    active = MagicMock(side_effect=PySparkException(errorClass="NO_ACTIVE_OR_DEFAULT_SESSION"))
+    monkeypatch.setattr(queries, "SparkSession", SimpleNamespace(active=active, getActiveSession=lambda: None))
     assert queries.session_of_thread() is None
 
 
