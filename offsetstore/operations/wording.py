@@ -100,7 +100,8 @@ def _reset(plan: Reset) -> PlanInWords:
     if plan.losses:
         accepts = "accepted" if plan.executed else "would accept"
         notes.append(Note(f"The reset {accepts} this loss: starts are no longer refused because of it."))
-    notes += _fencing(plan)
+    restart = "its supervisor may not do so after a job was fenced"
+    notes += _fencing(plan, f"See that it is started again: {restart}", f"start it again, since {restart}")
     if plan.executed and not plan.met_live_owner:
         notes.append(Note("No job is known to be running: start one, or nothing is read."))
     rows = [
@@ -127,7 +128,9 @@ def _new_name(plan: NewName) -> PlanInWords:
         notes.append(Note(f"{plan.group} keeps its {letters}: its job replays them."))
     return PlanInWords(
         f"{offsets} {done} from {plan.group} to {plan.new}.",
-        notes if plan.is_copy else [*notes, *_fencing(plan)],
+        notes
+        if plan.is_copy
+        else [*notes, *_fencing(plan, f"Start it under {plan.new}", f"start it under {plan.new}")],
         ("partition", "#stored"),
         [*plan.offsets.items()],
         step=None if plan.is_copy else _step(plan),
@@ -166,20 +169,21 @@ def _losses(losses: Mapping[TopicPartition, Suspect]) -> Iterator[Note]:
         yield _warning(f"And {len(losses) - _SHOWN} more partitions.")
 
 
-def _fencing(plan: OwnedPlan) -> Iterator[Note]:
-    """What becomes of the job that has the group."""
+def _fencing(plan: OwnedPlan, done: str = "", planned: str = "") -> Iterator[Note]:
+    """What becomes of the job that has the group, and what to do with a live one: after it was fenced, and if it is."""
     owner = plan.owner
     if owner is None or owner.alive_for is None:
         return
-    who, again = owner.in_words(), "its supervisor may not do so after a job was fenced"
+    who = owner.in_words()
     match plan.executed, owner.is_live:
         case True, True:
-            yield _warning(f"Fenced the live job: {who}. See that it is started again: {again}.")
+            yield _warning(f"Fenced the live job: {who}.{f' {done}.' if done else ''}")
         case True, False:
             yield _warning(f"Fenced the silent job: {who}.")
         case False, True:
             fenced = "its next write fails with StaleClaim, and its batch is not stored"
-            yield _warning(f"A job is live: {who}. If it is fenced, {fenced}; start it again, since {again}.")
+            then = f"; {planned}" if planned else ""
+            yield _warning(f"A job is live: {who}. If it is fenced, {fenced}{then}.")
         case _:
             yield Note(f"The last job is silent: {who}. If it still runs, its next write fails with StaleClaim.")
 
