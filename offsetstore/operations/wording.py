@@ -51,11 +51,8 @@ class PlanInWords:
     step: NextStep | None = None
 
 
-def in_words(plan: Plan, *, replays_letters: bool | None = None) -> PlanInWords:
-    """Say what the plan would do, or has done.
-
-    :param replays_letters: of the group's job, as in `GroupState`.
-    """
+def in_words(plan: Plan) -> PlanInWords:
+    """Say what the plan would do, or has done."""
     match plan:
         case Reset():
             words = _reset(plan)
@@ -66,7 +63,7 @@ def in_words(plan: Plan, *, replays_letters: bool | None = None) -> PlanInWords:
         case PauseDecided():
             words = PlanInWords(_resumed(plan) if plan.after is None else _paused(plan), [*_of_pause(plan)])
         case LettersDecided():
-            words = _letters(plan, replays=replays_letters)
+            words = _letters(plan)
         case LettersPruned():
             done = f"{counted(plan.count, 'dead letter')} {'deleted' if plan.executed else 'would be deleted'}."
             more = [Note("More letters match than the limit allows: repeat this for them.")] if plan.more else []
@@ -218,7 +215,7 @@ def _of_pause(plan: PauseDecided) -> Iterator[Note]:
         yield Note(f"{who}{goes_on}")
 
 
-def _letters(plan: LettersDecided, *, replays: bool | None) -> PlanInWords:
+def _letters(plan: LettersDecided) -> PlanInWords:
     if plan.is_empty:
         return PlanInWords("No dead letters match.", [*_unfit(plan)])
     verb = {"erase": "erased", "discard": "discarded", "replay": "replayed"}[plan.decision]
@@ -229,7 +226,7 @@ def _letters(plan: LettersDecided, *, replays: bool | None) -> PlanInWords:
         newer = "Forced: rows of later records may be replaced by older ones."
         notes.append(_warning(f"{newer}{overtaken if plan.overtaken else ''}"))
     if plan.decision == "replay":
-        notes.append(Note(_who_replays(plan.owner, replays=replays)))
+        notes.append(Note(_who_replays(plan.owner)))
     elif plan.decision == "erase":
         notes.append(_warning("Their keys, values, headers and error texts are deleted, for good."))
     else:
@@ -246,13 +243,11 @@ def _unfit(plan: LettersDecided) -> Iterator[Note]:
         yield Note(f"{letters} can't be replayed: their records are not kept.")
 
 
-def _who_replays(owner: GroupRow, *, replays: bool | None) -> str:
+def _who_replays(owner: GroupRow) -> str:
     if not owner.is_live:
         return "No job of the group is running: the next one replays them, or sink.drain(spark) in a program."
     if owner.pause is not None:
         return "The group is paused: they are replayed once it is resumed."
-    if replays is False:
-        return "The running job has no dead_letters=, and replays none: start it with dead_letters=."
     return "The running job replays them within seconds, if it has dead_letters=; what fails again is dead again."
 
 
