@@ -518,6 +518,12 @@ START: Final[tuple[Mutant, ...]] = (
         why="The history would name another store than the one that the database was a copy of.",
     ),
     mutant(
+        "name-in-a-line-of-the-log",
+        ("StartingOffsets._ways_out", "unknown.isprintable() and earlier.isprintable()", "True"),
+        tests=("tests/unit/store/test_first_claims.py::test_no_name_breaks_the_line_of_the_log",),
+        why="A group's name could forge a line of the log.",
+    ),
+    mutant(
         "copy-of-the-database-is-told",
         ("store:_attempt", "_warn_of_copy(request, acquired.starting)", ""),
         tests=(
