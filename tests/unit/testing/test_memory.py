@@ -81,6 +81,29 @@ def test_pages_of_letters_are_for_people(broker: StaticBroker) -> None:
         assert store.letters("billing", limit=2).next is None
 
 
+def test_a_deleted_row_is_gone_at_commit() -> None:
+    database = MemoryDatabase()
+    for row in ("first", None):
+        session = database.begin(name="test")
+        session.put("payments", (1,), row)
+        assert session.get("payments", 1) == row
+        session.commit()
+    assert database._shared.tables["payments"] == {}
+
+
+def test_a_copy_of_the_database_shares_no_row_with_it() -> None:
+    database = MemoryDatabase()
+    session = database.begin(name="test")
+    session.connection.append("payments", {"id": 1})
+    session.commit()
+    copied = database.copy()
+    [row] = copied.rows("payments")
+    assert isinstance(row, dict)
+    row["id"] = 2
+    assert database.rows("payments") == [{"id": 1}]
+    assert copied.rows("payments") == [{"id": 2}]
+
+
 def test_a_second_store_on_the_same_memory_is_the_job_after_its_restart(broker: StaticBroker) -> None:
     database = MemoryDatabase()
     with InMemoryOffsetStore(database) as store:
