@@ -99,6 +99,8 @@ def _reset(plan: Reset) -> PlanInWords:
         notes.append(Note(f"The reset {accepts} this loss: starts are no longer refused because of it."))
     restart = "its supervisor may not do so after a job was fenced"
     notes += _fencing(plan, f"See that it is started again: {restart}", f"start it again, since {restart}")
+    if plan.met_live_owner and not plan.executed:
+        notes.append(Note("Offsets that it stores before it is fenced are in what is done, not in this plan."))
     if plan.executed and not plan.met_live_owner:
         notes.append(Note("No job is known to be running: start one, or nothing is read."))
     rows = [

@@ -419,6 +419,7 @@ def test_a_live_job_is_fenced_only_if_that_is_chosen(browser: Browser, store: Of
     plan = plan_reset(browser)
     assert "A job is live" in plan.text
     assert "StaleClaim" in plan.text
+    assert "are in what is done, not in this plan" in plan.text
     assert plan.form.ticks == {"fence"}
     before = state_of(store)
     refused = browser.send(plan, **ANSWER)
