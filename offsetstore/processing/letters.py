@@ -331,8 +331,8 @@ class Recovery:
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         payloads: dict[int, Payload] = {}
+        there = set(map(part.record, part.numbers))
         open_ = self._letters_in(plan.remaining())
-        there = set(map(part.record, part.numbers)) if open_ else set[Record]()
         gone = {record: sequence for record, sequence in open_.items() if record not in there}
         is_searched = False
         while True:
