@@ -90,9 +90,7 @@ class Decide(Ask):
         show(done)
         return done
 
-    def print_plan(
-        self, plan: Plan, keys: str, *more: str, replays_letters: bool | None = None, **fields: object
-    ) -> None:
+    def print_plan(self, plan: Plan, keys: str, *more: str, **fields: object) -> None:
         """Print the plan, and how to carry it out.
 
         :param more: further sentences.
@@ -101,7 +99,7 @@ class Decide(Ask):
         if self.as_json:
             print_json(document(plan, keys, reason=self.how["reason"], **fields))
             return
-        words = in_words(plan, replays_letters=replays_letters)
+        words = in_words(plan)
         if words.rows:
             print_text(Table(words.columns, words.rows))
         print_text(*([f"And {words.left_out} more."] if words.left_out else []), words.outcome)

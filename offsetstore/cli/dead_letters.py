@@ -14,7 +14,8 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
 from offsetstore.cli.output import Table, cell, document, print_text
-from offsetstore.errors import ExitCode
+from offsetstore.errors import ExitCode, OffsetStoreError
+from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.letters import MOST, LettersDecided, Which
 from offsetstore.protocol.letters import FINAL, OPEN, Letter, LetterKey, State
@@ -257,7 +258,9 @@ def replay_letters(
     def show(done: LettersDecided) -> None:
         outcome: dict[State, int] | None = None
         if not decide.as_json:
-            decide.print_plan(done, _DECIDED, replays_letters=store.group_state(group).replays_letters)
+            decide.print_plan(done, _DECIDED)
+            if done.executed and _is_replayed_by_none(store, done):
+                print_text("The running job has no dead_letters=, and replays none: start it with dead_letters=.")
         try:
             if wait and done.executed:
                 outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
@@ -384,6 +387,16 @@ def prune_letters(*, group: str, older_than: timedelta, states: tuple[State, ...
         "group reason executed plan=digest letters=count more",
         lambda store: store.prune(group, older_than=older_than, states=states, limit=limit, **decide.how),
     )
+
+
+def _is_replayed_by_none(store: OffsetStore, done: LettersDecided) -> bool:
+    """Whether a job runs without dead letters. What is requested stays so if that can't be read."""
+    if not done.owner.is_live or done.owner.is_paused:
+        return False
+    try:
+        return store.group_state(done.group).replays_letters is False
+    except OffsetStoreError:
+        return False
 
 
 def _with_contents(letter: Letter, write: Callable[[bytes | None], object]) -> dict[str, object]:

@@ -34,7 +34,7 @@ def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     \b
     States:
       live    it sends heartbeats
-      ended   it ended in good order
+      ended   it ended cleanly
       failed  its last batch ended the query, or another error the job;
               see offsetstore errors
       fenced  another claim, a reset or a rename took the group from it

@@ -265,7 +265,9 @@ def let_go(holder: list[Any]) -> None:
 
     :param holder: holds the only reference to the consumer, and is emptied.
     """
-    meanwhile("offsetstore-kafka-end", holder.clear)
+    ended = meanwhile("offsetstore-kafka-end", holder.clear)
+    if ended.done() and ended.exception() is not None:  # no thread could be started: waiting is better than leaking
+        holder.clear()
 
 
 def _may_pass(outcome: object) -> bool:

@@ -42,7 +42,7 @@ _KAFKA_SILENT: Final = "Not known: Kafka did not answer."
 _ENDED: Final[dict[RunState, str]] = {
     "live": "was last seen",
     "silent": "fell silent",
-    "ended": "ended in good order",
+    "ended": "ended cleanly",
     "failed": "failed",
     "fenced": "was fenced",
 }

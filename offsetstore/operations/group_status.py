@@ -24,7 +24,7 @@ STATES: Final[Mapping[State, str]] = {
         "database"
     ),
     "fenced": "another claim, a reset or a rename took the group from the job",
-    "ended": "the job ended in good order, or a decision has taken the group over",
+    "ended": "the job ended cleanly, or a decision has taken the group over",
     "paused": "an operator paused the group; its lag grows",
     "live": "the job sends heartbeats",
 }

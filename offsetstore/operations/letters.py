@@ -93,6 +93,7 @@ class LettersPruned(Plan):
 
     :param before: the time before which they were settled.
     :param token: of the group's last claim.
+    :param keys: of the letters, once they are locked: no other is deleted.
     """
 
     group: str
@@ -100,6 +101,7 @@ class LettersPruned(Plan):
     more: bool
     before: datetime
     token: Token
+    keys: tuple[LetterKey, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def is_empty(self) -> bool:
@@ -347,23 +349,25 @@ class PruneLetters(Operation[LettersPruned]):
             )
 
     def plan(self, session: Session) -> LettersPruned:
-        return self._count(session, lock=False)
+        before = session.now() - self.older_than
+        found = people(session).count_prunable(self.group, self.states, before, up_to=self.limit + 1)
+        return self._planned(session, before, found)
 
     def locked(self, session: Session) -> Iterator[LettersPruned]:
         """Two prunes of one group wait for each other, at the letters; a job's work for neither."""
         session.share_group(self.group)
-        yield self._count(session, lock=True)
+        before = session.now() - self.older_than
+        keys = people(session).lock_prunable(self.group, self.states, before, limit=self.limit + 1)
+        yield replace(self._planned(session, before, len(keys)), keys=keys[: self.limit])
 
-    def _count(self, session: Session, *, lock: bool) -> LettersPruned:
-        token, before = known(session, self.group).token, session.now() - self.older_than
-        found = people(session).count_prunable(self.group, self.states, before, up_to=self.limit + 1, lock=lock)
-        count, more = min(found, self.limit), found > self.limit
+    def _planned(self, session: Session, before: datetime, found: int) -> LettersPruned:
+        token, count, more = known(session, self.group).token, min(found, self.limit), found > self.limit
         age = self.older_than.total_seconds()
         digest = digest_of("prune", self.group, sorted(self.states), age, self.limit, count, more)
         return LettersPruned(self.group, count, more, before, token, digest=digest)
 
     def write(self, session: Session, plan: LettersPruned, by: By) -> History:
-        people(session).prune_letters(self.group, self.states, plan.before, limit=plan.count)
+        people(session).prune_letters(self.group, plan.keys)
         how = f"{', '.join(self.states)} before {plan.before.isoformat(timespec='seconds')}"
         return {self.group: [by.event("prune", plan.token, _in_words(plan.count, "deleted", how, by.reason))]}
 

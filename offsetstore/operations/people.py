@@ -34,12 +34,17 @@ def people(session: Session) -> PostgresSession:
     :raises ConfigurationError: the store is in memory.
     """
     if not isinstance(session, PostgresSession):
-        raise ConfigurationError(
-            "a store in memory has a job's side only",
-            expected="a store in PostgreSQL, for lists, runs, errors, samples, lag, facts, names and retention",
-            next_step="In tests, use the pytest fixture offsetstore_database (offsetstore.testing.fixtures).",
-        )
+        raise job_side_only()
     return session
+
+
+def job_side_only() -> ConfigurationError:
+    """The error where a store in memory is asked what only people ask."""
+    return ConfigurationError(
+        "a store in memory has a job's side only",
+        expected="a store in PostgreSQL, for lists, runs, errors, samples, lag, facts, names and retention",
+        next_step="In tests, use the pytest fixture offsetstore_database (offsetstore.testing.fixtures).",
+    )
 
 
 def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_timeout: float | None = None) -> _T:

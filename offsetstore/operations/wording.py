@@ -51,11 +51,8 @@ class PlanInWords:
     step: NextStep | None = None
 
 
-def in_words(plan: Plan, *, replays_letters: bool | None = None) -> PlanInWords:
-    """Say what the plan would do, or has done.
-
-    :param replays_letters: of the group's job, as in `GroupState`.
-    """
+def in_words(plan: Plan) -> PlanInWords:
+    """Say what the plan would do, or has done."""
     match plan:
         case Reset():
             words = _reset(plan)
@@ -66,7 +63,7 @@ def in_words(plan: Plan, *, replays_letters: bool | None = None) -> PlanInWords:
         case PauseDecided():
             words = PlanInWords(_resumed(plan) if plan.after is None else _paused(plan), [*_of_pause(plan)])
         case LettersDecided():
-            words = _letters(plan, replays=replays_letters)
+            words = _letters(plan)
         case LettersPruned():
             done = f"{counted(plan.count, 'dead letter')} {'deleted' if plan.executed else 'would be deleted'}."
             more = [Note("More letters match than the limit allows: repeat this for them.")] if plan.more else []
@@ -100,7 +97,10 @@ def _reset(plan: Reset) -> PlanInWords:
     if plan.losses:
         accepts = "accepted" if plan.executed else "would accept"
         notes.append(Note(f"The reset {accepts} this loss: starts are no longer refused because of it."))
-    notes += _fencing(plan)
+    restart = "its supervisor may not do so after a job was fenced"
+    notes += _fencing(plan, f"See that it is started again: {restart}", f"start it again, since {restart}")
+    if plan.met_live_owner and not plan.executed:
+        notes.append(Note("Offsets that it stores before it is fenced are in what is done, not in this plan."))
     if plan.executed and not plan.met_live_owner:
         notes.append(Note("No job is known to be running: start one, or nothing is read."))
     rows = [
@@ -127,7 +127,9 @@ def _new_name(plan: NewName) -> PlanInWords:
         notes.append(Note(f"{plan.group} keeps its {letters}: its job replays them."))
     return PlanInWords(
         f"{offsets} {done} from {plan.group} to {plan.new}.",
-        notes if plan.is_copy else [*notes, *_fencing(plan)],
+        notes
+        if plan.is_copy
+        else [*notes, *_fencing(plan, f"Start it under {plan.new}", f"start it under {plan.new}")],
         ("partition", "#stored"),
         [*plan.offsets.items()],
         step=None if plan.is_copy else _step(plan),
@@ -166,20 +168,21 @@ def _losses(losses: Mapping[TopicPartition, Suspect]) -> Iterator[Note]:
         yield _warning(f"And {len(losses) - _SHOWN} more partitions.")
 
 
-def _fencing(plan: OwnedPlan) -> Iterator[Note]:
-    """What becomes of the job that has the group."""
+def _fencing(plan: OwnedPlan, done: str = "", planned: str = "") -> Iterator[Note]:
+    """What becomes of the job that has the group, and what to do with a live one: after it was fenced, and if it is."""
     owner = plan.owner
     if owner is None or owner.alive_for is None:
         return
-    who, again = owner.in_words(), "its supervisor may not do so after a job was fenced"
+    who = owner.in_words()
     match plan.executed, owner.is_live:
         case True, True:
-            yield _warning(f"Fenced the live job: {who}. See that it is started again: {again}.")
+            yield _warning(f"Fenced the live job: {who}.{f' {done}.' if done else ''}")
         case True, False:
             yield _warning(f"Fenced the silent job: {who}.")
         case False, True:
             fenced = "its next write fails with StaleClaim, and its batch is not stored"
-            yield _warning(f"A job is live: {who}. If it is fenced, {fenced}; start it again, since {again}.")
+            then = f"; {planned}" if planned else ""
+            yield _warning(f"A job is live: {who}. If it is fenced, {fenced}{then}.")
         case _:
             yield Note(f"The last job is silent: {who}. If it still runs, its next write fails with StaleClaim.")
 
@@ -214,7 +217,7 @@ def _of_pause(plan: PauseDecided) -> Iterator[Note]:
         yield Note(f"{who}{goes_on}")
 
 
-def _letters(plan: LettersDecided, *, replays: bool | None) -> PlanInWords:
+def _letters(plan: LettersDecided) -> PlanInWords:
     if plan.is_empty:
         return PlanInWords("No dead letters match.", [*_unfit(plan)])
     verb = {"erase": "erased", "discard": "discarded", "replay": "replayed"}[plan.decision]
@@ -225,7 +228,7 @@ def _letters(plan: LettersDecided, *, replays: bool | None) -> PlanInWords:
         newer = "Forced: rows of later records may be replaced by older ones."
         notes.append(_warning(f"{newer}{overtaken if plan.overtaken else ''}"))
     if plan.decision == "replay":
-        notes.append(Note(_who_replays(plan.owner, replays=replays)))
+        notes.append(Note(_who_replays(plan.owner)))
     elif plan.decision == "erase":
         notes.append(_warning("Their keys, values, headers and error texts are deleted, for good."))
     else:
@@ -242,13 +245,11 @@ def _unfit(plan: LettersDecided) -> Iterator[Note]:
         yield Note(f"{letters} can't be replayed: their records are not kept.")
 
 
-def _who_replays(owner: GroupRow, *, replays: bool | None) -> str:
+def _who_replays(owner: GroupRow) -> str:
     if not owner.is_live:
         return "No job of the group is running: the next one replays them, or sink.drain(spark) in a program."
     if owner.pause is not None:
         return "The group is paused: they are replayed once it is resumed."
-    if replays is False:
-        return "The running job has no dead_letters=, and replays none: start it with dead_letters=."
     return "The running job replays them within seconds, if it has dead_letters=; what fails again is dead again."
 
 

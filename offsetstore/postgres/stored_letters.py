@@ -256,15 +256,16 @@ WHERE {_EXACTLY}
 _PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
   AND l.created_at < :before AND l.decided_at < :before"""
 
-_PRUNED: Final = f"FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit FOR UPDATE OF l"
-
 COUNT_PRUNABLE: Final = f"""
 SELECT count(*) AS count FROM (SELECT FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} LIMIT :limit) AS prunable
 """
-LOCK_PRUNABLE: Final = f"SELECT count(*) AS count FROM (SELECT {_PRUNED}) AS prunable"
+LOCK_PRUNABLE: Final = f"""
+SELECT l.topic, l.partition, l.record_offset, l.topic_id
+FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit FOR UPDATE OF l
+"""
 
 # The caller has locked them, in their order.
-PRUNE_LETTERS: Final = f"DELETE FROM {{s}}dead_letters WHERE ctid = ANY (ARRAY(SELECT l.ctid {_PRUNED}))"
+PRUNE_LETTERS: Final = f"DELETE FROM {{s}}dead_letters AS l USING {_KEYS} WHERE {_EXACTLY}"
 
 HAS_REQUESTED: Final = """
 SELECT EXISTS (SELECT FROM {s}dead_letters WHERE consumer_group = :group AND state = 'requested')
@@ -411,14 +412,18 @@ class StoredLetterStatements(Statements):
     def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
         self.run(ERASE_LETTERS, group=group, **_named(keys))
 
-    def count_prunable(self, group: str, states: Collection[State], before: datetime, *, up_to: int, lock: bool) -> int:
-        statement = LOCK_PRUNABLE if lock else COUNT_PRUNABLE
-        with needing("delete dead letters"):
-            return self.one(statement, group=group, states=[*states], before=before, limit=up_to).count
+    def count_prunable(self, group: str, states: Collection[State], before: datetime, *, up_to: int) -> int:
+        return self.one(COUNT_PRUNABLE, group=group, states=[*states], before=before, limit=up_to).count
 
-    def prune_letters(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> int:
+    def lock_prunable(
+        self, group: str, states: Collection[State], before: datetime, *, limit: int
+    ) -> tuple[LetterKey, ...]:
         with needing("delete dead letters"):
-            return self.run(PRUNE_LETTERS, group=group, states=[*states], before=before, limit=limit)
+            return tuple(map(_key, self.rows(LOCK_PRUNABLE, group=group, states=[*states], before=before, limit=limit)))
+
+    def prune_letters(self, group: str, keys: Collection[LetterKey]) -> int:
+        with needing("delete dead letters"):
+            return self.run(PRUNE_LETTERS, group=group, **_named(keys))
 
     def has_requested(self, group: str) -> bool:
         return self.one(HAS_REQUESTED, group=group)[0]

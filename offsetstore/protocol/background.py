@@ -76,7 +76,10 @@ class Background:
 
 
 def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
-    """Call ``work`` in a daemon thread, which no exit of the process waits for; at once if there can be no more."""
+    """Call ``work`` in a daemon thread, which no exit of the process waits for.
+
+    If no thread can be started, the future has that error: the caller must not wait as long as the work may take.
+    """
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -87,6 +90,6 @@ def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
 
     try:
         threading.Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError:  # there can be no more threads
-        run()
+    except RuntimeError as error:  # there can be no more threads
+        future.set_exception(error)
     return future

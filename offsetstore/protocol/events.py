@@ -238,7 +238,7 @@ class ClaimTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimEnded:
-    """The claim writes nothing any more: it was closed in good order, or a heartbeat found that another replaced it.
+    """The claim writes nothing any more: it was closed cleanly, or a heartbeat found that another replaced it.
 
     One that was replaced is closed too, later.
     """

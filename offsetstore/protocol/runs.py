@@ -24,11 +24,11 @@ Phase: TypeAlias = Literal["starting", "idle", "batch", "paused", "failed"]
 """``starting``: no batch has come yet. ``idle``: between two. ``failed``: the last one ended the query."""
 
 Ending: TypeAlias = Literal["closed", "failed", "fenced"]
-"""What a job writes at its end. ``closed``: in good order. ``failed``: the last batch has, or an error left the block
+"""What a job writes at its end. ``closed``: cleanly. ``failed``: the last batch has, or an error left the block
 of the claim. ``fenced``: another claim, a reset or a rename was noticed."""
 
 RunState: TypeAlias = Literal["live", "silent", "ended", "failed", "fenced"]
-"""``live``: the job sends heartbeats. ``silent``: they stopped, and no end was recorded. ``ended``: in good order."""
+"""``live``: the job sends heartbeats. ``silent``: they stopped, and no end was recorded. ``ended``: cleanly."""
 
 Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror"]
 """Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was

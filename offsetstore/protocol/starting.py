@@ -72,6 +72,7 @@ class StartingOffsets:
 
     ``vanished`` are stored partitions that Kafka no longer has, after a restart: their rows go to 0. ``unknown`` is the
     group's name if the store has no offset of it, and ``similar`` are the names of groups that it may be mistaken for.
+    ``schema`` is that of the tables, for the commands of the `warning`.
     """
 
     starts: Mapping[TopicPartition, Start]
@@ -79,6 +80,7 @@ class StartingOffsets:
     timestamp_ms: int | None = None
     unknown: str | None = None
     similar: tuple[str, ...] = ()
+    schema: str | None = None
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
@@ -98,10 +100,7 @@ class StartingOffsets:
         does = [f"reads at most {counted(reads, 'record')}"] if reads else []
         does += [f"leaves out at most {counted(leaves, 'record')}"] if leaves else []
         names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
-        reason = ("--reason", "wrong name")
-        delete = command("groups", "delete", "-g", self.unknown, *reason, schema=None)
-        earlier = self.similar[0] if self.similar else "EARLIER"
-        rename = command("groups", "rename", "-g", earlier, "--to", self.unknown, *reason, schema=None)
+        delete, rename = self._ways_out(self.unknown)
         return (
             f"the store has no offsets of group {self.unknown!r}: it {' and '.join(does)} of "
             f"{', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not a new job, stop it, and remove "
@@ -109,6 +108,17 @@ class StartingOffsets:
             f"job's offsets, with `{rename}` or adopt_checkpoint=. "
             'StartPolicy(auto_offset_reset="none") refuses such starts.'
         )
+
+    def _ways_out(self, unknown: str) -> tuple[str, str]:
+        """The commands of the `warning`; without arguments if a name could break the line of a log."""
+        delete, rename = ("groups", "delete"), ("groups", "rename")
+        earlier = self.similar[0] if self.similar else "EARLIER"
+        if unknown.isprintable() and earlier.isprintable():
+            reason = ("--reason", "wrong name")
+            delete += ("-g", unknown, *reason)
+            rename += ("-g", earlier, "--to", unknown, *reason)
+            return command(*delete, schema=self.schema), command(*rename, schema=self.schema)
+        return command(*delete, schema=None), command(*rename, schema=None)
 
     def json(self) -> str:
         """Spark's ``startingOffsets``: ``{"topic": {"0": 42}}``."""

@@ -187,7 +187,8 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
     with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
         acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence, schema=store.database.schema)
         if acquired.starting is not None:
-            acquired = replace(acquired, starting=replace(acquired.starting, similar=similar))
+            starting = replace(acquired.starting, similar=similar, schema=store.database.schema)
+            acquired = replace(acquired, starting=starting)
         failpoints.reach("in_claim")
     _warn_of_copy(request, acquired.starting)
     return Claim(store, request, acquired, has_members=has_members)
@@ -338,7 +339,7 @@ def resolve_unlocked(
     if starting.warning is None:
         return starting
     others = read(database, lambda session: session.names_of_groups())
-    return replace(starting, similar=similar_names(group, others))
+    return replace(starting, similar=similar_names(group, others), schema=database.schema)
 
 
 def _is_behind(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView, store_id: uuid.UUID) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, Token
+from offsetstore.operations.letters import PruneLetters
 from offsetstore.operations.operation import write_token
 from offsetstore.operations.people import people
 from offsetstore.operations.resets import ShiftBy
@@ -226,9 +227,8 @@ class PlanContract(ContractParts):
         with ThreadPoolExecutor(1) as pool, session(store) as job:
             job.share_group(GROUP)  # as idle work and a replay hold it, for as long as they take
             with session(store) as other:
-                asked = (GROUP, FINAL, other.now())
-                assert people(other).count_prunable(*asked, up_to=1, lock=True) == 1
-                assert people(other).prune_letters(*asked, limit=1) == 1
+                keys = people(other).lock_prunable(GROUP, FINAL, other.now(), limit=1)
+                assert people(other).prune_letters(GROUP, keys) == 1
                 waiting = pool.submit(decide, "prune", store, if_plan=planned.digest)
                 with pytest.raises(TimeoutError):
                     waiting.result(0.3)
@@ -236,6 +236,38 @@ class PlanContract(ContractParts):
             assert (planned.count, error.plan.count) == (2, 1)
             assert decide("prune", store, if_plan=error.plan.digest).count == 1
         assert store.letter_counts(GROUP) == {}
+
+    @pytest.mark.behaviour("OPS-21", "DLQ-18")
+    def test_a_letter_that_a_job_reopens_while_a_prune_waits_for_it_stays(self, store: OffsetStore, left: None) -> None:
+        store.discard(GROUP, ALL, reason=REASON)
+        with ThreadPoolExecutor(1) as pool:
+            with session(store) as job:
+                job.write_letters(GROUP, [dead(2)])
+                waiting = pool.submit(decide, "prune", store)
+                with pytest.raises(TimeoutError):
+                    waiting.result(0.3)
+            assert waiting.result(WAIT).count == 1
+        assert store.letter_counts(GROUP) == {"dead": 1}
+        assert store.letter(GROUP, P0, 2).times == 2
+
+    @pytest.mark.behaviour("OPS-21", "DLQ-18")
+    def test_a_prune_deletes_the_letters_that_it_has_locked_and_no_other(
+        self, store: OffsetStore, left: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Someone gives up another letter before the prune begins, and commits after its lock."""
+        store.discard(GROUP, [at(4)], reason=REASON)
+        write = PruneLetters.write
+        with ExitStack() as other:
+            settle(other.enter_context(session(store)))
+
+            def commit_and_write(*given: Any) -> Any:
+                other.close()
+                return write(*given)
+
+            monkeypatch.setattr(PruneLetters, "write", commit_and_write)
+            assert decide("prune", store).count == 1
+        assert store.letter(GROUP, P0, 2).state == "discarded"
+        assert store.letter_counts(GROUP) == {"discarded": 1}
 
     @staticmethod
     def _tell(

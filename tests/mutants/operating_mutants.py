@@ -66,6 +66,16 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         why="Each decision would do what nobody was shown, if that changes while it waits for its locks.",
     ),
     mutant(
+        "prune-of-letters-that-it-has-not-locked",
+        (
+            "PruneLetters.write",
+            "plan.keys",
+            "people(session).lock_prunable(self.group, self.states, plan.before, limit=plan.count)",
+        ),
+        tests=(f"{_CONTRACT}test_a_prune_deletes_the_letters_that_it_has_locked_and_no_other",),
+        why="A letter that nobody counted would be deleted instead of one that was.",
+    ),
+    mutant(
         "prune-that-waits-for-a-job",
         ("PruneLetters.locked", "session.share_group(self.group)", "session.lock_group(self.group)"),
         tests=(_PRUNES,),

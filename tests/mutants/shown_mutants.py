@@ -29,6 +29,10 @@ _PAGE: Final = (
     "test_a_log_that_lost_records_is_told_while_it_is_too_short_and_when_it_has_grown"
 )
 _FOLD: Final = "tests/unit/protocol/test_job_state.py::"
+_REQUESTED: Final = (
+    "tests/integration/commands/test_dead_letters.py::"
+    "test_what_is_requested_is_printed_though_the_database_is_gone_right_after"
+)
 _REPLAYED_BY_NONE: Final = (
     "tests/integration/commands/test_dead_letters.py::test_letters_that_no_job_will_replay_are_reported_as_such"
 )
@@ -161,9 +165,15 @@ REQUESTS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "requests-to-nobody-in-the-command",
-        ("_who_replays", "replays is False", "replays is owner"),
+        ("_is_replayed_by_none", "store.group_state(done.group).replays_letters is False", "False"),
         tests=(_REPLAYED_BY_NONE,),
         why="The same where they are requested.",
+    ),
+    mutant(
+        "request-that-fails-after-its-commit",
+        ("_is_replayed_by_none", "OffsetStoreError", "AssertionError"),
+        tests=(_REQUESTED,),
+        why="A command whose letters are requested would end as if nothing had been.",
     ),
     mutant(
         "requests-to-nobody-in-the-log",

@@ -524,6 +524,18 @@ START: Final[tuple[Mutant, ...]] = (
         why="The history would name another store than the one that the database was a copy of.",
     ),
     mutant(
+        "name-in-a-line-of-the-log",
+        ("StartingOffsets._ways_out", "unknown.isprintable() and earlier.isprintable()", "True"),
+        tests=("tests/unit/store/test_first_claims.py::test_no_name_breaks_the_line_of_the_log",),
+        why="A group's name could forge a line of the log.",
+    ),
+    mutant(
+        "consumer-that-no-thread-ends",
+        ("let_go", "if ended.done() and ended.exception() is not None: holder.clear()", ""),
+        tests=("tests/unit/protocol/test_background.py::test_without_threads_a_consumer_is_let_go_all_the_same",),
+        why="Where there can be no more threads, each claim would leave a consumer behind.",
+    ),
+    mutant(
         "copy-of-the-database-is-told",
         ("store:_attempt", "_warn_of_copy(request, acquired.starting)", ""),
         tests=(

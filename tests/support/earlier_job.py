@@ -65,7 +65,7 @@ class Job:
         assert store.groups()
 
     def stop(self) -> None:
-        """End in good order."""
+        """End cleanly."""
         self.store.close()
 
 

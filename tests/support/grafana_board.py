@@ -113,7 +113,7 @@ ROWS: Final = {
         Panel("Epoch", "short", {"{{consumergroup}}": "offsetstore_group_claim_epoch{G}"},
               "Grows by one with each claim: a deploy is one step."),
         Panel("Age of the last heartbeat", "s", {"{{consumergroup}}": "offsetstore_group_heartbeat_age_seconds{G}"},
-              "Absent if the job has left in good order."),
+              "Absent if the job has left cleanly."),
         Panel("Oldest transaction of the database", "s", {"seconds": "offsetstore_oldest_transaction_seconds"},
               "Vacuum can't remove what it may still see."),
         Panel("Exporter", "none", {"{{target}}": "offsetstore_exporter_up"},

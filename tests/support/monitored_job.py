@@ -2,7 +2,7 @@
 
 ``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS [--wait]``, run from the top of the
 checkout, with the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a
-failpoint to set. SIGTERM stops it in good order. With ``--wait`` it prints ``waiting`` when its Spark runs, and waits
+failpoint to set. SIGTERM stops it cleanly. With ``--wait`` it prints ``waiting`` when its Spark runs, and waits
 for a line before it claims the group.
 
 ``spark-submit tests/support/monitored_job.py … [--end] [--on-dead]`` is for the exit codes: the job ends as its query

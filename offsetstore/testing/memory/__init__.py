@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
@@ -81,7 +82,7 @@ class MemoryDatabase:
         """
         copied = MemoryDatabase(self._shared.clock)
         with self._shared.changed:
-            copied._shared.tables = Tables().apply(self._shared.tables)
+            copied._shared.tables = Tables().apply(deepcopy(dict(self._shared.tables)))  # a test's own rows may change
             if physical:
                 copied._shared.here = self._shared.here
         return copied

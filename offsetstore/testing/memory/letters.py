@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.operations.people import job_side_only
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import (
     OPEN,
@@ -154,17 +155,23 @@ class LetterMemory(MemoryTransaction):
         group: str,
         which: LetterFilter,
         *,
-        after: LetterCursor | None,  # noqa: ARG002 - only people read lists page by page
-        limit: int,  # noqa: ARG002
-        max_bytes: int | None,  # noqa: ARG002
-        within: int | None = None,  # noqa: ARG002
+        after: LetterCursor | None,
+        limit: int,
+        max_bytes: int | None,
+        within: int | None = None,
     ) -> tuple[list[Letter], LetterCursor | None]:
-        """All, with their contents."""
-        found = [one for one in self._letters(group) if which.has(one)]
-        return sorted(found, key=LetterCursor.of, reverse=True), None
+        if after is not None or within is not None:  # only people read a list page by page
+            raise job_side_only()
+        found = sorted(filter(which.has, self._letters(group)), key=LetterCursor.of, reverse=True)
+        if max_bytes is None:
+            page = [_without_contents(one) for one in found[:limit]]
+        else:
+            page = _page(found, limit, max_bytes)
+        return page, LetterCursor.of(page[-1]) if len(page) < len(found) else None
 
-    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:  # noqa: ARG002
-        return self._named(group, key)
+    def letter(self, group: str, key: LetterKey, *, contents: bool) -> Letter | None:
+        found = self._named(group, key)
+        return found if contents or found is None else _without_contents(found)
 
     def count_letters(
         self, group: str, states: Collection[State] = STATES, *, up_to: int | None = None
@@ -306,6 +313,10 @@ def _storable(error: LetterError) -> LetterError:
     """The error as a database holds it."""
     traceback = None if error.traceback is None else writable(error.traceback)
     return replace(error, text=writable(error.text), traceback=traceback)
+
+
+def _without_contents(letter: Letter) -> Letter:
+    return replace(letter, error=replace(letter.error, text="", traceback=None), sequence=None, payload=None)
 
 
 def _highest(letters: Iterable[Letter]) -> dict[TopicPartition, int]:

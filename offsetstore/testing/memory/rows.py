@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,16 +25,23 @@ _SERIAL = count(1)
 
 
 class Tables(defaultdict[str, dict[Key, Any]]):
-    """The rows of each table, by primary key; ``None`` stands for one that was deleted."""
+    """The rows of each table, by primary key; in what a transaction wrote ``None`` stands for one that it deleted."""
 
     def __init__(self) -> None:
         super().__init__(dict)
 
-    def apply(self, changes: Tables) -> Self:
+    def apply(self, changes: Mapping[str, Mapping[Key, Any]]) -> Self:
         """Take over what a transaction wrote."""
         for name, rows in changes.items():
             self[name].update(rows)
         return self
+
+    def commit(self, changes: Tables) -> None:
+        """Take over what a transaction wrote, without the rows that it deleted."""
+        self.apply(changes)
+        for name, rows in changes.items():
+            for key in [key for key, row in rows.items() if row is None]:
+                del self[name][key]
 
 
 @dataclass(slots=True)
@@ -118,7 +125,7 @@ class MemoryTransaction:
 
     def commit(self) -> None:
         with self.statement():
-            self._shared.tables.apply(self._changes.tables)
+            self._shared.tables.commit(self._changes.tables)
             self.end("the transaction was committed")
 
     def rollback(self) -> None:

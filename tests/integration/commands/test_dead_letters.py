@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import Result
 
 from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
+from offsetstore.errors import StoreUnavailable
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.runs import RunStatus
 from offsetstore.protocol.stored_letters import FailedReplay
@@ -274,6 +275,19 @@ def test_letters_that_no_job_will_replay_are_reported_as_such(
     assert told in run("status", "-g", "billing").stdout.splitlines()
     found = document(run("status", "-g", "billing", "--format", "json"))
     assert found["dead_letters"] == {"dead": 2, "requested": 1, "job_replays": False}
+
+
+@pytest.mark.behaviour("DLQ-7")
+def test_what_is_requested_is_printed_though_the_database_is_gone_right_after(
+    run: Callable[..., Result], store: OffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise StoreUnavailable("could not reach the database")
+
+    monkeypatch.setattr(store, "group_state", fail)
+    result = run("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["letter", "payments:0:1", "1 dead letter requested.", REPLAYS]
 
 
 @pytest.mark.behaviour("DLQ-7")

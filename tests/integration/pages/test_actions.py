@@ -419,6 +419,7 @@ def test_a_live_job_is_fenced_only_if_that_is_chosen(browser: Browser, store: Of
     plan = plan_reset(browser)
     assert "A job is live" in plan.text
     assert "StaleClaim" in plan.text
+    assert "are in what is done, not in this plan" in plan.text
     assert plan.form.ticks == {"fence"}
     before = state_of(store)
     refused = browser.send(plan, **ANSWER)
@@ -682,6 +683,34 @@ def test_what_the_database_refuses_is_said_so(
     refused = browser.send(plan, **ANSWER)
     assert refused.status == status
     assert str(error).partition(".")[0] in refused.text
+
+
+def test_nobody_decides_without_the_token_or_from_another_site(
+    store: OffsetStore, broker: StaticBroker, deciding: Deciding
+) -> None:
+    give(store, GROUP, {P0: 4}, stay=False)
+    token = "t0ken-" * 6
+    signed = {"Authorization": f"Bearer {token}"}
+    with (
+        DashboardServer(store, broker, Settings(port=0, token=token), actions=deciding) as server,
+        httpx.Client(base_url=server.url) as client,
+        httpx.Client(base_url=server.url, headers=signed) as ours,
+    ):
+        server.snapshots.take()
+        [form] = [one for one in plan_reset(Browser(ours)).reader.forms if "ticket" in one.fields]
+        sent = {**form.fields, **ANSWER}
+        before = state_of(store)
+
+        def post(by: httpx.Client, origin: str) -> int:
+            return by.post("/actions/reset/execute", data=sent, headers={"Origin": origin}).status_code
+
+        own = Browser(ours).origin
+        assert post(client, own) == 401
+        assert post(ours, "http://evil.example") == 403
+        assert post(client, "http://evil.example") == 403
+        assert state_of(store) == before
+        assert post(ours, own) == 200
+        assert state_of(store) != before
 
 
 @pytest.mark.parametrize("action", ["none", "RESET", "reset/none"])

@@ -98,7 +98,7 @@ def test_a_job_that_left_is_told_by_how_its_last_run_ended(
     server.snapshots.take()
     page = show(client)
     assert checks_of(page)["claim"] == "attention"
-    assert "ended in good order" in text_of(page)
+    assert "ended cleanly" in text_of(page)
     assert "none: the owner has left" in text_of(page)
     assert checks_of(page)["unread partitions"] == "attention"
 

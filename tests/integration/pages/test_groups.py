@@ -110,7 +110,7 @@ def one(
         "failed a moment ago",
         "failed, and the claim was never closed",
         "failed long ago",
-        "its query has ended in good order, and the claim was never closed",
+        "its query has ended cleanly, and the claim was never closed",
     ],
 )
 def test_a_group_is_in_one_word(lag: GroupLag, expected: State) -> None:

@@ -195,6 +195,14 @@ def test_a_form_that_does_not_end_is_given_up(guarded: DashboardServer, monkeypa
         assert b" 408 " in connection.recv(100)
 
 
+def test_a_form_that_is_too_long_is_not_read_to_its_end(guarded: DashboardServer) -> None:
+    address = urlsplit(guarded.url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        head = f"POST /login HTTP/1.1\r\nHost: {address.netloc}\r\nOrigin: http://{address.netloc}\r\n"
+        connection.sendall(f"{head}Content-Length: 10000000\r\n\r\ntoken=".encode() + b"t" * forms.LONGEST)
+        assert b" 413 " in connection.recv(100)
+
+
 def test_behind_tls_the_cookie_is_for_tls_alone(stranger: httpx.Client) -> None:
     secure = sign_in(stranger, Origin=origin(stranger).replace("http:", "https:"))
     assert "Secure" in secure.headers["set-cookie"]

@@ -105,7 +105,7 @@ def test_a_claim_that_is_held_after_the_query_failed_is_told_as_such(silence: in
 @pytest.mark.parametrize(
     ("ending", "verdict", "words", "command"),
     [
-        ("closed", "attention", "ended in good order", "runs"),
+        ("closed", "attention", "ended cleanly", "runs"),
         ("fenced", "attention", "was fenced", "runs"),
         ("failed", "bad", "failed", "errors"),
     ],

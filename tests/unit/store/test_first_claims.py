@@ -10,6 +10,8 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.offsets import CommittedOffset
+from offsetstore.postgres.migrate import upgrade
+from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.starting import similar_names
 from offsetstore.testing import StaticBroker
 from tests.unit.store.test_adoption import Checkpoint
@@ -68,6 +70,34 @@ def test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles(
 
     store.claim("biling", broker, mirror_every=None)
     assert warnings(caplog) == [warning], "the group is known now"
+
+
+@pytest.mark.behaviour("OPS-23")
+def test_the_commands_name_the_schema_of_the_tables(
+    offsetstore_empty_database: str, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(offsetstore_empty_database)
+    with engine.begin() as connection:
+        upgrade(connection, schema="jobs")
+    engine.dispose()
+    with OffsetStore.connect(offsetstore_empty_database, schema="jobs") as store:
+        store.claim("biling", broker, mirror_every=None)
+
+    [warning] = warnings(caplog)
+    assert "`offsetstore groups delete -g biling --reason 'wrong name' --schema jobs`" in warning
+    assert "`offsetstore groups rename -g EARLIER --to biling --reason 'wrong name' --schema jobs`" in warning
+
+
+@pytest.mark.parametrize("name", ["biling\nERROR forged", "biling\x1b[31m", "biling\u202e"])
+def test_no_name_breaks_the_line_of_the_log(
+    store: OffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    store.claim(name, broker, mirror_every=None)
+
+    [warning] = warnings(caplog)
+    assert warning.isprintable()
+    assert "delete this group, `offsetstore groups delete`, and take over" in warning
+    assert "with `offsetstore groups rename` or" in warning
 
 
 def test_the_ways_out_work(store: OffsetStore, broker: StaticBroker, tmp_path: Path) -> None:

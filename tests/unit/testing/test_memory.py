@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from offsetstore import OffsetRange, Outcome, TopicPartition
+from offsetstore import LetterError, OffsetRange, Outcome, TopicPartition
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupBusy, StaleClaim, TransactionLost
+from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 
 P0 = TopicPartition("payments", 0)
+PAYLOAD = Payload(b"key", b"value", None, None, None)
 
 
 @pytest.fixture
@@ -44,6 +46,63 @@ def test_it_needs_no_pytest() -> None:
 def test_what_only_people_ask_is_refused_with_the_fixture_that_has_it() -> None:
     with InMemoryOffsetStore() as store, pytest.raises(ConfigurationError, match="offsetstore_database"):
         store.runs("billing")
+
+
+def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
+    """Two dead letters of `billing`, with their contents."""
+    claim = store.claim("billing", broker)
+    error = LetterError("ValueError", "not a number", traceback="line 1")
+    with store.transaction(claim) as tx:
+        plan = tx.lock({P0: OffsetRange(0, 3)})
+        tx.write_letters([NewLetter(P0, at, "raised", error, 1, digest(P0, b"key"), PAYLOAD) for at in (0, 1)])
+        tx.advance({P0: plan[P0].remaining})
+
+
+def test_a_list_of_letters_has_a_limit_and_no_contents_that_were_not_asked_for(broker: StaticBroker) -> None:
+    with InMemoryOffsetStore() as store:
+        left(store, broker)
+        [last] = store.letters("billing", limit=1).letters
+        assert (last.payload, last.payload_state, last.error.text, last.error.traceback) == (None, "kept", "", None)
+        assert last.error.error_class == "ValueError"
+        [whole] = store.letters("billing", limit=1, contents=True).letters
+        assert (whole.key, whole.payload, whole.error.text) == (last.key, PAYLOAD, "not a number")
+        assert store.letter("billing", P0, 1, contents=False).payload is None
+        assert store.letter("billing", P0, 1).payload == PAYLOAD
+
+
+def test_pages_of_letters_are_for_people(broker: StaticBroker) -> None:
+    with InMemoryOffsetStore() as store:
+        left(store, broker)
+        page = store.letters("billing", limit=1)
+        assert page.next is not None
+        with pytest.raises(ConfigurationError, match="offsetstore_database"):
+            store.letters("billing", after=page.next)
+        with pytest.raises(ConfigurationError, match="offsetstore_database"):
+            store.letters("billing", within=1)
+        assert store.letters("billing", limit=2).next is None
+
+
+def test_a_deleted_row_is_gone_at_commit() -> None:
+    database = MemoryDatabase()
+    for row in ("first", None):
+        session = database.begin(name="test")
+        session.put("payments", (1,), row)
+        assert session.get("payments", 1) == row
+        session.commit()
+    assert database._shared.tables["payments"] == {}
+
+
+def test_a_copy_of_the_database_shares_no_row_with_it() -> None:
+    database = MemoryDatabase()
+    session = database.begin(name="test")
+    session.connection.append("payments", {"id": 1})
+    session.commit()
+    copied = database.copy()
+    [row] = copied.rows("payments")
+    assert isinstance(row, dict)
+    row["id"] = 2
+    assert database.rows("payments") == [{"id": 1}]
+    assert copied.rows("payments") == [{"id": 2}]
 
 
 def test_a_second_store_on_the_same_memory_is_the_job_after_its_restart(broker: StaticBroker) -> None:
