@@ -307,12 +307,12 @@ def avro(offsetstore_spark: SparkSession) -> None:
         session.sql(f"ADD JAR '{jar}'")
 
 
-def decoded(batch: DataFrame) -> DataFrame:
+def decoded(batch: DataFrame, names: Iterable[str] = DECODERS) -> DataFrame:
     """Reads each record with the decoder that its key names."""
     key, value = (F.col(name).cast("string") for name in ("key", "value"))
     number = F.lit(None).cast("int")
-    for name, (read, *_) in DECODERS.items():
-        number = F.when(key == name, F.expr(read).cast("int")).otherwise(number)
+    for name in names:
+        number = F.when(key == name, F.expr(DECODERS[name][0]).cast("int")).otherwise(number)
     return batch.withColumn("text", value).select(number.alias("number"), key.alias("name"), "_kafka")
 
 
@@ -357,7 +357,10 @@ def test_without_dead_letters_the_error_names_the_record_that_cant_be_computed(
         topic, [("cast", "1"), ("json", '{"a": 1}')] * 2 + [("json", '{"a":'), ("cast", "1"), ("cast", "x")]
     )
 
-    failed = world.run_to_failure(world.claim(topic), decoded, Append("numbers"), **way)
+    repeatable = DECODERS.keys() - {"java"}  # Spark takes reflect() for a function whose results differ each time
+    failed = world.run_to_failure(
+        world.claim(topic), lambda batch: decoded(batch, repeatable), Append("numbers"), **way
+    )
 
     assert isinstance(failed.error, FunctionFailed)
     assert failed.error.error_class.startswith("MALFORMED_RECORD_IN_PARSING")
