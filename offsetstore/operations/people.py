@@ -69,7 +69,7 @@ class LastRun:
 class StoreOverview:
     """What the database has of many groups, ``at`` a time of its own clock.
 
-    ``groups`` are those that were ever claimed, by name. ``partitions`` holds their rows without the metadata, in order
+    ``groups`` were claimed at least once, by name. ``partitions`` holds their rows without the metadata, in order
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
     are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
@@ -136,7 +136,7 @@ SELECT clock_timestamp() AS at,
 
 
 def read_overview(session: PostgresSession, groups: Collection[str] | None) -> StoreOverview:
-    """Read what there is of these groups, or of all, in one round trip."""
+    """Read these groups, or all, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
         owners, offsets, letters, runs, oldest = session.together(

@@ -1,7 +1,7 @@
 """The searches for bad records, all by trial: whatever an error says, only what is refused or accepted counts.
 
-With dead letters every bad record is looked for. `find_failing` finds those that can't be computed, a Spark job each.
-Then `discover` finds those that the database refuses: a record is dead if it was refused, alone, on top of everything
+With dead letters, the search is for every bad record. `find_failing` finds records that can't be computed, one job per try.
+Then `discover` finds records that the database refuses: a record is dead if it was refused, alone, on top of everything
 that was accepted. `sweep` decides what is tried and in which order; it needs no database. All tries are made under the
 locks of the offsets, in one transaction that is always rolled back. The dead are to blame only if another record is
 accepted after they were refused; see docs/decisions/0036 and 0047.
@@ -179,7 +179,7 @@ class _Computing:
     has_computed: bool = False
     """Whether any could be."""
     has_rows: bool = False
-    """Whether those that could be made any row; not those that were chosen by chance."""
+    """Whether any record made a row; records chosen by chance don't count."""
 
     def run(self, deadline: float) -> dict[int, FunctionFailed]:
         begin, length, is_known = 0, self.size, True
@@ -236,7 +236,7 @@ class Found:
 
 
 def now_and_then(check: Callable[[], None], *, every: float = _CHECK_EVERY) -> Callable[[], None]:
-    """Make a check that can be called before each try, and does something only every so many seconds."""
+    """Make a check to call before each try; it does something only once per interval."""
     due = -math.inf
 
     def checked() -> None:

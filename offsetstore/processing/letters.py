@@ -101,7 +101,7 @@ PART: Final = 500_000
 """In offsets: the rows of a part wait in the driver's memory."""
 
 CAREFUL: Final = 20
-"""After a bad record, so many batches are computed carefully at once: a few bad ones must not cost twice each time."""
+"""After a bad record, this many batches are computed carefully from the start, so that bad ones don't cost twice."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
