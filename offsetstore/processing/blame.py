@@ -1,6 +1,6 @@
 """The searches for bad records, all by trial: whatever an error says, only what is refused or accepted counts.
 
-With dead letters, the search is for every bad record. `find_failing` finds records that can't be computed, one job per try.
+With dead letters, every bad record is looked for. `find_failing` finds records that can't be computed, one job per try.
 Then `discover` finds records that the database refuses: a record is dead if it was refused, alone, on top of everything
 that was accepted. `sweep` decides what is tried and in which order; it needs no database. All tries are made under the
 locks of the offsets, in one transaction that is always rolled back. The dead are to blame only if another record is
