@@ -65,6 +65,7 @@
           +-- RowsRefused            a value or a row that the table can't hold
           |    +-- RecordsRejected   a function named records with work.dead_letter
           |    +-- FunctionFailed    a function, or Spark, can't compute a row
+          +-- HandlerStuck           no call of a handler returns any more
           +-- TooManyLetters         a batch has more bad records than dead letters are for
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
@@ -806,6 +807,15 @@ class FunctionFailed(RowsRefused):
         self.text = text
         self.traceback = traceback
         super().__init__(what, **fields)
+
+
+class HandlerStuck(SinkError):
+    """No call of a handler returns any more, so the other records can't be handled. Nothing of the batch was written."""
+
+    default_next_step = (
+        "Give the client that the handler calls a timeout, shorter than the handler's. A thread can't be ended, and "
+        "blocking code in an async function can't be either: start the job again."
+    )
 
 
 class Outage(Exception):

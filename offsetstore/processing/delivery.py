@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.unit import Ranges, Record, Rows
-from offsetstore.protocol.letters import Letter, LetterError, Payload
+from offsetstore.protocol.letters import Cause, Letter, LetterError, Payload
 
 
 class CountedRows(Rows, Protocol):
@@ -33,6 +33,17 @@ class KeptRows(CountedRows, Protocol):
         ...
 
 
+class Rejected(NamedTuple):
+    """Why a record has no rows, which is not for the database to say: the job's own code has rejected it.
+
+    :param cause: ``"rejected"``, or ``"raised"`` by a handler, which has tried it ``attempts`` times.
+    """
+
+    error: LetterError
+    cause: Cause = "rejected"
+    attempts: int = 0
+
+
 class CarefulPart(Protocol):
     """Records whose rows are computed, each with its record known. They are numbered from 0, in order."""
 
@@ -52,8 +63,8 @@ class CarefulPart(Protocol):
         ...
 
     @property
-    def rejected(self) -> Mapping[int, LetterError]:
-        """The records that transform rejects, with its reasons."""
+    def rejected(self) -> Mapping[int, Rejected]:
+        """The records that transform rejects, or that a handler has failed for."""
         ...
 
     @property

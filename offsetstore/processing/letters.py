@@ -327,7 +327,7 @@ class Recovery:
 
     def _write_without(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
         """Write the part without the dead records, to which are added those that are rejected, or refused."""
-        dead |= {number: _Dead("rejected", reason) for number, reason in part.rejected.items()}
+        dead |= {number: _Dead(one.cause, one.error, one.attempts) for number, one in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         payloads: dict[int, Payload] = {}
@@ -796,7 +796,7 @@ class PutBack:
     def _write(self, run: _Replay, letters: Sequence[Letter], part: CarefulPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
         failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
-        failed |= {n: FailedReplay(why, "rejected") for n, why in part.rejected.items()}
+        failed |= {n: FailedReplay(one.error, one.cause) for n, one in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
         if part.replaces_in_order:

@@ -27,17 +27,18 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import PlanOutdated, Ranges, Record
-from offsetstore.protocol.letters import Letter, LetterError, Payload
+from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.function_errors import function_failed, is_over_limit
-from offsetstore.spark.kafka_columns import by_partition, letters_frame, looked_up, with_coordinates
+from offsetstore.spark.kafka_columns import by_partition, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
-from offsetstore.spark.rejects import are_rejected, count_accepted, error_of
+from offsetstore.spark.rejects import are_rejected, count_accepted, reject_of
 from offsetstore.writers.arrow.batches import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
 
@@ -153,7 +154,7 @@ class Careful:
     replaces_in_order: bool
     numbers: Sequence[int]
     keys: Mapping[int, Hashable]
-    rejected: Mapping[int, LetterError]
+    rejected: Mapping[int, Rejected]
     failed: Mapping[int, FunctionFailed]
     _computation: _Computation = field(repr=False)
     _outputs: Mapping[str, _Rows] = field(repr=False)
@@ -270,6 +271,7 @@ def computed_carefully(
     :raises Exception: Spark's own.
     """
     place = (F.col("topic"), F.col("partition"), F.col("offset"))
+    records = outputs.handled(records)
     records = records.withColumn(_NUMBER, numbering.column(*place))
     computation = _Computation(outputs, records, numbering)
     records.persist(_LEVEL)
@@ -281,7 +283,7 @@ def computed_carefully(
         suspected = {by_record[one]: why for one, why in sorted((suspects or {}).items()) if one in by_record}
         computed, failed = _computed_without_failing(computation, numbers, suspected, seconds, check)
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
-        rejected: dict[int, LetterError] = {}
+        rejected: dict[int, Rejected] = {}
         for name, table in computed.items():
             computed[name] = _without_rejects(table, rejected)
         yield Careful(
@@ -368,7 +370,7 @@ class _Computation:
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
         """Compute the rows of all records but some."""
-        return _or_failed(lambda: self._rows(with_coordinates(self._records(without).drop(_NUMBER))))
+        return _or_failed(lambda: self._rows(self.outputs.given(self._records(without).drop(_NUMBER))))
 
     def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
         made = self.outputs.transform(given, keep_kafka=True)
@@ -399,7 +401,7 @@ class _Computation:
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
 
         def count() -> int:
-            made = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
+            made = self.outputs.transform(self.outputs.given(kept.drop(_NUMBER)), keep_kafka=True)
             return sum(map(count_accepted, made.values()))
 
         return _or_failed(count)
@@ -438,13 +440,13 @@ def _digest(topic: Column, partition: Column) -> Column:
     return F.unhex(F.sha2(F.concat(F.encode(place, "UTF-8"), F.col("key")), 256))
 
 
-def _without_rejects(table: pa.Table, rejected: dict[int, LetterError]) -> pa.Table:
+def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table:
     """Take out the column, and add its reasons."""
     if REJECT not in table.column_names:
         return table
     bad = table.filter(are_rejected(table.column(REJECT)))
     for number, given in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
-        rejected.setdefault(number, error_of(given))
+        rejected.setdefault(number, reject_of(given))
     return table.drop_columns([REJECT])
 
 

@@ -16,7 +16,8 @@ from offsetstore.processing.unit import Ranges, Record
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
-from offsetstore.spark.kafka_columns import with_coordinates, within
+from offsetstore.spark.handlers import Handled
+from offsetstore.spark.kafka_columns import within
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
@@ -35,6 +36,7 @@ class MicroBatch:
     """A micro-batch, with the exact ranges that it reads; see `Delivery`.
 
     :param or_by_partition: whether rows that exceed Spark's limit are collected partition by partition.
+    :param handled: the records with the outcomes of a handler, if there is one.
     """
 
     frame: DataFrame = field(repr=False)
@@ -44,14 +46,17 @@ class MicroBatch:
     claim: Claim = field(repr=False)
     outputs: Outputs = field(repr=False)
     or_by_partition: bool = True
+    handled: Handled | None = None
 
     def part(self, part: Ranges, without: Collection[Record] = ()) -> DataFrame:
         """The records of some ranges, except some."""
+        if self.handled is not None:
+            return self.handled.part(part, without)
         return self.frame if part == self.ranges and not without else within(self.frame, part, without)
 
     def rows(self, part: Ranges, without: Collection[Record] = ()) -> dict[str, OnDriver]:
         """See `Delivery`."""
-        return self.rows_of(with_coordinates(self.part(part, without)), count_offsets(part))
+        return self.rows_of(self.outputs.given(self.part(part, without)), count_offsets(part))
 
     def rows_of(self, given: DataFrame, offsets: int) -> dict[str, OnDriver]:
         """Compute all outputs of what the transform gets.
@@ -73,7 +78,7 @@ class MicroBatch:
         """See `Delivery`."""
         return computed_carefully(
             self.outputs,
-            within(self.frame, part),
+            self.part(part),
             OfRanges(part),
             has_sequences=has_sequences,
             suspects=suspects,
@@ -109,4 +114,4 @@ class MicroBatch:
 
     def repeats(self) -> bool:
         """See `Delivery`."""
-        return all(map(is_deterministic, self.outputs.transform(with_coordinates(self.frame)).values()))
+        return all(map(is_deterministic, self.outputs.transform(self.outputs.given(self.frame)).values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from copy import copy
 from typing import Any, TypeAlias, cast
 
@@ -12,9 +13,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.unit import UNNAMED
+from offsetstore.processing.handling import Handler
+from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.protocol.ports import TableWriter, Writer
-from offsetstore.spark.kafka_columns import KAFKA
+from offsetstore.spark.handlers import Handled, HandlerTransform
+from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
@@ -38,7 +41,7 @@ class Outputs:
     def __init__(
         self,
         claim: Claim,
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         can_reject: bool = False,
@@ -52,9 +55,13 @@ class Outputs:
                 raise ConfigurationError(
                     "into must be a writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
                 )
+        if isinstance(transform, Handler):
+            transform = HandlerTransform(transform)
         if not callable(transform):
             raise ConfigurationError(
-                "transform must be a function", found=repr(transform), expected="a function of a DataFrame"
+                "transform must be a function",
+                found=repr(transform),
+                expected="a function of a DataFrame, or Handler(...), which calls one for each record",
             )
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         self.writers: Mapping[str, Writer] = {
@@ -62,9 +69,22 @@ class Outputs:
         }
         self._claim = claim
         self._transform = transform
+        self.handler = transform if isinstance(transform, HandlerTransform) else None
         self._can_reject = can_reject
         self._has_lineage = False
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
+
+    def handled(self, records: DataFrame) -> DataFrame:
+        """The records with a handler's outcomes, if there is one. Nothing is computed."""
+        return records if self.handler is None else self.handler.handled(records)
+
+    def given(self, records: DataFrame) -> DataFrame:
+        """What `transform` takes: the records with their coordinates, and a handler's outcomes if there is one."""
+        return with_coordinates(self.handled(records))
+
+    def keeping_handled(self, batch: DataFrame, ranges: Ranges) -> AbstractContextManager[Handled | None]:
+        """Keep a batch's records with their outcomes until the block ends, if there is a handler."""
+        return nullcontext() if self.handler is None else closing(Handled(self.handler, batch, ranges))
 
     def transform(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         """Call the transform, and check what it returns.

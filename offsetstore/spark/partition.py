@@ -41,7 +41,7 @@ from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.spark.function_errors import is_over_limit
-from offsetstore.spark.kafka_columns import with_checked_coordinates, with_coordinates
+from offsetstore.spark.kafka_columns import with_checked_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
@@ -228,7 +228,7 @@ class PerPartition:
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""
-        given = with_coordinates(records)
+        given = self._outputs.given(records)
         [frame] = self._outputs.transform(given, keep_kafka=True).values()
         check_row_by_row(given, frame)
         return frame

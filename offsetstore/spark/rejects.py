@@ -2,6 +2,8 @@
 
 Or it is a struct of a ``code``, which lists show, and a ``reason``; a good row has NULL, or NULL in both.
 
+A handler's failure is a struct of another kind, in the same column, for which a `Handler` is a transform that rejects.
+
 While a batch is computed the column has a name of its own, which no table has. The ordinary ways to write look only
 whether there is any reject; if so, nothing is written, and the batch is computed again carefully.
 """
@@ -17,7 +19,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
-from offsetstore.errors import ColumnMismatch, RowsRefused
+from offsetstore.errors import ColumnMismatch, FunctionFailed, RowsRefused
+from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError, rejected
 from offsetstore.spark.plans import execution
 
@@ -56,7 +59,9 @@ def count_accepted(frame: DataFrame) -> int:
     if COLUMN not in frame.columns:
         return execution(frame).toRdd().count()
     given = F.col(COLUMN)
-    said = [given[name] for name in _FIELDS] if isinstance(frame.schema[COLUMN].dataType, StructType) else [given]
+    kind = frame.schema[COLUMN].dataType
+    has_code = isinstance(kind, StructType) and sorted(kind.names) == [*_FIELDS]
+    said = [given[name] for name in _FIELDS] if has_code else [given]
     observed = execution(frame.observe(COLUMN, F.count_if(F.coalesce(*said).isNull())))
     observed.toRdd().count()
     return observed.observedMetrics().apply(COLUMN).getLong(0)
@@ -70,23 +75,43 @@ def without_reject(schema: pa.Schema) -> pa.Schema:
 def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return what is written.
 
-    :raises RowsRefused: a row is rejected.
+    :raises RowsRefused: a row is rejected, or a handler has failed.
     """
     if COLUMN not in batch.schema.names:
         return batch
-    if _compute.any(are_rejected(batch.column(batch.schema.names.index(COLUMN)))).as_py():
-        raise RowsRefused("transform has rejected a record", column=REJECT)
+    column = batch.column(batch.schema.names.index(COLUMN))
+    are = are_rejected(column)
+    if _compute.any(are).as_py():
+        if not _is_failure(column.type):
+            raise RowsRefused("transform has rejected a record", column=REJECT)
+        failed = _compute.filter(column, are)[0].as_py()
+        name, *others = failed["error_class"], failed["text"], failed["traceback"]
+        raise FunctionFailed(
+            f"the handler failed with {name}, in {failed['attempts']} of {failed['attempts']} calls",
+            error_class=name,
+            text=others[0],
+            traceback=others[1],
+        )
     return batch.drop_columns([COLUMN])
 
 
 def are_rejected(column: Any) -> Any:
     """Tell of each row whether it is rejected."""
-    if not pa.types.is_struct(column.type):
+    if not pa.types.is_struct(column.type) or _is_failure(column.type):
         return _compute.is_valid(column)
     code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in _FIELDS)
     return _compute.or_(code, reason)
 
 
-def error_of(given: str | Mapping[str, str | None]) -> LetterError:
+def _is_failure(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and kind.get_field_index("error_class") >= 0
+
+
+def reject_of(given: str | Mapping[str, Any]) -> Rejected:
     """What a letter keeps of a row's value."""
-    return rejected(given) if isinstance(given, str) else rejected(given["reason"], given["code"])
+    if isinstance(given, str):
+        return Rejected(rejected(given))
+    if "error_class" in given:
+        error = LetterError(given["error_class"], given["text"], traceback=given["traceback"])
+        return Rejected(error, "raised", given["attempts"])
+    return Rejected(rejected(given["reason"], given["code"]))

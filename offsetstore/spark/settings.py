@@ -52,7 +52,9 @@ class SinkSettings(Settings):
         self._check_unstored(listed)
         self._check_dead_letters(listed)
 
-    def check_query(self, claim: Claim, columns: Collection[str], checkpoint: str) -> None:
+    def check_query(
+        self, claim: Claim, columns: Collection[str], checkpoint: str, *, has_handler: bool = False
+    ) -> None:
         """Check a query that has just started or was restarted.
 
         :param columns: of its source.
@@ -68,6 +70,13 @@ class SinkSettings(Settings):
         self._check_columns(columns)
         if not claim.keeps_checkpoint:
             return
+        if has_handler:
+            raise UnsupportedQuery(
+                "a Handler takes Kafka's records, and a query that has state makes other rows",
+                found="claim.checkpoint(base, keep=True)",
+                expected="claim.checkpoint(base)",
+                next_step="Call the service in the transform, or let a query without state handle the records.",
+            )
         if self.dead_letters is not None:
             raise UnsupportedQuery(
                 "dead_letters= does not go with a query that has state: a record left out would still be in it",
