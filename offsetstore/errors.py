@@ -810,7 +810,7 @@ class FunctionFailed(RowsRefused):
 
 
 class HandlerStuck(SinkError):
-    """No call of a handler returns any more, so the other records can't be handled. Nothing of the batch was written."""
+    """No call of a handler returns any more, so other records can't be handled; nothing of the batch was written."""
 
     default_next_step = (
         "Give the client that the handler calls a timeout, shorter than the handler's. A thread can't be ended, and "

@@ -158,7 +158,7 @@ def typed(error: BaseException) -> BaseException:
     if is_java:
         classes = [type(error).__name__]
         with suppress(Py4JError):  # Java is gone
-            classes = [cause.condition or cause.name for cause in causes(error)] or classes
+            classes = [_shown(cause) for cause in causes(error)] or classes
         ours = SinkError(
             "Spark failed while it computed or read the batch",
             found=", caused by ".join(dict.fromkeys(classes)),
@@ -176,6 +176,13 @@ def typed(error: BaseException) -> BaseException:
         return error
     ours.__cause__ = error
     return ours
+
+
+def _shown(cause: Cause) -> str:
+    """Its name, with that of the error that a Python worker has raised."""
+    name = cause.condition or cause.name
+    inner = None if cause.traceback is None else raised(cause.traceback)
+    return name if inner is None else f"{name} ({inner})"
 
 
 def is_of_function(failed: FunctionFailed) -> bool:

@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import accumulate, repeat
+from datetime import datetime
+from itertools import accumulate, chain, repeat
+from numbers import Integral
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -288,16 +290,49 @@ def _as_lists(rows: Sequence[Sequence[Row]], schemas: Mapping[str, pa.Schema]) -
         of_output = rows if name == UNNAMED else [_of_output(one, name, schemas) for one in rows]
         values = [_values(row, schema.names) for one in of_output for row in one]
         ends = accumulate((len(one) for one in of_output), initial=0)
-        arrays = [
-            pa.array(column, field.type)
-            for field, column in zip(schema, zip(*values, strict=True) if values else repeat(()), strict=False)
-        ]
-        for field, column in zip(schema, arrays, strict=True):
-            if column.null_count and not field.nullable:
-                raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
+        by_column = zip(schema, zip(*values, strict=True) if values else repeat(()), strict=False)
+        arrays = [_as_column(field, column) for field, column in by_column]
         structs = pa.StructArray.from_arrays(arrays, fields=[*schema])
         columns.append(pa.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
     return pa.StructArray.from_arrays(columns, [name or _ONLY for name in schemas])
+
+
+def _as_column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    _check_exact(values, field.type)
+    column = pa.array(values, field.type)
+    if column.null_count and not field.nullable:
+        raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
+    return column
+
+
+def _check_exact(values: Iterable[Any], kind: pa.DataType) -> None:
+    """Refuse what Arrow would cut off without a word: the fraction of a number, the time of a day."""
+    types: Any = pa.types
+    if types.is_integer(kind):
+        wrong = [one for one in values if type(one) is not int and one is not None and not _is_whole(one)]
+    elif types.is_date(kind):
+        wrong = [one for one in values if isinstance(one, datetime)]
+    else:
+        wrong = []
+        if types.is_list(kind):
+            _check_exact(chain.from_iterable(one for one in values if one is not None), kind.value_type)
+        elif types.is_map(kind):
+            pairs = [pair for one in values for pair in _pairs(one)]
+            _check_exact((key for key, _ in pairs), kind.key_type)
+            _check_exact((value for _, value in pairs), kind.item_type)
+        elif types.is_struct(kind):
+            for field in kind:
+                _check_exact((one.get(field.name) for one in values if isinstance(one, Mapping)), field.type)
+    if wrong:
+        raise TypeError(f"a value of type {type(wrong[0]).__name__}; expected {kind}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
+    return () if value is None else value.items() if isinstance(value, Mapping) else value
 
 
 def _of_output(rows: Sequence[Row], name: str, schemas: Mapping[str, pa.Schema]) -> Sequence[Row]:

@@ -23,6 +23,7 @@ from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
+from offsetstore.spark.rejects import HandlerFailed
 from offsetstore.store.claim import Claim
 
 _UNREADABLE: Final = (
@@ -67,10 +68,14 @@ class MicroBatch:
         level = StorageLevel.DISK_ONLY if offsets > LARGE else StorageLevel.MEMORY_AND_DISK_DESER
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self.outputs.transform(given))
-            return {
+            made = {
                 name: on_driver(writer, frames[name], or_by_partition=self.or_by_partition)
                 for name, writer in writers.items()
             }
+        if self.handled is not None:
+            for rows in made.values():
+                rows.check()
+        return made
 
     def careful(
         self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
@@ -97,7 +102,7 @@ class MicroBatch:
 
     def failed(self, error: Exception) -> FunctionFailed | None:
         """See `Delivery`."""
-        return function_failed(error)
+        return error.failed if isinstance(error, HandlerFailed) else function_failed(error)
 
     def unreadable(self) -> str | None:
         """See `Delivery`.

@@ -30,6 +30,17 @@ _FIELDS: Final = ("code", "reason")
 _compute: Any = pc
 
 
+class HandlerFailed(Exception):
+    """A handler has failed for a record. Which one, and whether it becomes a letter, is for others to say.
+
+    :param failed: our error for it, without the record.
+    """
+
+    def __init__(self, failed: FunctionFailed) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
 def rename(frame: DataFrame) -> DataFrame:
     """Give the column the name that it has while the batch is computed.
 
@@ -75,7 +86,8 @@ def without_reject(schema: pa.Schema) -> pa.Schema:
 def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return what is written.
 
-    :raises RowsRefused: a row is rejected, or a handler has failed.
+    :raises RowsRefused: a row is rejected.
+    :raises HandlerFailed: a handler has failed.
     """
     if COLUMN not in batch.schema.names:
         return batch
@@ -84,14 +96,9 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     if _compute.any(are).as_py():
         if not _is_failure(column.type):
             raise RowsRefused("transform has rejected a record", column=REJECT)
-        failed = _compute.filter(column, are)[0].as_py()
-        name, *others = failed["error_class"], failed["text"], failed["traceback"]
-        raise FunctionFailed(
-            f"the handler failed with {name}, in {failed['attempts']} of {failed['attempts']} calls",
-            error_class=name,
-            text=others[0],
-            traceback=others[1],
-        )
+        first = _compute.filter(column, are)[0].as_py()
+        attempts, name = first.pop("attempts"), first["error_class"]
+        raise HandlerFailed(FunctionFailed(f"the handler failed with {name}, attempts: {attempts}", **first))
     return batch.drop_columns([COLUMN])
 
 

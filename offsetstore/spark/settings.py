@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.handling import Handler
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.marking import check_marking
 from offsetstore.protocol.ports import Writer, declares
@@ -40,7 +41,7 @@ class SinkSettings(Settings):
 
     atomicity: Atomicity = "batch"
 
-    def check(self, writers: Iterable[Writer]) -> None:
+    def check(self, writers: Iterable[Writer], handler: Handler | None = None) -> None:
         """Check what can be checked without a query.
 
         :raises ConfigurationError: naming two settings that do not go together.
@@ -51,6 +52,13 @@ class SinkSettings(Settings):
         check_marking(self.marking)
         self._check_unstored(listed)
         self._check_dead_letters(listed)
+        unordered = [str(one) for one in listed if handler is not None and declares(one, "replaces_in_order")]
+        if handler is not None and handler.ordering == "none" and unordered:
+            raise ConfigurationError(
+                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces what is there',
+                found=", ".join(unordered),
+                expected='ordering="key", or an Upsert with version=',
+            )
 
     def check_query(
         self, claim: Claim, columns: Collection[str], checkpoint: str, *, has_handler: bool = False

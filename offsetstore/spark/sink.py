@@ -152,7 +152,7 @@ class TransactionalSink:
         self._claim = claim
         self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None)
         self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, atomicity)
-        self._settings.check(self._outputs.writers.values())
+        self._settings.check(self._outputs.writers.values(), transform if isinstance(transform, Handler) else None)
         self._source = _Query()
         self._runner = Runner(claim, self._source, self._settings)
         self._per_partition: PerPartition | None = None
