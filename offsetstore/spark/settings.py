@@ -55,7 +55,7 @@ class SinkSettings(Settings):
         unordered = [str(one) for one in listed if handler is not None and declares(one, "replaces_in_order")]
         if handler is not None and handler.ordering == "none" and unordered:
             raise ConfigurationError(
-                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces what is there',
+                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
                 found=", ".join(unordered),
                 expected='ordering="key", or an Upsert with version=',
             )

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.unit import UNNAMED, Ranges, Record, Stored, Written
-from offsetstore.protocol.letters import LetterError, Payload, rejected
+from offsetstore.protocol.letters import Payload, rejected
 
 Row: TypeAlias = tuple[int, int]
 Write: TypeAlias = Callable[[Any, Sequence[Row]], None]
@@ -93,9 +94,9 @@ class FakePart:
         return {number: failing[rows[number]] for number in numbers if rows[number] in failing}
 
     @property
-    def rejected(self) -> dict[int, LetterError]:
+    def rejected(self) -> dict[int, Rejected]:
         rejects = self.records.rejects
-        return {number: rejected(rejects[row]) for number, row in enumerate(self._rows) if row in rejects}
+        return {number: Rejected(rejected(rejects[row])) for number, row in enumerate(self._rows) if row in rejects}
 
     def record(self, number: int) -> Record:
         return self._places[number]

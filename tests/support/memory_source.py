@@ -21,9 +21,10 @@ from offsetstore import Append, Claim, DeadLetters, Flush, OffsetRange, OffsetSt
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.blame import find_failing
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.processing.unit import UNNAMED, Ranges, Record
-from offsetstore.protocol.letters import Letter, LetterError, Payload, digest, rejected
+from offsetstore.protocol.letters import Letter, Payload, digest, rejected
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 
@@ -112,8 +113,8 @@ class Part:
         return list(self.values)
 
     @property
-    def rejected(self) -> dict[int, LetterError]:
-        return {n: rejected("a question") for n, value in self.values.items() if value == b"?"}
+    def rejected(self) -> dict[int, Rejected]:
+        return {n: Rejected(rejected("a question")) for n, value in self.values.items() if value == b"?"}
 
     @property
     def with_rows(self) -> list[int]:

@@ -85,7 +85,7 @@ def test_when_no_thread_returns_the_error_names_a_record() -> None:
     hanging = Hanging()
     handling = Handling(Handler(hanging, None, timeout=0.2, concurrency=1))
     handling.feed([record(0), record(1)])
-    with pytest.raises(HandlerStuck, match="none of its 1 calls returns.*payments-0 at offset 0"):
+    with pytest.raises(HandlerStuck, match=r"none of its 1 calls returns.*payments-0 at offset 0"):
         handling.finished(10)
     hanging.go_on.set()
     handling.close()
@@ -102,8 +102,7 @@ def test_blocking_code_in_an_async_function_is_named(caplog: pytest.LogCaptureFi
     handling = Handling(Handler(blocks, None, timeout=0.5))
     handling.feed([record(0), record(1), record(2)])
     with caplog.at_level(logging.WARNING), pytest.raises(HandlerStuck, match="payments-0 at offset 1"):
-        while handling.outstanding:
-            handling.finished(10)
+        _ = [handling.finished(10) for _ in range(3)]
     assert "in a call for payments-0 at offset 1: blocking code" in caplog.text
     assert handling.figures.lag >= 0.4
     go_on.set()
@@ -197,7 +196,7 @@ def test_a_generator_has_several_rows() -> None:
         (lambda _: 7, "returned int; expected a mapping"),
         (lambda _: "text", "returned str"),
         (lambda _: [{"id": 1}, 7], "returned int"),
-        (lambda one: waits_in_loop(one), "returned a coroutine: declare it with async def"),
+        (lambda one: next(map(waits_in_loop, [one])), "returned a coroutine: declare it with async def"),
     ],
 )
 def test_what_is_no_row_fails_at_once(function: Any, said: str) -> None:
@@ -234,7 +233,9 @@ def test_each_call_has_a_context_of_its_own(*, is_async: bool) -> None:
 def test_the_id_of_a_record() -> None:
     assert record(17).id == "payments/t1/0/17"
     assert record(17).id != Record("payments", 0, 17, topic_id="t2").id
-    assert Record("payments", 0, 17, timestamp_ms=1_500).timestamp.isoformat() == "1970-01-01T00:00:01.500000+00:00"  # type: ignore[union-attr]
+    timestamp = Record("payments", 0, 17, timestamp_ms=1_500).timestamp
+    assert timestamp is not None
+    assert timestamp.isoformat() == "1970-01-01T00:00:01.500000+00:00"
 
 
 @pytest.mark.behaviour("HAND-1")
