@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.unit import Ranges, Record, Rows
+from offsetstore.processing.unit import Coordinates, Ranges, Rows
 from offsetstore.protocol.letters import Cause, Letter, LetterError, Payload
 
 
@@ -84,7 +84,7 @@ class CarefulPart(Protocol):
         """
         ...
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
         ...
 
@@ -121,7 +121,7 @@ class Delivery(Protocol):
         """The exact ranges of its records, without empty ones."""
         ...
 
-    def rows(self, part: Ranges, without: Collection[Record] = ()) -> Mapping[str, KeptRows]:
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> Mapping[str, KeptRows]:
         """Compute the rows of a part's records except some, by output.
 
         :raises PlanOutdated: what was computed is lost; the delivery must be planned again.
@@ -129,7 +129,12 @@ class Delivery(Protocol):
         ...
 
     def careful(
-        self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
+        self,
+        part: Ranges,
+        *,
+        suspects: Mapping[Coordinates, FunctionFailed | None],
+        has_sequences: bool,
+        seconds: float,
     ) -> AbstractContextManager[CarefulPart]:
         """Compute the rows of a part, so that those of single records can be left out; keep them until the block ends.
 

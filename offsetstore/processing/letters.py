@@ -63,13 +63,13 @@ from offsetstore.processing.pause import is_paused, read_offsets
 from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Along,
+    Coordinates,
     Decisions,
     Ending,
     Failures,
     NewLetters,
     PlanOutdated,
     Ranges,
-    Record,
     Rows,
     Stopwatch,
     Stored,
@@ -145,8 +145,8 @@ class _Ending:
 
     why: str
     error: RowsRefused
-    record: Record
-    decided: Mapping[Record, _Dead] = field(default_factory=dict["Record", _Dead])
+    record: Coordinates
+    decided: Mapping[Coordinates, _Dead] = field(default_factory=dict["Coordinates", _Dead])
 
 
 class _Stopped(Exception):
@@ -155,7 +155,7 @@ class _Stopped(Exception):
     :param before: the record, if not that of the ending.
     """
 
-    def __init__(self, ending: _Ending, before: Record | None = None) -> None:
+    def __init__(self, ending: _Ending, before: Coordinates | None = None) -> None:
         super().__init__(ending.why)
         self.ending = ending
         self.before = before or ending.record
@@ -167,7 +167,9 @@ class _Run:
 
     delivery: Delivery
     stored: Stored
-    suspects: dict[Record, FunctionFailed | None] = field(default_factory=dict["Record", "FunctionFailed | None"])
+    suspects: dict[Coordinates, FunctionFailed | None] = field(
+        default_factory=dict["Coordinates", "FunctionFailed | None"]
+    )
     failing: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
     letters: int = 0
@@ -183,7 +185,7 @@ class Recovery:
         self._settings = settings
         self._metadata = metadata
         self._careful = 0
-        self._failures: dict[Record, Failed] = {}
+        self._failures: dict[Coordinates, Failed] = {}
         self._has_read = False
         self._refused_in_a_row = 0
         self._open: set[bytes] | None = None
@@ -313,7 +315,7 @@ class Recovery:
 
         :return: ``None`` if one of them can be now: all are to be computed again.
         """
-        decided: Mapping[Record, _Dead] = {} if run.ending is None else run.ending.decided
+        decided: Mapping[Coordinates, _Dead] = {} if run.ending is None else run.ending.decided
         dead = {n: decided[record] for n in part.numbers if decided and (record := part.record(n)) in decided}
         failed = {number: error for number, error in part.failed.items() if number not in dead}
         doubtful = [] if part.with_rows else [n for n, error in failed.items() if not speaks_for_itself(error)]
@@ -332,7 +334,7 @@ class Recovery:
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         payloads: dict[int, Payload] = {}
         open_ = self._letters_in(plan.remaining())
-        there = set(map(part.record, part.numbers)) if open_ else set[Record]()
+        there = set(map(part.record, part.numbers)) if open_ else set[Coordinates]()
         gone = {record: sequence for record, sequence in open_.items() if record not in there}
         is_searched = False
         while True:
@@ -364,7 +366,7 @@ class Recovery:
         dead: Mapping[int, _Dead],
         payloads: Mapping[int, Payload],
         *,
-        gone: Mapping[Record, bytes | None],
+        gone: Mapping[Coordinates, bytes | None],
     ) -> None:
         """Write the rows of the good records, the letters of the others, and the offset."""
         rows = part.rows_of([number for number in part.numbers if number not in dead])
@@ -400,7 +402,7 @@ class Recovery:
                 )
             )
 
-    def _letters_in(self, ranges: Ranges) -> Mapping[Record, bytes | None]:
+    def _letters_in(self, ranges: Ranges) -> Mapping[Coordinates, bytes | None]:
         """The open letters of the ranges, which only a reset can put ahead."""
         if not self._claim.ahead.has_letters(ranges):
             return {}
@@ -408,9 +410,9 @@ class Recovery:
 
     def _letters(
         self, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
-    ) -> tuple[list[NewLetter], dict[Record, str]]:
+    ) -> tuple[list[NewLetter], dict[Coordinates, str]]:
         letters: list[NewLetter] = []
-        skipped: dict[Record, str] = {}
+        skipped: dict[Coordinates, str] = {}
         for number, one in sorted(dead.items()):
             tp, offset = part.record(number)
             if one.skipped is not None:
@@ -429,7 +431,7 @@ class Recovery:
         return self._open
 
     def _waiting(
-        self, part: CarefulPart, dead: Mapping[int, _Dead], gone: Mapping[Record, bytes | None]
+        self, part: CarefulPart, dead: Mapping[int, _Dead], gone: Mapping[Coordinates, bytes | None]
     ) -> dict[int, _Dead]:
         """The records that wait behind a dead one of their key, in this batch or in an earlier one."""
         if not self.has_sequences:
@@ -495,7 +497,7 @@ class Recovery:
         """
         _end_before(run, part, found)
         before, highest = self._before(plan, {part.record(number) for number in dead})
-        failed: dict[Record, Failed] = {}
+        failed: dict[Coordinates, Failed] = {}
         waits: list[float] = []
         ending: _Ending | None = None
         for number, error in found.items():
@@ -541,7 +543,9 @@ class Recovery:
         read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again
         return True
 
-    def _before(self, plan: Plan, dead: Collection[Record]) -> tuple[dict[Record, Failed], dict[TopicPartition, int]]:
+    def _before(
+        self, plan: Plan, dead: Collection[Coordinates]
+    ) -> tuple[dict[Coordinates, Failed], dict[TopicPartition, int]]:
         """The attempts at the records from the plan's on, and the most at those of the plan, by partition.
 
         :param dead: those that are decided about, whose attempts are no others'.
@@ -558,14 +562,14 @@ class Recovery:
                 highest[tp] = max(one.attempts, highest.get(tp, 0))
         return before, highest
 
-    def _known(self) -> dict[Record, Failed]:
+    def _known(self) -> dict[Coordinates, Failed]:
         """The attempts so far, of this run and of earlier ones."""
         if not self._has_read:
             self._failures = self._claim.read(lambda session: session.failures(self._claim.group))
             self._has_read = True
         return self._failures
 
-    def _store(self, plan: Plan, failed: Mapping[Record, Failed]) -> None:
+    def _store(self, plan: Plan, failed: Mapping[Coordinates, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
         at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
         commit(self._claim, Unit(at, along=[Failures(failed)]))
@@ -630,7 +634,7 @@ def _named(
     }
 
 
-def _up_to(ranges: Ranges, record: Record) -> Ranges:
+def _up_to(ranges: Ranges, record: Coordinates) -> Ranges:
     """What comes before the record, in the order in which records are written."""
     tp, offset = record
     before = {one: range_ for one, range_ in ranges.items() if one < tp}

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.unit import PlanOutdated, Ranges, Record
+from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.collecting import OnDriver
@@ -98,7 +98,7 @@ class Numbering(Protocol):
         """The number of a row's record."""
         ...
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
         ...
 
@@ -115,7 +115,7 @@ class OfRanges:
         ranges = zip(self._ranges, self._begins, strict=True)
         return by_partition({tp: begin - range_.from_ for (tp, range_), begin in ranges}, topic, partition) + offset
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """See `Numbering`."""
         place = bisect_right(self._begins, number) - 1
         tp, range_ = self._ranges[place]
@@ -125,7 +125,7 @@ class OfRanges:
 class OfRecords:
     """Counts the given records, which are in order."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Coordinates]) -> None:
         self._records = records
         self.size = len(records)
 
@@ -134,7 +134,7 @@ class OfRecords:
         numbers = {f"{at}-{tp.partition}-{tp.topic}": number for number, (tp, at) in enumerate(self._records)}
         return looked_up(numbers, F.concat_ws("-", offset, partition, topic))
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """See `Numbering`."""
         return self._records[number]
 
@@ -170,7 +170,7 @@ class Careful:
             if n not in self.rejected and any(one.first[n] < one.first[n + 1] for one in outputs)
         ]
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
         return self.numbering.record(number)
 
@@ -253,7 +253,7 @@ def computed_carefully(
     numbering: Numbering,
     *,
     has_sequences: bool = False,
-    suspects: Mapping[Record, FunctionFailed | None] | None = None,
+    suspects: Mapping[Coordinates, FunctionFailed | None] | None = None,
     seconds: float = math.inf,
     check: Callable[[], None] = lambda: None,
 ) -> Generator[Careful]:
@@ -314,7 +314,8 @@ def computed_letters(
     :raises Halve: the rows are too many for the driver, or can't be computed.
     """
     records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
-    return computed_carefully(outputs, letters_frame(spark, letters, columns), records, has_sequences=True)
+    given = outputs.handled_letters(letters_frame(spark, letters, columns), letters)
+    return computed_carefully(outputs, given, records, has_sequences=True)
 
 
 def _computed_without_failing(

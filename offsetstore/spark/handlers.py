@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate, chain, repeat
 from numbers import Integral
@@ -59,6 +59,22 @@ _UNFIT: Final = (pa.ArrowException, NoRows, OverflowError, TypeError, ValueError
 """What says that a row does not fit the schema."""
 
 
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Kafka's ids of the topics, for `Record.id`.
+
+    :param of_records: of single records, by topic, partition and offset, where these are of an earlier topic's log.
+    """
+
+    of_topics: Mapping[str, str]
+    of_records: Mapping[tuple[str, int, int], str] = field(default_factory=dict[tuple[str, int, int], str])
+
+    def of(self, topic: str, partition: int, offset: int) -> str:
+        """The id of the topic that the record is of, ``""`` if it is not known."""
+        found = self.of_records.get((topic, partition, offset)) if self.of_records else None
+        return self.of_topics.get(topic, "") if found is None else found
+
+
 class HandlerTransform:
     """The transform that a handler is.
 
@@ -70,10 +86,13 @@ class HandlerTransform:
         self._handler = handler
         self._parsed: dict[str, pa.Schema] | None = None
 
-    def handled(self, batch: DataFrame, ranges: Ranges | None = None) -> DataFrame:
+    def handled(
+        self, batch: DataFrame, ranges: Ranges | None = None, *, topic_ids: TopicIds | None = None
+    ) -> DataFrame:
         """Add the columns with what the handler makes of the records; nothing is computed yet.
 
         :param ranges: all that the batch reads, if it is the query's: its tasks may have the records in order.
+        :param topic_ids: by default those of the query's topics.
         """
         if ROWS in batch.columns:
             return batch
@@ -86,7 +105,7 @@ class HandlerTransform:
         for name, schema in schemas.items():
             rows = rows.add(name or _ONLY, ArrayType(_spark_type(schema)))
         made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
-        return records.mapInArrow(HandlerCalls(self._handler, self.topic_ids, schemas), made)
+        return records.mapInArrow(HandlerCalls(self._handler, topic_ids or TopicIds(self.topic_ids), schemas), made)
 
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:
         """The rows of records that have these columns; a record that has failed has one row, with the error."""
@@ -182,7 +201,7 @@ class HandlerCalls:
     """What a task does for ``mapInArrow``: calls the handler for each record, and adds the outcomes to the batches."""
 
     handler: Handler
-    topic_ids: Mapping[str, str]
+    topic_ids: TopicIds
     schemas: Mapping[str, pa.Schema]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -238,7 +257,7 @@ class _Batch:
         return pa.RecordBatch.from_arrays(columns, [*self._batch.schema.names, ROWS, FAILED])
 
 
-def records_of(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> list[Record]:
+def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
     """The records of a batch with the columns of Kafka's source."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     times = columns["timestamp"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
@@ -253,7 +272,7 @@ def records_of(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> list[Reco
             value,
             tuple((one["key"], one["value"]) for one in found or ()),
             time,
-            topic_ids.get(topic, ""),
+            topic_ids.of(topic, partition, offset),
         )
         for topic, partition, offset, key, value, found, time in zip(
             *(columns[name].to_pylist() for name in names), headers, times.to_pylist(), strict=False

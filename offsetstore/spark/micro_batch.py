@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
-from offsetstore.processing.unit import Ranges, Record
+from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
@@ -49,13 +49,13 @@ class MicroBatch:
     or_by_partition: bool = True
     handled: Handled | None = None
 
-    def part(self, part: Ranges, without: Collection[Record] = ()) -> DataFrame:
+    def part(self, part: Ranges, without: Collection[Coordinates] = ()) -> DataFrame:
         """The records of some ranges, except some."""
         if self.handled is not None:
             return self.handled.part(part, without)
         return self.frame if part == self.ranges and not without else within(self.frame, part, without)
 
-    def rows(self, part: Ranges, without: Collection[Record] = ()) -> dict[str, OnDriver]:
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, OnDriver]:
         """See `Delivery`."""
         return self.rows_of(self.outputs.given(self.part(part, without)), count_offsets(part))
 
@@ -78,7 +78,12 @@ class MicroBatch:
         return made
 
     def careful(
-        self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
+        self,
+        part: Ranges,
+        *,
+        suspects: Mapping[Coordinates, FunctionFailed | None],
+        has_sequences: bool,
+        seconds: float,
     ) -> AbstractContextManager[Careful]:
         """See `Delivery`."""
         return computed_carefully(

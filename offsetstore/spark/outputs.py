@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from copy import copy
 from typing import Any, TypeAlias, cast
@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.unit import UNNAMED, Ranges
+from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.ports import TableWriter, Writer
-from offsetstore.spark.handlers import Handled, HandlerTransform
+from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
 from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
@@ -77,6 +78,13 @@ class Outputs:
     def handled(self, records: DataFrame) -> DataFrame:
         """The records with a handler's outcomes, if there is one. Nothing is computed."""
         return records if self.handler is None else self.handler.handled(records)
+
+    def handled_letters(self, records: DataFrame, letters: Sequence[Letter]) -> DataFrame:
+        """The same for the records of letters, whose topics may have been created again since."""
+        if self.handler is None:
+            return records
+        ids = {(one.topic_partition.topic, one.topic_partition.partition, one.offset): one.topic_id for one in letters}
+        return self.handler.handled(records, topic_ids=TopicIds(self.handler.topic_ids, ids))
 
     def given(self, records: DataFrame) -> DataFrame:
         """What `transform` takes: the records with their coordinates, and a handler's outcomes if there is one."""

@@ -11,7 +11,7 @@ from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
-from offsetstore.processing.unit import UNNAMED, Ranges, Record, Stored, Written
+from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored, Written
 from offsetstore.protocol.letters import Payload, rejected
 
 Row: TypeAlias = tuple[int, int]
@@ -66,7 +66,7 @@ class FakePart:
     read_again: list[Row] = field(default_factory=list[Row])
 
     @property
-    def _places(self) -> list[Record]:
+    def _places(self) -> list[Coordinates]:
         return [(tp, offset) for tp, one in sorted(self.ranges.items()) for offset in range(one.from_, one.until)]
 
     @property
@@ -98,7 +98,7 @@ class FakePart:
         rejects = self.records.rejects
         return {number: Rejected(rejected(rejects[row])) for number, row in enumerate(self._rows) if row in rejects}
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         return self._places[number]
 
     def misfits(self, connection: object) -> dict[int, RowsRefused]:
