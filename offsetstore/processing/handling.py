@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -188,11 +187,11 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call. ``cancel`` cancels it, where that is possible."""
+    """One call, and what cancels it, where that is possible."""
 
     task: _Task
     since: float
-    cancel: Callable[[], object] = lambda: None
+    cancel: Callable[[], object] | None = None
 
 
 _T = TypeVar("_T")
@@ -384,7 +383,8 @@ class Handling:
                 record = next(iter(self._late)).task.record
                 raise _stuck(f"none of its {self.handler.concurrency} calls returns", record)
         for call in late:
-            call.cancel()
+            if call.cancel is not None:
+                call.cancel()
         if has_due:
             self._caller.wake()
 
@@ -511,7 +511,7 @@ class _Loop:
             task = self._loop.create_task(self._call(call), context=self._context.copy())
             self._tasks[task] = call.task.record
             task.add_done_callback(self._ended)
-            call.cancel = partial(self._loop.call_soon_threadsafe, task.cancel)
+            call.cancel = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
 
     async def _call(self, call: _Call) -> None:
         rows: Sequence[Row] = ()

@@ -55,6 +55,7 @@ _ENOUGH: Final = 256
 """Outcomes to wait for at a time."""
 _BATCHES: Final = 4
 """Record batches of a task that are being handled at once: the first one may wait for a slow record."""
+_arrow: Any = pa  # its stubs know too little of some kinds of arrays
 _UNFIT: Final = (pa.ArrowException, NoRows, OverflowError, TypeError, ValueError)
 """What says that a row does not fit the schema."""
 
@@ -120,8 +121,8 @@ class HandlerTransform:
     def _schemas(self) -> dict[str, pa.Schema]:
         """The schema of each output; only with a session can Spark's DDL be parsed."""
         if self._parsed is None:
-            given = self._handler.schema
-            outputs = given if isinstance(given, Mapping) else {UNNAMED: given}
+            given: object = self._handler.schema
+            outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
             self._parsed = {name: _parsed(one) for name, one in outputs.items()}
         return self._parsed
 
@@ -253,15 +254,16 @@ class _Batch:
             }
             for one in outcomes
         ]
-        columns = [*self._batch.columns, rows, pa.array(failed, pa.struct([*_FAILED]))]
-        return pa.RecordBatch.from_arrays(columns, [*self._batch.schema.names, ROWS, FAILED])
+        batch: Any = self._batch
+        columns = [*batch.columns, rows, pa.array(failed, pa.struct([*_FAILED]))]
+        return _arrow.RecordBatch.from_arrays(columns, [*self._batch.schema.names, ROWS, FAILED])
 
 
 def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
     """The records of a batch with the columns of Kafka's source."""
-    columns = {name: batch.column(name) for name in batch.schema.names}
+    columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
     times = columns["timestamp"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-    headers = columns["headers"].to_pylist() if "headers" in columns else repeat(None)
+    headers: Iterable[Any] = columns["headers"].to_pylist() if "headers" in columns else repeat(None)
     names = ("topic", "partition", "offset", "key", "value")
     return [
         Record(
@@ -304,27 +306,27 @@ def arrow_rows(
 
 def _as_lists(rows: Sequence[Sequence[Row]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
     """:raises Exception: one of `_UNFIT`."""
-    columns: list[pa.Array] = []
+    columns: list[Any] = []
     for name, schema in schemas.items():
         of_output = rows if name == UNNAMED else [_of_output(one, name, schemas) for one in rows]
         values = [_values(row, schema.names) for one in of_output for row in one]
         ends = accumulate((len(one) for one in of_output), initial=0)
-        by_column = zip(schema, zip(*values, strict=True) if values else repeat(()), strict=False)
-        arrays = [_as_column(field, column) for field, column in by_column]
-        structs = pa.StructArray.from_arrays(arrays, fields=[*schema])
-        columns.append(pa.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
-    return pa.StructArray.from_arrays(columns, [name or _ONLY for name in schemas])
+        by_column: Iterable[Sequence[Any]] = zip(*values, strict=True) if values else repeat(())
+        arrays = [_as_column(field, column) for field, column in zip(cast("Any", schema), by_column, strict=False)]
+        structs = _arrow.StructArray.from_arrays(arrays, fields=[*schema])
+        columns.append(_arrow.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
+    return _arrow.StructArray.from_arrays(columns, [name or _ONLY for name in schemas])
 
 
-def _as_column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+def _as_column(field: Any, values: Sequence[Any]) -> Any:
     _check_exact(values, field.type)
-    column = pa.array(values, field.type)
+    column = _arrow.array(values, field.type)
     if column.null_count and not field.nullable:
         raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
     return column
 
 
-def _check_exact(values: Iterable[Any], kind: pa.DataType) -> None:
+def _check_exact(values: Iterable[Any], kind: Any) -> None:
     """Refuse what Arrow would cut off without a word: the fraction of a number, the time of a day."""
     types: Any = pa.types
     if types.is_integer(kind):
@@ -340,18 +342,22 @@ def _check_exact(values: Iterable[Any], kind: pa.DataType) -> None:
             _check_exact((key for key, _ in pairs), kind.key_type)
             _check_exact((value for _, value in pairs), kind.item_type)
         elif types.is_struct(kind):
+            structs: list[Mapping[str, Any]] = [one for one in values if isinstance(one, Mapping)]
             for field in kind:
-                _check_exact((one.get(field.name) for one in values if isinstance(one, Mapping)), field.type)
+                _check_exact((one.get(field.name) for one in structs), field.type)
     if wrong:
         raise TypeError(f"a value of type {type(wrong[0]).__name__}; expected {kind}")
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """Whether it is an integer of NumPy's, say; a bool is a number to Python alone."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
-    return () if value is None else value.items() if isinstance(value, Mapping) else value
+    if value is None:
+        return ()
+    return cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value
 
 
 def _of_output(rows: Sequence[Row], name: str, schemas: Mapping[str, pa.Schema]) -> Sequence[Row]:

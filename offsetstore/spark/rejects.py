@@ -91,7 +91,8 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     if COLUMN not in batch.schema.names:
         return batch
-    column = batch.column(batch.schema.names.index(COLUMN))
+    given: Any = batch
+    column = given.column(COLUMN)
     are = are_rejected(column)
     if _compute.any(are).as_py():
         if not _is_failure(column.type):

@@ -57,7 +57,8 @@ class Calls:
             await asyncio.sleep(0)
             return handle(record)
 
-        return Handler(later if is_async else handle, SCHEMA, **{"retries": FAST, **arguments})
+        arguments.setdefault("retries", FAST)
+        return Handler(later if is_async else handle, SCHEMA, **arguments)
 
     @property
     def of(self) -> Counter[str]:

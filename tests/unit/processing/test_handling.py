@@ -191,19 +191,28 @@ def test_a_generator_has_several_rows() -> None:
 
 @pytest.mark.behaviour("HAND-3")
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("returned", "said"),
     [
-        (lambda _: 7, "returned int; expected a mapping"),
-        (lambda _: "text", "returned str"),
-        (lambda _: [{"id": 1}, 7], "returned int"),
-        (lambda one: next(map(waits_in_loop, [one])), "returned a coroutine: declare it with async def"),
+        (7, "returned int; expected a mapping"),
+        ("text", "returned str"),
+        ([{"id": 1}, 7], "returned int"),
     ],
 )
-def test_what_is_no_row_fails_at_once(function: Any, said: str) -> None:
-    [one] = handled(Handler(function, None), record(1)).values()
+def test_what_is_no_row_fails_at_once(returned: Any, said: str) -> None:
+    [one] = handled(Handler(lambda _: returned, None), record(1)).values()
     assert one.error is not None
     assert said in one.error.text
     assert (one.error.error_class, one.attempts) == ("HandlerResult", 1)
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_plain_function_that_makes_a_coroutine_is_told_how_to_be_declared() -> None:
+    def makes(record: Record) -> Any:
+        return waits_in_loop(record)
+
+    [one] = handled(Handler(makes, None), record(1)).values()
+    assert one.error is not None
+    assert one.error.text == "the handler returned a coroutine: declare it with async def"
 
 
 @pytest.mark.behaviour("HAND-6")
@@ -300,4 +309,4 @@ def test_functions_that_are_async() -> None:
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        Handler(**{"fn": several, "schema": None, **arguments})
+        Handler(arguments.pop("fn", several), None, **arguments)
