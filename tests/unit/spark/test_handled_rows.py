@@ -1,0 +1,147 @@
+"""What a handler returns, as Arrow columns: nothing is changed without a word."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from offsetstore.processing.handling import Handler, Outcome, Record
+from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, arrow_rows, records_of
+
+STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
+
+
+def outcome(offset: int, *rows: Any) -> Outcome:
+    return Outcome(Record("payments", 0, offset), rows)
+
+
+def made(kind: Any, value: Any) -> Any:
+    """The value as the column has it, or why it is refused."""
+    column, [one] = arrow_rows([outcome(0, {"v": value})], {"": pa.schema([("v", kind)])})
+    return column.to_pylist()[0]["rows"][0]["v"] if one.error is None else one.error
+
+
+@pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 2**63 - 1),
+        (pa.int64(), None),
+        (pa.string(), "ü"),
+        (pa.float64(), 1),
+        (pa.decimal128(10, 2), Decimal("1.25")),
+        (pa.date32(), dt.date(2026, 1, 2)),
+        (pa.list_(pa.int32()), [1, None]),
+        (STRUCT, {"n": 1, "d": dt.date(2026, 1, 2)}),
+        (pa.map_(pa.string(), pa.int32()), [("a", 1)]),
+        (pa.binary(), b"\0"),
+    ],
+)
+def test_values_that_fit(kind: Any, value: Any) -> None:
+    assert made(kind, value) == value
+
+
+@pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), 1.0),
+        (pa.int64(), True),
+        (pa.int64(), "1"),
+        (pa.int64(), 2**63),
+        (pa.int8(), 128),
+        (pa.string(), 1),
+        (pa.decimal128(10, 2), Decimal("1.255")),
+        (pa.date32(), dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+        (pa.list_(pa.int32()), [1, 1.5]),
+        (pa.list_(STRUCT), [{"n": 1.5}]),
+        (STRUCT, {"d": dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)}),
+        (pa.map_(pa.string(), pa.int32()), {"a": 1.5}),
+        (pa.bool_(), "yes"),
+    ],
+)
+def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
+    error = made(kind, value)
+    assert error.error_class == "HandlerResult"
+    assert error.text
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_one_record_whose_rows_do_not_fit_spoils_no_other() -> None:
+    given = [outcome(0, {"v": 1}), outcome(1, {"v": 2}, {"v": "x"}), outcome(2), outcome(3, (3,), (4,))]
+    column, found = arrow_rows(given, {"": pa.schema([("v", pa.int64())])})
+    assert column.to_pylist() == [{"rows": [{"v": 1}]}, {"rows": []}, {"rows": []}, {"rows": [{"v": 3}, {"v": 4}]}]
+    assert [one.error is None for one in found] == [True, False, True, True]
+
+
+@pytest.mark.behaviour("HAND-3", "HAND-9")
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"a": {"n": 1}, "b": [{"t": "x"}, ("y",)]}], {"a": [{"n": 1}], "b": [{"t": "x"}, {"t": "y"}]}),
+        ([{"a": None}], {"a": [], "b": []}),
+        ([{"a": (1,)}, {"a": (2,), "b": []}], {"a": [{"n": 1}, {"n": 2}], "b": []}),
+        ([{"c": {"n": 1}}], "there is no output 'c'"),
+        ([(1,)], "expected a mapping of outputs to their rows"),
+        ([{"a": 7}], "returned int"),
+    ],
+)
+def test_several_outputs(rows: Sequence[Any], expected: Mapping[str, Any] | str) -> None:
+    schemas = {"a": pa.schema([("n", pa.int64())]), "b": pa.schema([("t", pa.string())])}
+    column, [one] = arrow_rows([outcome(0, *rows)], schemas)
+    if isinstance(expected, str):
+        assert one.error is not None
+        assert expected in one.error.text
+    else:
+        assert column.to_pylist() == [expected]
+
+
+def batch(*offsets: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "key": b"k",
+                "value": b"v",
+                "topic": "payments",
+                "partition": 0,
+                "offset": offset,
+                "timestamp": dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC),
+                "timestampType": 0,
+                "headers": [{"key": "a", "value": b"1"}, {"key": "a", "value": None}] if offset else None,
+            }
+            for offset in offsets
+        ]
+    )
+
+
+@pytest.mark.behaviour("HAND-5")
+def test_the_records_of_a_batch() -> None:
+    first, second = records_of(batch(0, 1), TopicIds({"payments": "new"}, {("payments", 0, 1): "old"}))
+    assert (first.id, second.id) == ("payments/new/0/0", "payments/old/0/1")
+    assert (first.headers, second.headers) == ((), (("a", b"1"), ("a", None)))
+    assert first.timestamp == dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
+    assert (first.key, first.value) == (b"k", b"v")
+
+
+@pytest.mark.behaviour("HAND-1", "HAND-3")
+def test_batches_come_in_order_each_with_all_its_outcomes() -> None:
+    def handle(record: Record) -> tuple[int] | None:
+        if record.offset == 7:
+            raise ValueError("no\0t this one")
+        return (record.offset,) if record.offset % 2 else None
+
+    given = [batch(*range(begin, begin + 5)) for begin in range(0, 50, 5)]
+    calls = HandlerCalls(Handler(handle, None), TopicIds({}), {"": pa.schema([("n", pa.int64())])})
+    found = pa.Table.from_batches([*calls(given)]).to_pylist()
+    assert [row["offset"] for row in found] == [*range(50)]
+    assert [row[ROWS]["rows"] for row in found] == [
+        [{"n": offset}] if offset % 2 and offset != 7 else [] for offset in range(50)
+    ]
+    assert [row["offset"] for row in found if row[FAILED]] == [7]
+    assert (found[7][FAILED]["error_class"], found[7][FAILED]["text"]) == ("ValueError", "not this one")
