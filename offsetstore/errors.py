@@ -813,8 +813,8 @@ class HandlerStuck(SinkError):
     """No call of a handler returns any more, so other records can't be handled; nothing of the batch was written."""
 
     default_next_step = (
-        "Give the client that the handler calls a timeout, shorter than the handler's. A thread can't be ended, and "
-        "blocking code in an async function can't be either: start the job again."
+        "Find out what the call waits for. Neither a thread nor blocking code in an async function can be ended: start "
+        "the job again, and give the function's client a timeout of its own."
     )
 
 

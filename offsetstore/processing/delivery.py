@@ -58,6 +58,11 @@ class CarefulPart(Protocol):
         ...
 
     @property
+    def accepted(self) -> Sequence[int]:
+        """Those that show that not all records are bad: with rows; or those for which a handler has not failed."""
+        ...
+
+    @property
     def keys(self) -> Mapping[int, Hashable]:
         """What records of one key have in common."""
         ...

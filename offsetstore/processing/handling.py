@@ -15,6 +15,7 @@ import contextvars
 import heapq
 import inspect
 import logging
+import os
 import threading
 import time
 import traceback
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -124,8 +126,29 @@ class Handler:
         """Whether it is called on an event loop."""
         return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(getattr(self.fn, "__call__", None))  # noqa: B004 - an object's own
 
+    def rows_of(self, returned: object) -> Sequence[Any]:
+        """The rows that a call has returned, as they are now; with several outputs, mappings of their names to rows.
+
+        :raises NoRows: they are none.
+        """
+        rows = rows_of(returned)
+        schema: object = self.schema
+        if not isinstance(schema, Mapping):
+            return rows
+        found: list[dict[str, Sequence[Row]]] = []
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise NoRows(f"the handler returned {type(row).__name__}; expected a mapping of outputs to their rows")
+            if unknown := row.keys() - cast("Mapping[str, object]", schema).keys():
+                raise NoRows(f"there is no output {', '.join(map(repr, sorted(unknown)))}")
+            found.append({name: rows_of(one) for name, one in row.items()})
+        return found
+
     def key_of(self, record: Record) -> Hashable:
-        """What the record's order is kept within; ``None`` if it has none."""
+        """What the record's order is kept within; ``None`` if it has none.
+
+        :raises Exception: that of the user's function, or for a key that is not hashable.
+        """
         match self.ordering:
             case "none":
                 return None
@@ -133,6 +156,7 @@ class Handler:
                 return (record.topic, record.partition)
             case _:
                 key = record.key if self.key is None else self.key(record)
+                hash(key)
                 return None if key is None else (record.topic, record.partition, key)
 
 
@@ -194,6 +218,19 @@ class _Call:
     cancel: Callable[[], object] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """How a call has failed.
+
+    :param is_final: calling again would not help.
+    :param outage: the exception, if no record is to blame for it.
+    """
+
+    error: HandlerError
+    is_final: bool = False
+    outage: BaseException | None = None
+
+
 _T = TypeVar("_T")
 
 
@@ -235,8 +272,8 @@ class _Caller(Protocol):
         """Begin what may begin. The lock is not held."""
         ...
 
-    def lag(self) -> float:
-        """Seconds for which no call can have gone on."""
+    def lag(self) -> float | None:
+        """Seconds for which no call can have gone on, as far as is known; ``None`` if that is not known yet."""
         ...
 
     def running(self) -> Record | None:
@@ -251,7 +288,7 @@ class _Caller(Protocol):
 class Handling:
     """Calls a handler for records that are fed, until it is closed. One thread feeds and fetches.
 
-    :param enough: how many outcomes to wait for, in `finished`, as long as as many are outstanding.
+    :param enough: how many outcomes to wait for, in `finished`, while as many calls run as may.
     """
 
     def __init__(self, handler: Handler, *, enough: int = 1) -> None:
@@ -272,15 +309,22 @@ class Handling:
         self._enough = enough
         self._has_warned = False
         self._looked = time.monotonic()
+        self._waits_since: float | None = None
         self._caller: _Caller = _Loop(self) if handler.is_async else _Threads(self)
 
     def feed(self, records: Iterable[Record]) -> None:
         """Hand over records; those of one key in order."""
-        tasks = [_Task(record, self.handler.key_of(record)) for record in records]
+        tasks, without_key = list[_Task](), list[Outcome]()
+        for record in records:
+            try:
+                tasks.append(_Task(record, self.handler.key_of(record)))
+            except Exception as error:  # noqa: BLE001 - the user's own function
+                without_key.append(Outcome(record, (), _failure(error).error, 0))
         with self.lock:
             for task in tasks:
                 self._queues.add(task.key, task)
-            self.outstanding += len(tasks)
+            self._finished += without_key
+            self.outstanding += len(tasks) + len(without_key)
         self._caller.wake()
 
     def finished(self, seconds: float = float("inf")) -> list[Outcome]:
@@ -295,7 +339,7 @@ class Handling:
             with self.lock:
                 if self._outage is not None:
                     raise self._outage
-                if len(self._finished) >= min(self._enough, self.outstanding) or time.monotonic() >= deadline:
+                if self._has_enough() or time.monotonic() >= deadline:
                     found, self._finished = self._finished, []
                     self.outstanding -= len(found)
                     return found
@@ -313,6 +357,16 @@ class Handling:
         """Calls that have begun and not returned."""
         return len(self._running) + len(self._late)
 
+    @property
+    def late(self) -> int:
+        """Calls that took too long, and have not returned."""
+        return len(self._late)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more records are needed, for as many calls to run as may."""
+        return len(self._queues.ready) < self.handler.concurrency
+
     def next_call(self) -> _Call | None:
         """Begin a call, if one may begin. The lock is held."""
         if self.is_closed or not self._queues.ready or self.in_flight >= self.handler.concurrency:
@@ -324,8 +378,8 @@ class Handling:
         self._running[call] = None
         return call
 
-    def returned(self, call: _Call, rows: Sequence[Row], error: BaseException | None) -> None:
-        """Take what a call has returned or raised. The lock is held."""
+    def returned(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
+        """Take what a call has returned, or how it has failed. The lock is held."""
         task, now = call.task, time.monotonic()
         self.figures.seconds += now - call.since
         if call in self._late:
@@ -334,27 +388,32 @@ class Handling:
             return
         del self._running[call]
         retries = self.handler.retries
-        if error is None:
+        if failure is None:
             self._finish(task, rows, None)
-        elif task.attempts < retries.attempts and not isinstance(error, NoRows):
+        elif task.attempts < retries.attempts and not failure.is_final:
             self.figures.retries += 1
             heapq.heappush(self._delayed, (now + retries.wait(task.attempts), next(self._numbers), task))
             return  # its key waits
-        elif tells_of_outage(error):
-            self._outage = error
+        elif failure.outage is not None:
+            self._outage = failure.outage
             self._has_finished.notify()
         else:
-            self._finish(task, (), _described(error))
+            self._finish(task, (), failure.error)
         self._next_of(task)
 
     def _next_of(self, task: _Task) -> None:
         self._queues.done(task.key)
         self.may_begin.notify()
 
-    def _finish(self, task: _Task, rows: Sequence[Row], error: HandlerError | None) -> None:
+    def _finish(self, task: _Task, rows: Sequence[Any], error: HandlerError | None) -> None:
         self._finished.append(Outcome(task.record, rows, error, task.attempts))
-        if len(self._finished) >= min(self._enough, self.outstanding):
+        if self._has_enough():
             self._has_finished.notify()
+
+    def _has_enough(self) -> bool:
+        """Whether to hand outcomes over: not one by one, unless more calls could run."""
+        wanted = self._enough if self.in_flight + 1 >= self.handler.concurrency else 1
+        return len(self._finished) >= min(wanted, self.outstanding)
 
     def _look(self) -> None:
         """Fail calls that take too long, and let those records begin again whose delay is over.
@@ -364,10 +423,10 @@ class Handling:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
-        self._looked = now
+        was_away, self._looked = now - self._looked > _LAG, now
         late: list[_Call] = []
         with self.lock:
-            if not self._is_blocked():  # no other call is late by itself then
+            if self._goes_on() and not was_away:  # else no call is late by itself
                 late += takewhile(lambda call: now - call.since >= self.handler.timeout, self._running)
             for call in late:
                 del self._running[call]
@@ -379,24 +438,40 @@ class Handling:
             while self._delayed and self._delayed[0][0] <= now:
                 self._queues.ready.appendleft(heapq.heappop(self._delayed)[2])
                 has_due = True
-            if len(self._late) >= self.handler.concurrency and self.outstanding > len(self._finished):
-                record = next(iter(self._late)).task.record
-                raise _stuck(f"none of its {self.handler.concurrency} calls returns", record)
         for call in late:
             if call.cancel is not None:
                 call.cancel()
         if has_due:
             self._caller.wake()
+        with self.lock:
+            self._check_late(now)
 
-    def _is_blocked(self) -> bool:
-        """Whether blocking code in an async function stops all calls.
+    def _check_late(self, now: float) -> None:
+        """Look whether only late calls are left.
 
-        :raises HandlerStuck: for so long that it takes too long.
+        :raises HandlerStuck: all others have waited for them as long as a call may take.
+        """
+        waits = self._late and not self._running and not self._delayed and self.outstanding > len(self._finished)
+        if not waits:
+            self._waits_since = None
+            return
+        self._waits_since = self._waits_since or now
+        if now - self._waits_since >= self.handler.timeout:
+            raise _stuck(
+                f"all that is left to do waits for {len(self._late)} of its calls", next(iter(self._late)).task.record
+            )
+
+    def _goes_on(self) -> bool:
+        """Whether calls go on: blocking code in an async function stops all.
+
+        :raises HandlerStuck: it has done so for longer than a call may take.
         """
         lag, limit = self._caller.lag(), self.handler.timeout
+        if lag is None:
+            return False
         self.figures.lag = max(self.figures.lag, lag)
         if lag <= min(_LAG, limit / 2):
-            return False
+            return True
         record = self._caller.running()
         if lag > limit:
             raise _stuck(f"its event loop has not answered for {lag:.1f} s", record)
@@ -408,7 +483,7 @@ class Handling:
                 lag,
                 "" if record is None else f", in a call for {_place(record)}",
             )
-        return True
+        return False
 
 
 class _Threads:
@@ -423,14 +498,14 @@ class _Threads:
         handling = self._handling
         with handling.lock:
             handling.may_begin.notify_all()
-            missing = min(handling.handler.concurrency, handling.outstanding) - len(self._threads)
+            missing = min(handling.handler.concurrency, handling.outstanding + handling.late) - len(self._threads)
         for _ in range(missing):
             # A daemon: a call that never returns must not keep the process from ending.
             thread = threading.Thread(target=self._work, name=f"handler-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
-    def lag(self) -> float:
+    def lag(self) -> float | None:
         return 0.0
 
     def running(self) -> Record | None:
@@ -449,57 +524,97 @@ class _Threads:
                     if handling.is_closed:
                         return
                     handling.may_begin.wait()
-            rows, error = self._context.copy().run(self._call, call.task.record)
+            rows, failure = self._context.copy().run(self._call, call.task.record)
             with handling.lock:
-                handling.returned(call, rows, error)
+                handling.returned(call, rows, failure)
 
-    def _call(self, record: Record) -> tuple[Sequence[Row], BaseException | None]:
+    def _call(self, record: Record) -> tuple[Sequence[Any], _Failure | None]:
+        handler = self._handling.handler
         try:
-            return rows_of(self._handling.handler.fn(record)), None
+            return handler.rows_of(handler.fn(record)), None
         except BaseException as error:  # noqa: BLE001 - the user's own function
-            return (), error
+            return (), _failure(error)
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, for all handlers of the process: clients are bound to a loop."""
+
+    _one: _LoopThread | None = None
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="handler-loop", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def get(cls) -> _LoopThread:
+        """The process's own; another one if that has ended, or does not answer."""
+        one = cls._one
+        if one is None or not one.answers():
+            one = cls._one = cls()
+        return one
+
+    def answers(self) -> bool:
+        """Whether it goes on."""
+        if self._pid != os.getpid() or not self._thread.is_alive():
+            return False
+        answered = threading.Event()
+        return self.call(answered.set) and answered.wait(_LAG)
+
+    def call(self, function: Callable[..., object], *arguments: object) -> bool:
+        """Have the loop call a function soon; return whether it can."""
+        try:
+            self.loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the user's code has ended it
+            return False
+        return True
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
 
 
 class _Loop:
-    """Calls an async function on an event loop in a thread of its own."""
+    """Calls an async function on the process's event loop."""
 
     def __init__(self, handling: Handling) -> None:
         self._handling = handling
         self._context = contextvars.copy_context()
-        self._loop = asyncio.new_event_loop()
+        self._thread = _LoopThread.get()
         self._tasks: dict[asyncio.Task[None], Record] = {}
-        self._asked: float | None = None  # when the loop was asked something that it has not answered
-        self._thread = threading.Thread(target=self._run, name="handler-loop", daemon=True)
-        self._thread.start()
+        self._asked: float | None = None  # when the loop was asked what it has not answered
+        self._was_answered = False
+        self._has_ended = threading.Event()
 
     def wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._begin)
+        self._ask(self._begin)
 
-    def lag(self) -> float:
-        if self._asked is None:
-            self._asked = time.monotonic()
-            self._loop.call_soon_threadsafe(self._answer)
-            return 0.0
-        return time.monotonic() - self._asked
+    def lag(self) -> float | None:
+        asked, now = self._asked, time.monotonic()
+        if asked is not None:
+            return now - asked
+        known, self._was_answered, self._asked = self._was_answered, False, now
+        self._ask(self._answer)
+        return 0.0 if known else None
 
     def running(self) -> Record | None:
-        task = asyncio.current_task(self._loop)
+        task = asyncio.current_task(self._thread.loop)
         return None if task is None else self._tasks.get(cast("asyncio.Task[None]", task))
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._cancel)
-        self._thread.join(self._handling.handler.timeout)
+        if self._thread.call(self._cancel):
+            self._has_ended.wait(self._handling.handler.timeout)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.close()
+    def _ask(self, function: Callable[[], None]) -> None:
+        if not self._thread.call(function):
+            raise _stuck("its event loop was ended by code that it has called", None)
 
     def _answer(self) -> None:
-        self._asked = None
+        self._asked, self._was_answered = None, True
 
     def _begin(self) -> None:
         handling = self._handling
@@ -508,33 +623,34 @@ class _Loop:
                 call = handling.next_call()
             if call is None:
                 return
-            task = self._loop.create_task(self._call(call), context=self._context.copy())
+            task = self._thread.loop.create_task(self._call(call), context=self._context.copy())
             self._tasks[task] = call.task.record
             task.add_done_callback(self._ended)
-            call.cancel = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
+            call.cancel = partial(self._thread.call, task.cancel)
 
     async def _call(self, call: _Call) -> None:
-        rows: Sequence[Row] = ()
-        error: BaseException | None = None
+        handler = self._handling.handler
+        rows: Sequence[Any] = ()
+        failure: _Failure | None = None
         try:
-            rows = rows_of(await self._handling.handler.fn(call.task.record))
-        except BaseException as raised:  # noqa: BLE001 - the user's own function
-            error = raised
+            rows = handler.rows_of(await handler.fn(call.task.record))
+        except BaseException as error:  # noqa: BLE001 - the user's own function
+            failure = _failure(error)
         with self._handling.lock:
-            self._handling.returned(call, rows, error)
+            self._handling.returned(call, rows, failure)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not self._handling.is_closed:
             self._begin()
         elif not self._tasks:
-            self._loop.stop()
+            self._has_ended.set()
 
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
         if not self._tasks:
-            self._loop.stop()
+            self._has_ended.set()
 
 
 class NoRows(Exception):
@@ -550,15 +666,20 @@ def rows_of(returned: object) -> Sequence[Row]:
         case None:
             return ()
         case Mapping() | tuple():
-            return (cast("Row", returned),)
+            return (_row(returned),)
         case list() | Iterator():
-            rows = [*cast("Iterable[object]", returned)]
+            return [*map(_row, cast("Iterable[object]", returned))]
         case _:
             raise NoRows(_expected(returned))
-    for row in rows:
-        if not isinstance(row, (Mapping, tuple)):
-            raise NoRows(_expected(row))
-    return cast("Sequence[Row]", rows)
+
+
+def _row(given: object) -> Row:
+    """A row as it is now: the function may use the mapping again for the next one."""
+    if isinstance(given, Mapping):
+        return {**cast("Mapping[str, Any]", given)}
+    if not isinstance(given, tuple):
+        raise NoRows(_expected(given))
+    return cast("tuple[Any, ...]", given)
 
 
 def _expected(found: object) -> str:
@@ -569,12 +690,15 @@ def _expected(found: object) -> str:
     return f"the handler returned {type(found).__name__}; expected a mapping, a tuple, a list of these, or None"
 
 
-def _described(error: BaseException) -> HandlerError:
+def _failure(error: BaseException) -> _Failure:
     """What is kept of an exception: a letter has it."""
-    text = str(error)
+    try:
+        text, trace = str(error), "".join(traceback.format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - the user's own class
+        text, trace = f"it can't be shown: {type(broken).__name__}", ""
     if isinstance(error, NoRows):
-        return HandlerError(RESULT, text)
-    return HandlerError(type(error).__name__, text, "".join(traceback.format_exception(error)))
+        return _Failure(HandlerError(RESULT, text), is_final=True)
+    return _Failure(HandlerError(type(error).__name__, text, trace), outage=error if tells_of_outage(error) else None)
 
 
 def _place(record: Record) -> str:

@@ -318,7 +318,7 @@ class Recovery:
         decided: Mapping[Coordinates, _Dead] = {} if run.ending is None else run.ending.decided
         dead = {n: decided[record] for n in part.numbers if decided and (record := part.record(n)) in decided}
         failed = {number: error for number, error in part.failed.items() if number not in dead}
-        doubtful = [] if part.with_rows else [n for n, error in failed.items() if not speaks_for_itself(error)]
+        doubtful = [] if part.accepted else [n for n, error in failed.items() if not speaks_for_itself(error)]
         while failed and self._count(run, plan, part, failed, dead, doubtful=doubtful):
             waiting = [number for number in failed if number not in dead]
             failed = part.fail_again(waiting)
@@ -590,7 +590,7 @@ class Recovery:
             )
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
-        has_accepted = run.ending is not None or any(number not in dead for number in part.with_rows)
+        has_accepted = run.ending is not None or any(number not in dead for number in part.accepted)
         if _blamed(dead) and in_a_row >= ALL_REFUSED and not has_accepted:
             raise self._too_many(None, f"all of the last {in_a_row} records were refused")
 

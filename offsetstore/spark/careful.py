@@ -38,7 +38,7 @@ from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
-from offsetstore.spark.rejects import are_rejected, count_accepted, reject_of
+from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage, reject_of
 from offsetstore.writers.arrow.batches import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
 
@@ -159,6 +159,7 @@ class Careful:
     _computation: _Computation = field(repr=False)
     _outputs: Mapping[str, _Rows] = field(repr=False)
     _check: Callable[[], None] = field(repr=False, default=lambda: None)
+    is_handled: bool = False
 
     @property
     def with_rows(self) -> list[int]:
@@ -169,6 +170,13 @@ class Careful:
             for n in self.numbers
             if n not in self.rejected and any(one.first[n] < one.first[n + 1] for one in outputs)
         ]
+
+    @property
+    def accepted(self) -> Sequence[int]:
+        """See `CarefulPart`."""
+        if not self.is_handled:
+            return self.with_rows
+        return [number for number in self.numbers if number not in self.rejected]
 
     def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
@@ -296,6 +304,7 @@ def computed_carefully(
             computation,
             {name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
             check,
+            outputs.handler is not None,
         )
     except Exception as error:
         if is_over_limit(error):
@@ -446,6 +455,7 @@ def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table
     if REJECT not in table.column_names:
         return table
     bad = table.filter(are_rejected(table.column(REJECT)))
+    raise_outage(bad.column(REJECT).combine_chunks())
     for number, given in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
         rejected.setdefault(number, reject_of(given))
     return table.drop_columns([REJECT])

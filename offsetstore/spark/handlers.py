@@ -8,35 +8,35 @@ task that writes has all its rows before it begins a transaction.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from itertools import accumulate, chain, repeat
-from numbers import Integral
+from datetime import date, datetime, time, timedelta
+from itertools import accumulate, repeat
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.errors import ParseException, PySparkTypeError
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, StructType
 
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handling import (
     RESULT,
     Handler,
     HandlerError,
     Handling,
-    NoRows,
     Outcome,
     Record,
     Row,
-    rows_of,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.protocol.letters import writable
@@ -49,15 +49,29 @@ ROWS: Final = "_offsetstore_rows"
 FAILED: Final = "_offsetstore_failed"
 _ONLY: Final = "rows"
 _FAILED: Final = pa.schema(
-    [("error_class", pa.string()), ("text", pa.string()), ("traceback", pa.string()), ("attempts", pa.int32())]
+    [
+        ("error_class", pa.string()),
+        ("text", pa.string()),
+        ("traceback", pa.string()),
+        ("attempts", pa.int32()),
+        ("is_outage", pa.bool_()),
+    ]
 )
 _ENOUGH: Final = 256
 """Outcomes to wait for at a time."""
 _BATCHES: Final = 4
 """Record batches of a task that are being handled at once: the first one may wait for a slow record."""
+_log = logging.getLogger(__name__)
 _arrow: Any = pa  # its stubs know too little of some kinds of arrays
-_UNFIT: Final = (pa.ArrowException, NoRows, OverflowError, TypeError, ValueError)
-"""What says that a row does not fit the schema."""
+_EXACT: Final[dict[int, frozenset[type]]] = {
+    **dict.fromkeys((one.id for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
+    pa.float64().id: frozenset({float}),
+    pa.string().id: frozenset({str}),
+    pa.binary().id: frozenset({bytes}),
+    pa.bool_().id: frozenset({bool}),
+}
+"""Types of which Arrow keeps each value as it is, or says that it can't; most rows have no others."""
+_LARGEST_FLOAT32: Final = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +155,17 @@ def _parsed(schema: object) -> pa.Schema:
     try:
         kind = StructType.fromDDL(schema) if isinstance(schema, str) else _spark_type(schema)
         made: pa.Schema = cast("Any", to_arrow_schema)(kind)
-    except (ParseException, PySparkTypeError) as error:
+    except Exception as error:  # noqa: BLE001 - of many classes: a type that Spark lacks, a text that it can't parse
         raise ConfigurationError(
             "a handler's schema can't be read",
-            found=f"{schema!r}: {str(error).strip().splitlines()[0]}",
+            found=f"{schema!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
             expected='Spark\'s DDL, like "id long, score double"',
         ) from None
+    if not made.names or len({*made.names}) < len(made.names):
+        raise ConfigurationError(
+            "a handler's schema must have columns, each with a name of its own",
+            found=", ".join(made.names) or "no column",
+        )
     if ours := [name for name in made.names if name == KAFKA or name.startswith("_offsetstore") or name == "_reject"]:
         raise ConfigurationError(
             "a column of a handler's schema has a name that the sink uses itself",
@@ -185,9 +204,13 @@ class Handled:
 
     def close(self) -> None:
         """Forget them."""
-        if self._kept is not None:
-            self._kept[1].unpersist()
-            self._kept = None
+        if self._kept is None:
+            return
+        kept, self._kept = self._kept[1], None
+        try:
+            kept.unpersist()
+        except Exception as error:  # noqa: BLE001 - Java is gone, say: the batch's own error tells more
+            _log.warning("what a handler has made could not be removed from the executors: %s", type(error).__name__)
 
 
 def _covers(ranges: Ranges, part: Ranges) -> bool:
@@ -206,19 +229,29 @@ class HandlerCalls:
     schemas: Mapping[str, pa.Schema]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches in order, each when all its records are finished."""
-        ahead = max(_ENOUGH, 2 * self.handler.concurrency)
+        """Yield the batches in order, each when all its records are finished.
+
+        An outage is handed on as a failure of a kind of its own: Spark would take an exception for a failure of the
+        task, and repeat that, with all its calls.
+        """
+        waiting, at, given = deque[_Batch](), dict[int, tuple[_Batch, int]](), iter(batches)
         with closing(Handling(self.handler, enough=_ENOUGH)) as handling:
-            waiting, at = deque[_Batch](), dict[int, tuple[_Batch, int]]()
-            for batch in batches:
-                begun = _Batch(batch, records_of(batch, self.topic_ids))
-                waiting.append(begun)
-                at.update((id(record), (begun, number)) for number, record in enumerate(begun.records))
-                handling.feed(begun.records)
-                while handling.outstanding > ahead or len(waiting) > _BATCHES:
+            try:
+                for batch in given:
+                    begun = _Batch(batch, records_of(batch, self.topic_ids))
+                    waiting.append(begun)
+                    at.update((id(record), (begun, number)) for number, record in enumerate(begun.records))
+                    handling.feed(begun.records)
+                    while len(waiting) >= _BATCHES or (handling.outstanding and not handling.has_room):
+                        yield from self._finished(handling, waiting, at)
+                while waiting:
                     yield from self._finished(handling, waiting, at)
-            while waiting:
-                yield from self._finished(handling, waiting, at)
+            except Exception as error:
+                if not waiting:
+                    raise
+                yield waiting[0].with_outage(error, self.schemas)
+                for _ in given:  # Spark takes a worker that leaves its input for a broken one
+                    pass
 
     def _finished(
         self, handling: Handling, waiting: deque[_Batch], at: dict[int, tuple[_Batch, int]]
@@ -240,7 +273,14 @@ class _Batch:
         self.outcomes: list[Any] = [None] * len(records)
         self.missing = len(records)
 
-    def with_outcomes(self, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
+    def with_outage(self, error: Exception, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
+        """The batch with an outage at its first record, and nothing at the others."""
+        text = "".join(traceback.format_exception(error))
+        told = Outcome(self.records[0], (), HandlerError(type(error).__name__, str(error), text))
+        self.outcomes = [told, *map(Outcome, self.records[1:])]
+        return self.with_outcomes(schemas, is_outage=True)
+
+    def with_outcomes(self, schemas: Mapping[str, pa.Schema], *, is_outage: bool = False) -> pa.RecordBatch:
         """The batch with the two columns."""
         rows, outcomes = arrow_rows(self.outcomes, schemas)
         failed = [
@@ -251,6 +291,7 @@ class _Batch:
                 "text": writable(error.text),
                 "traceback": error.traceback and writable(error.traceback),
                 "attempts": one.attempts,
+                "is_outage": is_outage,
             }
             for one in outcomes
         ]
@@ -291,24 +332,24 @@ def arrow_rows(
     """
     try:
         return _as_lists([one.rows for one in outcomes], schemas), outcomes
-    except _UNFIT:
-        pass
+    except Exception as error:  # noqa: BLE001 - the user's own objects
+        _log.debug("rows of a handler don't fit its schema: %s", type(error).__name__)
     fitting: list[Outcome] = []
     for one in outcomes:
         try:
             _as_lists([one.rows], schemas)
-        except _UNFIT as error:
+        except Exception as error:  # noqa: BLE001 - the user's own objects
             fitting.append(replace(one, rows=(), error=HandlerError(RESULT, str(error))))
         else:
             fitting.append(one)
     return _as_lists([one.rows for one in fitting], schemas), fitting
 
 
-def _as_lists(rows: Sequence[Sequence[Row]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
-    """:raises Exception: one of `_UNFIT`."""
+def _as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
+    """:raises Exception: a row does not fit."""
     columns: list[Any] = []
     for name, schema in schemas.items():
-        of_output = rows if name == UNNAMED else [_of_output(one, name, schemas) for one in rows]
+        of_output = rows if name == UNNAMED else [[row for of in one for row in of.get(name, ())] for one in rows]
         values = [_values(row, schema.names) for one in of_output for row in one]
         ends = accumulate((len(one) for one in of_output), initial=0)
         by_column: Iterable[Sequence[Any]] = zip(*values, strict=True) if values else repeat(())
@@ -319,57 +360,76 @@ def _as_lists(rows: Sequence[Sequence[Row]], schemas: Mapping[str, pa.Schema]) -
 
 
 def _as_column(field: Any, values: Sequence[Any]) -> Any:
-    _check_exact(values, field.type)
-    column = _arrow.array(values, field.type)
-    if column.null_count and not field.nullable:
+    if not field.nullable and None in values:
         raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
-    return column
+    _check_exact(values, field.type)
+    return _arrow.array(values, field.type)
 
 
-def _check_exact(values: Iterable[Any], kind: Any) -> None:
-    """Refuse what Arrow would cut off without a word: the fraction of a number, the time of a day."""
+def _check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
+    """Refuse what Arrow would change without a word: the fraction of a number, the time of a day, a number as a time.
+
+    :raises TypeError: it would.
+    """
+    found = [one for one in values if one is not None] if nullable else [*values]
+    if {type(one) for one in found} <= _EXACT.get(kind.id, frozenset()):
+        return
+    for one in found:
+        if one is None or not _fits(one, kind):
+            raise TypeError(f"a value of type {type(one).__name__}; expected {kind}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether Arrow keeps the value as it is, or says that it can't."""
     types: Any = pa.types
-    if types.is_integer(kind):
-        wrong = [one for one in values if type(one) is not int and one is not None and not _is_whole(one)]
-    elif types.is_date(kind):
-        wrong = [one for one in values if isinstance(one, datetime)]
-    else:
-        wrong = []
-        if types.is_list(kind):
-            _check_exact(chain.from_iterable(one for one in values if one is not None), kind.value_type)
-        elif types.is_map(kind):
-            pairs = [pair for one in values for pair in _pairs(one)]
-            _check_exact((key for key, _ in pairs), kind.key_type)
-            _check_exact((value for _, value in pairs), kind.item_type)
-        elif types.is_struct(kind):
-            structs: list[Mapping[str, Any]] = [one for one in values if isinstance(one, Mapping)]
-            for field in kind:
-                _check_exact((one.get(field.name) for one in structs), field.type)
-    if wrong:
-        raise TypeError(f"a value of type {type(wrong[0]).__name__}; expected {kind}")
+    return next((fits(value, kind) for name, fits in _FITS.items() if getattr(types, name)(kind)), True)
 
 
-def _is_whole(value: object) -> bool:
-    """Whether it is an integer of NumPy's, say; a bool is a number to Python alone."""
-    return not isinstance(value, bool) and isinstance(value, Integral)
+def _fits_list(value: Any, kind: Any) -> bool:
+    if not isinstance(value, (list, tuple)):
+        return False
+    _check_exact(cast("Sequence[Any]", value), kind.value_type, nullable=kind.value_field.nullable)
+    return True
 
 
-def _pairs(value: Any) -> Iterable[tuple[Any, Any]]:
-    if value is None:
-        return ()
-    return cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value
+def _fits_map(value: Any, kind: Any) -> bool:
+    pairs: list[Any] = [*(cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value)]
+    _check_exact((key for key, _ in pairs), kind.key_type, nullable=False)
+    _check_exact((one for _, one in pairs), kind.item_type, nullable=kind.item_field.nullable)
+    return True
 
 
-def _of_output(rows: Sequence[Row], name: str, schemas: Mapping[str, pa.Schema]) -> Sequence[Row]:
-    """The rows of one of several outputs: a handler returns a mapping of their names to rows then."""
-    found: list[Row] = []
-    for one in rows:
-        if not isinstance(one, Mapping):
-            raise TypeError(f"the handler returned {type(one).__name__}; expected a mapping of outputs to their rows")
-        if unknown := one.keys() - schemas.keys():
-            raise ValueError(f"there is no output {', '.join(map(repr, sorted(unknown)))}")
-        found += rows_of(one.get(name))
-    return found
+def _fits_struct(value: Any, kind: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    given = cast("Mapping[str, Any]", value)
+    for inner in kind:
+        _check_exact([given.get(inner.name)], inner.type, nullable=inner.nullable)
+    return not given.keys() - {inner.name for inner in kind}
+
+
+def _is_flag(value: object) -> bool:
+    """Whether it is a bool, which is a number to Python alone."""
+    return isinstance(value, bool)
+
+
+def _is_float32(value: Any) -> bool:
+    return not isfinite(value) or abs(value) <= _LARGEST_FLOAT32
+
+
+_FITS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "is_integer": lambda value, _: isinstance(value, Integral) and not _is_flag(value),
+    "is_float32": lambda value, _: isinstance(value, Real) and not _is_flag(value) and _is_float32(value),
+    "is_floating": lambda value, _: isinstance(value, Real) and not _is_flag(value),
+    "is_date": lambda value, _: isinstance(value, date) and not isinstance(value, datetime),
+    "is_timestamp": lambda value, kind: isinstance(value, datetime) and (value.tzinfo is None) == (kind.tz is None),
+    "is_duration": lambda value, _: isinstance(value, timedelta),
+    "is_time": lambda value, _: isinstance(value, time),
+    "is_list": _fits_list,
+    "is_map": _fits_map,
+    "is_struct": _fits_struct,
+}
+"""By the names of Arrow's own tests of types; the first that is true of a type counts."""
 
 
 def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
@@ -381,3 +441,16 @@ def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
     if unknown := row.keys() - {*names}:
         raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}")
     return values
+
+
+def refuse_speculation(spark: SparkSession) -> None:
+    """Refuse a session that runs slow tasks twice.
+
+    :raises UnsupportedQuery: it does.
+    """
+    if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+        raise UnsupportedQuery(
+            "a task that waits for a service is slow, and Spark would run it twice at once, with all its calls",
+            found="spark.speculation=true",
+            expected="spark.speculation=false, with a Handler",
+        )

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
-from offsetstore.errors import ColumnMismatch, FunctionFailed, RowsRefused
+from offsetstore.errors import ColumnMismatch, FunctionFailed, HandlerStuck, Outage, RowsRefused, SinkError
 from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError, rejected
 from offsetstore.spark.plans import execution
@@ -97,8 +97,10 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     if _compute.any(are).as_py():
         if not _is_failure(column.type):
             raise RowsRefused("transform has rejected a record", column=REJECT)
+        raise_outage(column.filter(are))
         first = _compute.filter(column, are)[0].as_py()
         attempts, name = first.pop("attempts"), first["error_class"]
+        del first["is_outage"]
         raise HandlerFailed(FunctionFailed(f"the handler failed with {name}, attempts: {attempts}", **first))
     return batch.drop_columns([COLUMN])
 
@@ -109,6 +111,28 @@ def are_rejected(column: Any) -> Any:
         return _compute.is_valid(column)
     code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in _FIELDS)
     return _compute.or_(code, reason)
+
+
+def raise_outage(failed: Any) -> None:
+    """Raise the outage that a handler has met, if there is one among these failures.
+
+    :raises HandlerStuck: no call of a handler returns any more.
+    :raises SinkError: a service is down.
+    """
+    if not _is_failure(failed.type):
+        return
+    outages = failed.filter(_compute.struct_field(failed, "is_outage"))
+    if not len(outages):
+        return
+    told = outages[0].as_py()
+    if told["error_class"] == HandlerStuck.__name__:
+        raise HandlerStuck("calls of the handler hang", found=told["text"])
+    error = SinkError(
+        "a call of the handler failed since a service is unavailable, and no record is to blame",
+        found=told["error_class"],
+        next_step="See the error's cause; start the job again when the service is back.",
+    )
+    raise error from Outage(told["traceback"])
 
 
 def _is_failure(kind: pa.DataType) -> bool:

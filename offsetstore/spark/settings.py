@@ -52,6 +52,13 @@ class SinkSettings(Settings):
         check_marking(self.marking)
         self._check_unstored(listed)
         self._check_dead_letters(listed)
+        letters = self.dead_letters
+        if handler is not None and letters is not None and (letters.strategy or letters.sequence):
+            raise ConfigurationError(
+                "a handler's failures are letters at once, and each record is called whatever became of others",
+                found="a Handler and DeadLetters(strategy=...)" if letters.strategy else 'a Handler and sequence="key"',
+                expected="DeadLetters() without strategy and sequence; Handler(retries=...)",
+            )
         unordered = [str(one) for one in listed if handler is not None and declares(one, "replaces_in_order")]
         if handler is not None and handler.ordering == "none" and unordered:
             raise ConfigurationError(

@@ -41,6 +41,7 @@ from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.function_errors import told_by_us, typed
+from offsetstore.spark.handlers import refuse_speculation
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
@@ -269,6 +270,7 @@ class TransactionalSink:
         spark, columns, outputs = batch.sparkSession, batch.columns, self._outputs
         self._admit(query, columns)
         if outputs.handler is not None:
+            refuse_speculation(spark)
             check_once(spark)
             outputs.handler.topic_ids = {tp.topic: row.topic_id or "" for tp, row in self._claim.offsets().items()}
         if self._runner.requests is not None:
@@ -288,7 +290,8 @@ class TransactionalSink:
         if self._claim.keeps_checkpoint:
             self._stateful = Stateful(self._claim, self._outputs, self._runner.metadata, query=query, columns=columns)
         else:
-            admit(query.execution, columns, whole_records=self._settings.dead_letters is not None)
+            whole = self._settings.dead_letters is not None or self._outputs.handler is not None
+            admit(query.execution, columns, whole_records=whole)
             if self._started_run_id != query.run_id:
                 check_start(self._claim, query)
 

@@ -66,7 +66,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "context-of-a-call",
-        ("_Loop._begin", "context=self._context.copy()", "context=self._context"),
+        ("_Loop._begin", "self._context.copy()", "self._context"),
         tests=(f"{_CALLS}test_each_call_has_a_context_of_its_own",),
         why="A call would see what another one has set: a tenant, a trace.",
     ),
@@ -93,7 +93,7 @@ ROWS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "handled-names",
-        ("_values", "unknown := row.keys() - {*names}", "unknown := set()"),
+        ("handlers:_values", "unknown := row.keys() - {*names}", "unknown := set()"),
         tests=(f"{_SPARK}test_rows_that_do_not_fit_the_schema_are_letters",),
         why="A misspelt column would be stored as NULL.",
     ),

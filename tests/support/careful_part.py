@@ -94,6 +94,10 @@ class FakePart:
         return {number: failing[rows[number]] for number in numbers if rows[number] in failing}
 
     @property
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
     def rejected(self) -> dict[int, Rejected]:
         rejects = self.records.rejects
         return {number: Rejected(rejected(rejects[row])) for number, row in enumerate(self._rows) if row in rejects}

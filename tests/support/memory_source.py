@@ -113,6 +113,10 @@ class Part:
         return list(self.values)
 
     @property
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
     def rejected(self) -> dict[int, Rejected]:
         return {n: Rejected(rejected("a question")) for n, value in self.values.items() if value == b"?"}
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Append, DeadLetters, Execute, Flush, Handler, Record, Retries, TopicPartition, Upsert, Work
-from offsetstore.errors import ConfigurationError, FunctionFailed, SinkError, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, SinkError, UnsupportedQuery
 from tests.support.world import World, made_unchecked
 
 SCHEMA = "topic string, partition int, `offset` long, value string"
@@ -246,6 +246,37 @@ def test_an_outage_ends_the_query_and_no_record_is_to_blame(world: World) -> Non
     assert "ConnectionRefusedError" in str(failure.error)
     assert world.database.rows(LETTERS) == []
     assert world.stored(topic) == {0: 0}
+
+
+@pytest.mark.behaviour("HAND-2", "HAND-4")
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World, way: str, tmp_path: Path) -> None:
+    topic, file = world.events_topic(["a", "slow", "b"]), str(tmp_path / "calls")
+
+    def hangs(record: Record) -> None:
+        import time  # noqa: PLC0415
+
+        with open(file, "a") as log:  # noqa: PTH123
+            log.write("called\n")
+        time.sleep(8 if record.value == b"slow" else 0)
+
+    handler = Handler(hangs, SCHEMA, timeout=0.5, ordering="partition")
+    failure = world.run_to_failure(
+        world.claim(topic), handler, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
+    )
+
+    assert isinstance(failure.error, HandlerStuck)
+    assert f"{topic}-0 at offset 1" in str(failure.error)
+    assert world.database.rows(LETTERS) == []
+    assert Path(file).read_text().count("called") == 2
+
+
+@pytest.mark.behaviour("HAND-2", "DLQ-1")
+def test_bad_records_among_many_for_which_nothing_is_returned(world: World, calls: Calls) -> None:
+    topic = world.events_topic([*["nothing"] * 5, *[f"bad {number}" for number in range(12)]])
+    world.run(world.claim(topic), calls.handler(), Append("events"), dead_letters=DeadLetters())
+    assert len(world.database.rows(LETTERS)) == 12
+    assert world.stored(topic) == {0: 17}
 
 
 @pytest.mark.behaviour("HAND-1", "HAND-9")

@@ -67,7 +67,7 @@ def test_a_coroutine_that_takes_too_long_fails_alone_and_is_cancelled() -> None:
 @pytest.mark.behaviour("HAND-4")
 def test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it() -> None:
     hanging = Hanging()
-    handling = Handling(Handler(hanging, None, timeout=0.2, concurrency=2))
+    handling = Handling(Handler(hanging, None, timeout=1, concurrency=2))
     handling.feed([record(0, b"a"), record(1, b"b"), record(2, b"a")])
     found = {one.record.offset: one for _ in range(2) for one in handling.finished(10)}
     assert sorted(found) == [0, 1]
@@ -85,7 +85,8 @@ def test_when_no_thread_returns_the_error_names_a_record() -> None:
     hanging = Hanging()
     handling = Handling(Handler(hanging, None, timeout=0.2, concurrency=1))
     handling.feed([record(0), record(1)])
-    with pytest.raises(HandlerStuck, match=r"none of its 1 calls returns.*payments-0 at offset 0"):
+    assert [one.record.offset for one in handling.finished(10)] == [0]
+    with pytest.raises(HandlerStuck, match=r"1 of its calls.*payments-0 at offset 0"):
         handling.finished(10)
     hanging.go_on.set()
     handling.close()
@@ -276,7 +277,114 @@ def test_closing_cancels_what_runs() -> None:
     handling.close()
     assert ended.is_set()
     assert time.monotonic() - before < 5
-    assert not [one for one in threading.enumerate() if one.name.startswith("handler-loop")]
+    assert len([one for one in threading.enumerate() if one.name == "handler-loop"]) <= 2  # one that hung before
+
+
+class Unspeakable(Exception):
+    """Its text can't be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_that_cannot_be_shown_is_the_records_too(*, is_async: bool) -> None:
+    def fails(record: Record) -> None:
+        raise Unspeakable
+
+    async def later(record: Record) -> None:
+        fails(record)
+
+    [one] = handled(Handler(later if is_async else fails, None, retries=ONCE), record(0)).values()
+    assert one.error is not None
+    assert one.error.error_class == "Unspeakable"
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_ends_programs_ends_the_call_alone(error: BaseException, *, is_async: bool) -> None:
+    def fails(record: Record) -> dict[str, int]:
+        if record.offset == 0:
+            raise error
+        return {"id": record.offset}
+
+    async def later(record: Record) -> dict[str, int]:
+        return fails(record)
+
+    found = handled(Handler(later if is_async else fails, None, retries=ONCE), record(0), record(1))
+    assert [one.error is None for one in found.values()] == [False, True]
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("key", [lambda _: [], lambda one: one.value.nothing], ids=["unhashable", "raises"])
+def test_a_record_without_a_key_that_can_be_used_fails_alone(key: Any) -> None:
+    def of_first(record: Record) -> Any:
+        return key(record) if record.offset == 0 else record.offset
+
+    found = handled(Handler(lambda one: {"id": one.offset}, None, key=of_first), record(0), record(1))
+    assert [one.error is None for one in found.values()] == [False, True]
+    assert found[0].attempts == 0
+
+
+@pytest.mark.behaviour("HAND-4")
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_calls_that_are_all_slow_are_late_one_by_one_and_nothing_is_stuck(concurrency: int) -> None:
+    async def slow(record: Record) -> dict[str, int]:
+        await asyncio.sleep(60 if record.offset < 4 else 0)
+        return {"id": record.offset}
+
+    found = handled(Handler(slow, None, timeout=0.3, concurrency=concurrency), *map(record, range(6)))
+    assert [one.error is None for one in found.values()] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_a_key_behind_a_call_that_never_returns_ends_in_an_error() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, timeout=0.3))
+    handling.feed([record(0, b"a"), record(1, b"a"), record(2, b"b")])
+    with pytest.raises(HandlerStuck, match="payments-0 at offset 0"):
+        _ = [handling.finished(10) for _ in range(4)]
+    hanging.go_on.set()
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_a_record_that_is_fed_while_another_hangs_is_handled() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, timeout=0.3))
+    handling.feed([record(0)])
+    assert [one.record.offset for one in handling.finished(10)] == [0]
+    handling.feed([record(1)])
+    assert [one.rows for one in handling.finished(10)] == [({"id": 1},)]
+    hanging.go_on.set()
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_row_is_as_it_was_when_it_was_returned() -> None:
+    kept = {"n": 0}
+
+    def counts(_: Record) -> dict[str, int]:
+        kept["n"] += 1
+        return kept
+
+    found = handled(Handler(counts, None, ordering="partition"), *map(record, range(3)))
+    assert [one.rows for one in found.values()] == [({"n": 1},), ({"n": 2},), ({"n": 3},)]
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_all_handlers_of_a_process_have_one_loop() -> None:
+    """Clients are bound to the loop that they were made on."""
+    loops = set[int]()
+
+    async def tells(_: Record) -> None:
+        loops.add(id(asyncio.get_running_loop()))
+
+    for _ in range(3):
+        handled(Handler(tells, None), record(0))
+    assert len(loops) == 1
 
 
 @pytest.mark.behaviour("HAND-3")

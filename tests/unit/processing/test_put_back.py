@@ -104,6 +104,10 @@ class Part:
         return [number for number in self.values if self.rows(number)]
 
     @property
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
     def rejected(self) -> dict[int, Rejected]:
         return {
             number: Rejected(rejected("it is bad"))

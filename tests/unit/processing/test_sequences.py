@@ -42,6 +42,10 @@ class Part:
         return {number: digest(P0, key.encode()) for number, key in keys.items() if key != "-"}
 
     @property
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
     def rejected(self) -> dict[int, Rejected]:
         return {number: Rejected(rejected("bad")) for number in self.numbers if LOG[self.begin + number] in self.bad}
 

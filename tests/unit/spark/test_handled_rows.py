@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from offsetstore.processing.handling import Handler, Outcome, Record
+from offsetstore.processing.handling import Handler, NoRows, Outcome, Record
 from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, arrow_rows, records_of
 
 STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
@@ -40,6 +40,9 @@ def made(kind: Any, value: Any) -> Any:
         (STRUCT, {"n": 1, "d": dt.date(2026, 1, 2)}),
         (pa.map_(pa.string(), pa.int32()), [("a", 1)]),
         (pa.binary(), b"\0"),
+        (pa.float32(), float("inf")),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 2, tzinfo=dt.UTC)),
+        (pa.timestamp("us"), dt.datetime(2026, 1, 2)),  # noqa: DTZ001
     ],
 )
 def test_values_that_fit(kind: Any, value: Any) -> None:
@@ -64,6 +67,20 @@ def test_values_that_fit(kind: Any, value: Any) -> None:
         (STRUCT, {"d": dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)}),
         (pa.map_(pa.string(), pa.int32()), {"a": 1.5}),
         (pa.bool_(), "yes"),
+        (STRUCT, (1, None)),
+        (STRUCT, [("n", 1)]),
+        (STRUCT, {"n": 1, "other": 2}),
+        (STRUCT, {"N": 1}),
+        (pa.struct([pa.field("n", pa.int32(), nullable=False)]), {"n": None}),
+        (pa.list_(pa.string()), "abc"),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 2)),  # noqa: DTZ001
+        (pa.timestamp("us"), dt.datetime(2026, 1, 2, tzinfo=dt.UTC)),
+        (pa.timestamp("us", "UTC"), 1_700_000_000),
+        (pa.date32(), 18_000),
+        (pa.duration("us"), 5),
+        (pa.float64(), True),
+        (pa.float32(), 1e300),
+        (pa.list_(STRUCT), [{"n": 1}, {"n": 1, "d": 5}]),
     ],
 )
 def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
@@ -84,22 +101,25 @@ def test_one_record_whose_rows_do_not_fit_spoils_no_other() -> None:
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        ([{"a": {"n": 1}, "b": [{"t": "x"}, ("y",)]}], {"a": [{"n": 1}], "b": [{"t": "x"}, {"t": "y"}]}),
-        ([{"a": None}], {"a": [], "b": []}),
+        ({"a": {"n": 1}, "b": ({"t": t} for t in "xy")}, {"a": [{"n": 1}], "b": [{"t": "x"}, {"t": "y"}]}),
+        ({"a": None}, {"a": [], "b": []}),
         ([{"a": (1,)}, {"a": (2,), "b": []}], {"a": [{"n": 1}, {"n": 2}], "b": []}),
-        ([{"c": {"n": 1}}], "there is no output 'c'"),
-        ([(1,)], "expected a mapping of outputs to their rows"),
-        ([{"a": 7}], "returned int"),
+        ({"c": {"n": 1}}, "there is no output 'c'"),
+        ((1,), "expected a mapping of outputs to their rows"),
+        ({"a": 7}, "returned int"),
     ],
 )
-def test_several_outputs(rows: Sequence[Any], expected: Mapping[str, Any] | str) -> None:
+def test_several_outputs(rows: Any, expected: Mapping[str, Any] | str) -> None:
     schemas = {"a": pa.schema([("n", pa.int64())]), "b": pa.schema([("t", pa.string())])}
-    column, [one] = arrow_rows([outcome(0, *rows)], schemas)
+    handler = Handler(repr, schemas)
     if isinstance(expected, str):
-        assert one.error is not None
-        assert expected in one.error.text
-    else:
-        assert column.to_pylist() == [expected]
+        with pytest.raises(NoRows, match=expected):
+            handler.rows_of(rows)
+        return
+    neighbour = handler.rows_of({"b": {"t": 7}})  # does not fit: all are looked at again
+    column, found = arrow_rows([outcome(0, *handler.rows_of(rows)), outcome(1, *neighbour)], schemas)
+    assert column.to_pylist()[0] == expected
+    assert [one.error is None for one in found] == [True, False]
 
 
 def batch(*offsets: int) -> pa.RecordBatch:
