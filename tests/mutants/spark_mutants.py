@@ -426,7 +426,7 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "sink-whose-function-has-failed",
-        ("_InMemory.require_whole", "self._broken_by is not None", "not self._claim"),
+        ("_InMemory.require_whole", "self._broken_by is not None", "False"),
         tests=(f"{_RUNS}test_a_function_that_keeps_rows_is_not_called_again",),
         why="The same, where the query is started again on the same sink.",
     ),

@@ -496,6 +496,15 @@ def test_a_log_that_ends_below_the_row_under_the_same_id_is_no_other_topic(polic
     assert (caught.value.topic_partition, caught.value.found, caught.value.expected) == (P0, "end 30", "at least 40")
 
 
+@pytest.mark.behaviour("START-24")
+def test_a_row_without_an_id_is_of_the_topic_that_the_others_are_of() -> None:
+    """A partition was added while a job ran."""
+    with pytest.raises(OffsetOutOfRange, match="and the topic is the same") as caught:
+        resolve({P0: row(10), P1: row(40, topic_id=None)}, kafka({0: (0, 100), 1: (0, 30)}))
+
+    assert caught.value.topic_partition == P1
+
+
 @pytest.mark.behaviour("START-8", "START-24")
 @pytest.mark.parametrize(
     ("stored", "shown"), [(None, None), (None, "this"), ("this", None)], ids=["neither", "not stored", "not shown"]
