@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Final, TypeVar
 
 PATIENCE: Final = float(os.environ.get("OFFSETSTORE_TEST_PATIENCE", "1"))
@@ -23,3 +24,8 @@ def wait_until(condition: Callable[[], _T], *, timeout: float = 20.0) -> _T:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
     return value
+
+
+def time_with(sleep: Callable[[float], object]) -> SimpleNamespace:
+    """The module `time` with another ``sleep``, for one module to have: other threads sleep as before (py4j's do)."""
+    return SimpleNamespace(**{**vars(time), "sleep": sleep})

@@ -18,6 +18,7 @@ from offsetstore.protocol.runs import RunStatus
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
+from tests.support.waiting import time_with
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 REASON = ("--reason", "ticket 17")
@@ -324,7 +325,7 @@ def test_a_replay_waits_for_its_outcome_if_it_is_to(
             else:
                 session.mark_replayed("billing", [letter.key], actor="job")
 
-    monkeypatch.setattr("offsetstore.operations.letters.time.sleep", job)
+    monkeypatch.setattr("offsetstore.operations.letters.time", time_with(job))
     result = run(
         "dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "payments:1:2", "--execute", "--wait"
     )
@@ -348,7 +349,7 @@ def test_a_wait_that_fails_prints_what_was_requested_all_the_same(
     def rename(_: float) -> None:
         store.rename_group("billing", "invoicing", reason="ticket 17")
 
-    monkeypatch.setattr("offsetstore.operations.letters.time.sleep", rename)
+    monkeypatch.setattr("offsetstore.operations.letters.time", time_with(rename))
     replay = ("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute", "--wait")
     result = run(*replay, "--format", "json")
     found = json.loads(result.stdout)

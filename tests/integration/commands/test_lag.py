@@ -14,6 +14,7 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli import lag as command
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.testing import StaticBroker
+from tests.support.waiting import time_with
 
 Run = Callable[..., Result]
 
@@ -149,7 +150,7 @@ def test_it_looks_again_until_it_is_interrupted(run: Run, monkeypatch: pytest.Mo
         if len(waits) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.time, "sleep", sleep)
+    monkeypatch.setattr(command, "time", time_with(sleep))
     result = run("lag", "--all", "--watch", "2.5", "--format", "json", *BROKER)
 
     assert (result.exit_code, waits) == (130, [2.5] * 3)
