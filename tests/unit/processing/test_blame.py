@@ -387,8 +387,10 @@ def test_no_leg_of_a_whole_entry_is_ever_named(entries: list[list[int]], bad: se
         return not records.isdisjoint(broken) or any(0 < len(legs & records) < len(legs) for legs in groups)
 
     record = named(blamed({P0: OffsetRange(0, 12)}, Table(rule).attempt))
-    # Of an entry with a bad leg, any leg makes the rest of it bad.
-    guilty = broken.union(*[legs for legs in groups if legs & broken])
+    # Of an entry with a bad leg, any leg makes the rest of it bad, and with it those that share one of them.
+    guilty, before = broken, set[Coordinates]()
+    while guilty != before:
+        before, guilty = guilty, guilty.union(*[legs for legs in groups if legs & guilty])
     assert record is None or record in guilty
 
 
