@@ -199,6 +199,16 @@ class Figures:
     seconds: float = 0.0
     lag: float = 0.0
 
+    def __add__(self, other: Figures) -> Figures:
+        """Those of both."""
+        return Figures(
+            self.calls + other.calls,
+            self.retries + other.retries,
+            self.timeouts + other.timeouts,
+            self.seconds + other.seconds,
+            max(self.lag, other.lag),
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Task:
@@ -666,7 +676,7 @@ def rows_of(returned: object) -> Sequence[Row]:
         case None:
             return ()
         case Mapping() | tuple():
-            return (_row(returned),)
+            return (_row(cast("object", returned)),)
         case list() | Iterator():
             return [*map(_row, cast("Iterable[object]", returned))]
         case _:

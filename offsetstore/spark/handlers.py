@@ -21,7 +21,7 @@ from numbers import Integral, Real
 from typing import Any, Final, cast
 
 import pyarrow as pa
-from pyspark import StorageLevel
+from pyspark import Accumulator, AccumulatorParam, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -31,6 +31,7 @@ from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handling import (
     RESULT,
+    Figures,
     Handler,
     HandlerError,
     Handling,
@@ -90,6 +91,16 @@ class TopicIds:
         return self.of_topics.get(topic, "") if found is None else found
 
 
+class _Sum(AccumulatorParam[Figures]):
+    """How Spark adds the figures of tasks up."""
+
+    def zero(self, value: Figures) -> Figures:  # noqa: ARG002 - Spark passes it
+        return Figures()
+
+    def addInPlace(self, value1: Figures, value2: Figures) -> Figures:  # noqa: N802 - Spark's name
+        return value1 + value2
+
+
 class HandlerTransform:
     """The transform that a handler is.
 
@@ -100,6 +111,14 @@ class HandlerTransform:
         self.topic_ids: Mapping[str, str] = {}
         self._handler = handler
         self._parsed: dict[str, pa.Schema] | None = None
+        self._figures: Accumulator[Figures] | None = None
+
+    def figures(self) -> Figures:
+        """What was called since this was last asked, by tasks that have ended."""
+        if self._figures is None:
+            return Figures()
+        found, self._figures.value = self._figures.value, Figures()
+        return found
 
     def handled(
         self, batch: DataFrame, ranges: Ranges | None = None, *, topic_ids: TopicIds | None = None
@@ -120,7 +139,10 @@ class HandlerTransform:
         for name, schema in schemas.items():
             rows = rows.add(name or _ONLY, ArrayType(_spark_type(schema)))
         made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
-        return records.mapInArrow(HandlerCalls(self._handler, topic_ids or TopicIds(self.topic_ids), schemas), made)
+        if self._figures is None:
+            self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
+        calls = HandlerCalls(self._handler, topic_ids or TopicIds(self.topic_ids), schemas, self._figures)
+        return records.mapInArrow(calls, made)
 
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:
         """The rows of records that have these columns; a record that has failed has one row, with the error."""
@@ -222,11 +244,15 @@ def _covers(ranges: Ranges, part: Ranges) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HandlerCalls:
-    """What a task does for ``mapInArrow``: calls the handler for each record, and adds the outcomes to the batches."""
+    """What a task does for ``mapInArrow``: calls the handler for each record, and adds the outcomes to the batches.
+
+    :param figures: gets the task's at its end.
+    """
 
     handler: Handler
     topic_ids: TopicIds
     schemas: Mapping[str, pa.Schema]
+    figures: Accumulator[Figures] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches in order, each when all its records are finished.
@@ -252,6 +278,9 @@ class HandlerCalls:
                 yield waiting[0].with_outage(error, self.schemas)
                 for _ in given:  # Spark takes a worker that leaves its input for a broken one
                     pass
+            finally:
+                if self.figures is not None:
+                    self.figures.add(handling.figures)
 
     def _finished(
         self, handling: Handling, waiting: deque[_Batch], at: dict[int, tuple[_Batch, int]]
@@ -296,7 +325,8 @@ class _Batch:
             for one in outcomes
         ]
         batch: Any = self._batch
-        columns = [*batch.columns, rows, pa.array(failed, pa.struct([*_FAILED]))]
+        kind: Any = pa.struct([*cast("Any", _FAILED)])
+        columns: list[Any] = [*batch.columns, rows, pa.array(failed, kind)]
         return _arrow.RecordBatch.from_arrays(columns, [*self._batch.schema.names, ROWS, FAILED])
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from copy import copy
+from dataclasses import asdict
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.unit import UNNAMED, Ranges
+from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter
-from offsetstore.protocol.ports import TableWriter, Writer
+from offsetstore.protocol.ports import TableWriter, Writer, declares
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
 from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
@@ -56,6 +58,7 @@ class Outputs:
                 raise ConfigurationError(
                     "into must be a writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
                 )
+        self._is_unordered = isinstance(transform, Handler) and transform.ordering == "none"
         if isinstance(transform, Handler):
             transform = HandlerTransform(transform)
         if not callable(transform):
@@ -90,9 +93,23 @@ class Outputs:
         """What `transform` takes: the records with their coordinates, and a handler's outcomes if there is one."""
         return with_coordinates(self.handled(records))
 
-    def keeping_handled(self, batch: DataFrame, ranges: Ranges) -> AbstractContextManager[Handled | None]:
+    @contextmanager
+    def keeping_handled(self, batch: DataFrame, ranges: Ranges) -> Generator[Handled | None]:
         """Keep a batch's records with their outcomes until the block ends, if there is a handler."""
-        return nullcontext() if self.handler is None else closing(Handled(self.handler, batch, ranges))
+        if self.handler is None:
+            yield None
+            return
+        with self.telling_calls(), closing(Handled(self.handler, batch, ranges)) as handled:
+            yield handled
+
+    @contextmanager
+    def telling_calls(self) -> Generator[None]:
+        """Tell the observers at the end of the block what the handler was called for, if there is one."""
+        try:
+            yield
+        finally:
+            if self.handler is not None and (figures := self.handler.figures()).calls:
+                self._claim.observers.on(HandlerCalled(group=self._claim.group, **asdict(figures)))
 
     def transform(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         """Call the transform, and check what it returns.
@@ -177,7 +194,14 @@ class Outputs:
         if isinstance(writer, TableWriter):
             writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
-        return writer.uses_kafka_column(schema)
+        uses = writer.uses_kafka_column(schema)
+        if uses and self._is_unordered and declares(writer, "replaces_in_order"):
+            raise ConfigurationError(
+                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
+                found=str(writer),
+                expected='ordering="key", or an Upsert with version=',
+            )
+        return uses
 
 
 def _described(values: Mapping[Any, Any]) -> str:

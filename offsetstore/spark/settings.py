@@ -59,13 +59,6 @@ class SinkSettings(Settings):
                 found="a Handler and DeadLetters(strategy=...)" if letters.strategy else 'a Handler and sequence="key"',
                 expected="DeadLetters() without strategy and sequence; Handler(retries=...)",
             )
-        unordered = [str(one) for one in listed if handler is not None and declares(one, "replaces_in_order")]
-        if handler is not None and handler.ordering == "none" and unordered:
-            raise ConfigurationError(
-                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
-                found=", ".join(unordered),
-                expected='ordering="key", or an Upsert with version=',
-            )
 
     def check_query(
         self, claim: Claim, columns: Collection[str], checkpoint: str, *, has_handler: bool = False

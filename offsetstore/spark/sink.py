@@ -325,7 +325,8 @@ class TransactionalSink:
         :raises ConfigurationError: the sink has no ``dead_letters``.
         :raises OffsetStoreError: as for a batch.
         """
-        return self._runner.drain(lambda letters: computed_letters(self._outputs, spark, letters, None))
+        with self._outputs.telling_calls():
+            return self._runner.drain(lambda letters: computed_letters(self._outputs, spark, letters, None))
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted(tp for tp in ranges if tp.topic not in self._claim.topics)

@@ -12,8 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from offsetstore import Append, DeadLetters, Execute, Flush, Handler, Record, Retries, TopicPartition, Upsert, Work
+from offsetstore import (
+    Append,
+    DeadLetters,
+    Execute,
+    Flush,
+    Handler,
+    Record,
+    Retries,
+    TopicPartition,
+    TransactionalSink,
+    Upsert,
+    Work,
+)
 from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, SinkError, UnsupportedQuery
+from offsetstore.protocol.events import BatchEnded, HandlerCalled
+from offsetstore.protocol.observers import Observers
+from tests.support.recorder import Recorder
 from tests.support.world import World, made_unchecked
 
 SCHEMA = "topic string, partition int, `offset` long, value string"
@@ -87,6 +102,8 @@ def test_a_record_that_fails_is_a_letter_and_every_other_is_called_once(
 ) -> None:
     topic = world.events_topic(["a", "bad 1", "nothing", "b"], ["shy", "c"])
 
+    seen = Recorder()
+    world.store.observers = Observers([seen])
     claim = world.claim(topic)
     world.run(claim, calls.handler(is_async=is_async), Append("events"), dead_letters=DeadLetters(), **WAYS[way])
 
@@ -94,6 +111,11 @@ def test_a_record_that_fails_is_a_letter_and_every_other_is_called_once(
     assert world.database.rows(LETTERS) == [(0, 1, "raised", "ValueError", "can't do bad 1", 3)]
     assert calls.of == Counter({"a": 1, "bad 1": 3, "nothing": 1, "b": 1, "shy": 3, "c": 1})
     assert world.stored(topic) == {0: 4, 1: 2}
+    [told] = seen.of(HandlerCalled)
+    assert (told.calls, told.retries, told.timeouts) == (10, 4, 0)
+    assert told.seconds > 0
+    [ended] = seen.of(BatchEnded)
+    assert seen.events.index(told) < seen.events.index(ended)
 
 
 @pytest.mark.behaviour("HAND-2")
@@ -252,6 +274,8 @@ def test_an_outage_ends_the_query_and_no_record_is_to_blame(world: World) -> Non
 @pytest.mark.parametrize("way", list(WAYS))
 def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World, way: str, tmp_path: Path) -> None:
     topic, file = world.events_topic(["a", "slow", "b"]), str(tmp_path / "calls")
+    seen = Recorder()
+    world.store.observers = Observers([seen])
 
     def hangs(record: Record) -> None:
         import time  # noqa: PLC0415
@@ -269,6 +293,8 @@ def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World,
     assert f"{topic}-0 at offset 1" in str(failure.error)
     assert world.database.rows(LETTERS) == []
     assert Path(file).read_text().count("called") == 2
+    assert [event.error for event in seen.of(BatchEnded, "failed")] == [failure.error]
+    assert [(told.calls, told.timeouts) for told in seen.of(HandlerCalled)] == [(2, 1)]
 
 
 @pytest.mark.behaviour("HAND-2", "DLQ-1")
@@ -360,10 +386,12 @@ def test_what_does_not_go_together(world: World, calls: Calls) -> None:
     world.database.execute("CREATE TABLE latest (name text PRIMARY KEY, value bigint)")
     topic = world.events_topic(["a"])
     handler = Handler(calls.handler().fn, "name string, value long", ordering="none")
+    only_keys = Handler(calls.handler().fn, "name string", ordering="none")
     with world.claim(topic) as claim:
         with pytest.raises(ConfigurationError, match='ordering="none"'):
-            made_unchecked(claim, handler, into=Upsert("latest", key=["name"]))
-        made_unchecked(claim, handler, into=Upsert("latest", key=["name"], version="value"))
+            TransactionalSink(claim, handler, into=Upsert("latest", key=["name"]))
+        TransactionalSink(claim, handler, into=Upsert("latest", key=["name"], version="value"))
+        TransactionalSink(claim, only_keys, into=Upsert("latest", key=["name"]))
     failure = _kept(world, topic, calls.handler)
     assert isinstance(failure, UnsupportedQuery)
 

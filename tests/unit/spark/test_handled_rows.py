@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -22,8 +22,14 @@ def outcome(offset: int, *rows: Any) -> Outcome:
 
 def made(kind: Any, value: Any) -> Any:
     """The value as the column has it, or why it is refused."""
-    column, [one] = arrow_rows([outcome(0, {"v": value})], {"": pa.schema([("v", kind)])})
-    return column.to_pylist()[0]["rows"][0]["v"] if one.error is None else one.error
+    lists, [one] = rows([outcome(0, {"v": value})], {"": pa.schema([("v", kind)])})
+    return lists[0]["rows"][0]["v"] if one.error is None else one.error
+
+
+def rows(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> tuple[list[Any], Sequence[Outcome]]:
+    column: Any
+    column, found = arrow_rows(outcomes, schemas)
+    return column.to_pylist(), found
 
 
 @pytest.mark.behaviour("HAND-3")
@@ -92,33 +98,33 @@ def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
 @pytest.mark.behaviour("HAND-3")
 def test_one_record_whose_rows_do_not_fit_spoils_no_other() -> None:
     given = [outcome(0, {"v": 1}), outcome(1, {"v": 2}, {"v": "x"}), outcome(2), outcome(3, (3,), (4,))]
-    column, found = arrow_rows(given, {"": pa.schema([("v", pa.int64())])})
-    assert column.to_pylist() == [{"rows": [{"v": 1}]}, {"rows": []}, {"rows": []}, {"rows": [{"v": 3}, {"v": 4}]}]
+    lists, found = rows(given, {"": pa.schema([("v", pa.int64())])})
+    assert lists == [{"rows": [{"v": 1}]}, {"rows": []}, {"rows": []}, {"rows": [{"v": 3}, {"v": 4}]}]
     assert [one.error is None for one in found] == [True, False, True, True]
 
 
 @pytest.mark.behaviour("HAND-3", "HAND-9")
 @pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
+    ("returned", "expected"),
+    cast("list[Any]", [
         ({"a": {"n": 1}, "b": ({"t": t} for t in "xy")}, {"a": [{"n": 1}], "b": [{"t": "x"}, {"t": "y"}]}),
         ({"a": None}, {"a": [], "b": []}),
         ([{"a": (1,)}, {"a": (2,), "b": []}], {"a": [{"n": 1}, {"n": 2}], "b": []}),
         ({"c": {"n": 1}}, "there is no output 'c'"),
         ((1,), "expected a mapping of outputs to their rows"),
         ({"a": 7}, "returned int"),
-    ],
-)
-def test_several_outputs(rows: Any, expected: Mapping[str, Any] | str) -> None:
+    ]),
+)  # fmt: skip
+def test_several_outputs(returned: Any, expected: Mapping[str, Any] | str) -> None:
     schemas = {"a": pa.schema([("n", pa.int64())]), "b": pa.schema([("t", pa.string())])}
     handler = Handler(repr, schemas)
     if isinstance(expected, str):
         with pytest.raises(NoRows, match=expected):
-            handler.rows_of(rows)
+            handler.rows_of(returned)
         return
     neighbour = handler.rows_of({"b": {"t": 7}})  # does not fit: all are looked at again
-    column, found = arrow_rows([outcome(0, *handler.rows_of(rows)), outcome(1, *neighbour)], schemas)
-    assert column.to_pylist()[0] == expected
+    lists, found = rows([outcome(0, *handler.rows_of(returned)), outcome(1, *neighbour)], schemas)
+    assert lists[0] == expected
     assert [one.error is None for one in found] == [True, False]
 
 
