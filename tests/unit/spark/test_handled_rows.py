@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from offsetstore.processing.handling import Handler, NoRows, Outcome, Record
+from offsetstore.processing.handling import Handler, HandlerError, NoRows, Outcome, Record
 from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, arrow_rows, records_of
 
 STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
@@ -91,6 +91,7 @@ def test_values_that_fit(kind: Any, value: Any) -> None:
 )
 def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
     error = made(kind, value)
+    assert isinstance(error, HandlerError)
     assert error.error_class == "HandlerResult"
     assert error.text
 
