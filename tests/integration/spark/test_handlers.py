@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck,
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
 from tests.support.recorder import Recorder
+from tests.support.waiting import wait_until
 from tests.support.world import World, made_unchecked
 
 SCHEMA = "topic string, partition int, `offset` long, value string"
@@ -295,6 +297,42 @@ def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World,
     assert Path(file).read_text().count("called") == 2
     assert [event.error for event in seen.of(BatchEnded, "failed")] == [failure.error]
     assert [(told.calls, told.timeouts) for told in seen.of(HandlerCalled)] == [(2, 1)]
+
+
+@pytest.mark.behaviour("HAND-4")
+@pytest.mark.parametrize(("way", "is_async"), [("batch", False), ("partition", True)])
+def test_a_stop_of_the_query_waits_for_no_call_longer_than_its_timeout(
+    world: World, calls: Calls, way: str, tmp_path: Path, *, is_async: bool
+) -> None:
+    topic, file, timeout = world.events_topic(["slow"]), tmp_path / "begun", 10.0
+    path = str(file)
+
+    def waits(record: Record) -> None:
+        import time  # noqa: PLC0415
+
+        with open(path, "w"):  # noqa: PTH123
+            pass
+        time.sleep(100)
+
+    async def waits_too(record: Record) -> None:
+        with open(path, "w"):  # noqa: ASYNC230, PTH123
+            pass
+        await asyncio.sleep(100)
+
+    claim = world.claim(topic)
+    sink = made_unchecked(
+        claim, Handler(waits_too if is_async else waits, SCHEMA, timeout=timeout), into=Append("events"), **WAYS[way]
+    )
+    query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
+    wait_until(file.exists)
+    began = time.monotonic()
+    query.stop()
+
+    assert time.monotonic() - began < timeout
+    assert not query.isActive
+    assert world.stored(topic) == {0: 0}
+    world.run(world.claim(topic), calls.handler(), Append("events"), **WAYS[way])
+    assert world.database.column(VALUES) == ["slow"]
 
 
 @pytest.mark.behaviour("HAND-2", "DLQ-1")
