@@ -104,8 +104,8 @@ class StartingOffsets:
         return (
             f"the store has no offsets of group {self.unknown!r}, which is right for a new job: it "
             f"{' and '.join(does)} of {', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not one, "
-            f"stop it, and remove what it has written. Then correct the name; or delete this group, `{delete}`, and take over "
-            f"the earlier job's offsets, with `{rename}` or adopt_checkpoint=. "
+            "stop it, and remove what it has written. Then correct the name; or delete this group, "
+            f"`{delete}`, and take over the earlier job's offsets, with `{rename}` or adopt_checkpoint=. "
             'StartPolicy(auto_offset_reset="none") refuses such starts.'
         )
 
