@@ -66,7 +66,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "context-of-a-call",
-        ("_Loop._begin", "self._context.copy()", "self._context"),
+        ("_Loop._start", "self._context.copy()", "self._context"),
         tests=(f"{_CALLS}test_each_call_has_a_context_of_its_own",),
         why="A call would see what another one has set: a tenant, a trace.",
     ),
