@@ -30,9 +30,9 @@ from pyspark.sql import SparkSession
 
 from benchmarks.calls import PARTITIONS, SCHEMA, calls_in, check, key_of, waits, waits_async, yields
 from benchmarks.peaks import Watching
-from benchmarks.report import BUILD, COLOURS, Bar, draw, with_figures
+from benchmarks.report import BUILD, COLOURS, Bar, draw, table, with_figures
 from benchmarks.run import commit
-from benchmarks.scale import TABLE, Figures, create_tables, observing, one, section, settings, table
+from benchmarks.scale import TABLE, Figures, create_tables, observing, one, section, settings
 from offsetstore import Append, Broker, Handler, OffsetStore, TransactionalSink
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
@@ -260,7 +260,7 @@ def _times(figures: Figures) -> str:
         f"""Measured on {had["at"]} at commit {had["commit"]}: medians of {len(figures["async"]["samples"])} rounds, on
         {had["cores"]} cores and {had["memory_gb"]} GB with a load of {had["load"]:.1f} before; Python {had["python"]},
         PySpark {had["pyspark"]}, pyarrow {had["pyarrow"]}, PostgreSQL {had["server_version"]}.""",
-        table(heads, rows),
+        table(heads, rows, texts=1),
     )
 
 
@@ -277,7 +277,7 @@ def _memory(measured: Figures) -> str:
         f"{MEMORY:,} records through a fast handler",
         f"""Peaks of resident memory in MB, by micro-batches of {PER_BATCH:,} records each, measured on
         {measured["settings"]["at"]}:""",
-        table(["", *(str(number) for number, _ in enumerate(peaks, 1))], rows),
+        table(["", *(str(number) for number, _ in enumerate(peaks, 1))], rows, texts=1),
     )
 
 

@@ -89,7 +89,7 @@ def _queries(seconds: Seconds, keys: list[Key], shape: Mapping[str, Any]) -> str
         ratios = [_ratio(seconds, key, (name, "noop", "defaults")), _ratio(seconds, key, same)]
         rows.append([_JOBS[job], _SETTINGS[settings], *_spread(seconds[key], ms=is_steady), *ratios, last])
     heads = ["", "settings", "ms, p50" if is_steady else "seconds", "spread", "÷ noop, Spark's settings"]
-    return _table([*heads, "÷ noop, the same", "ms more than that" if is_steady else "records/s"], rows, texts=2)
+    return table([*heads, "÷ noop, the same", "ms more than that" if is_steady else "records/s"], rows, texts=2)
 
 
 def _from_memory(seconds: Seconds, keys: list[Key], records: int) -> str:
@@ -98,7 +98,7 @@ def _from_memory(seconds: Seconds, keys: list[Key], records: int) -> str:
         name, job, settings = key
         ratio = _ratio(seconds, key, (name, _FLOORS.get(job, job), settings))
         rows.append([_JOBS[job], *_spread(seconds[key]), ratio, f"{records / median(seconds[key]):,.0f}"])
-    return _table(["", "seconds", "spread", "÷ by hand", "records/s"], rows, texts=1)
+    return table(["", "seconds", "spread", "÷ by hand", "records/s"], rows, texts=1)
 
 
 def _ten_times(seconds: Seconds, results: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def _ten_times(seconds: Seconds, results: Mapping[str, Any]) -> str:
     small, large = (f"{results['shapes'][size]['records']:,}" for size in sizes)
     heads = ["", f"{small}: seconds", f"{large}: seconds", "÷", "÷ noop", "driver, MB", "worker, MB", "JVM's heap, MB"]
     title = f"### {large} records in one batch beside {small}, with the recommended settings\n"
-    return f"{title}\n{_table(heads, rows, texts=1)}"
+    return f"{title}\n{table(heads, rows, texts=1)}"
 
 
 def _spread(values: list[float], *, ms: bool = False) -> list[str]:
@@ -136,7 +136,7 @@ def _ratio(seconds: Seconds, key: Key, floor: Key) -> str:
     return f"{median(seconds[key]) / median(seconds[floor]):.2f}" if floor in seconds else "-"
 
 
-def _table(heads: list[str], rows: list[list[str]], *, texts: int) -> str:
+def table(heads: list[str], rows: list[list[str]], *, texts: int) -> str:
     """Write a Markdown table; all but the first columns are numbers."""
     lines = [heads, ["---"] * texts + ["---:"] * (len(heads) - texts), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
