@@ -389,12 +389,12 @@ class Handling:
         return call
 
     def returned(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
-        """Take what a call has returned, or how it has failed. The lock is held."""
+        """Take what a call has returned, or how it has failed. At most one more may begin now. The lock is held."""
         task, now = call.task, time.monotonic()
         self.figures.seconds += now - call.since
         if call in self._late:
             del self._late[call]
-            self._next_of(task)
+            self._queues.done(task.key)
             return
         del self._running[call]
         retries = self.handler.retries
@@ -409,11 +409,7 @@ class Handling:
             self._has_finished.notify()
         else:
             self._finish(task, (), failure.error)
-        self._next_of(task)
-
-    def _next_of(self, task: _Task) -> None:
         self._queues.done(task.key)
-        self.may_begin.notify()
 
     def _finish(self, task: _Task, rows: Sequence[Any], error: HandlerError | None) -> None:
         self._finished.append(Outcome(task.record, rows, error, task.attempts))
@@ -595,7 +591,7 @@ class _Loop:
         self._handling = handling
         self._context = contextvars.copy_context()
         self._thread = _LoopThread.get()
-        self._tasks: dict[asyncio.Task[None], Record] = {}
+        self._tasks: dict[_Call, asyncio.Task[None]] = {}
         self._asked: float | None = None  # when the loop was asked what it has not answered
         self._was_answered = False
         self._has_ended = threading.Event()
@@ -612,8 +608,8 @@ class _Loop:
         return 0.0 if known else None
 
     def running(self) -> Record | None:
-        task = asyncio.current_task(self._thread.loop)
-        return None if task is None else self._tasks.get(cast("asyncio.Task[None]", task))
+        current = asyncio.current_task(self._thread.loop)
+        return next((call.task.record for call, task in [*self._tasks.items()] if task is current), None)
 
     def close(self) -> None:
         if self._thread.call(self._cancel):
@@ -633,34 +629,32 @@ class _Loop:
                 call = handling.next_call()
             if call is None:
                 return
-            task = self._thread.loop.create_task(self._call(call), context=self._context.copy())
-            self._tasks[task] = call.task.record
-            task.add_done_callback(self._ended)
-            call.cancel = partial(self._thread.call, task.cancel)
+            self._start(call)
+
+    def _start(self, call: _Call) -> None:
+        self._tasks[call] = task = self._thread.loop.create_task(self._call(call), context=self._context.copy())
+        call.cancel = partial(self._thread.call, task.cancel)
 
     async def _call(self, call: _Call) -> None:
-        handler = self._handling.handler
+        handling, handler = self._handling, self._handling.handler
         rows: Sequence[Any] = ()
         failure: _Failure | None = None
         try:
             rows = handler.rows_of(await handler.fn(call.task.record))
         except BaseException as error:  # noqa: BLE001 - the user's own function
             failure = _failure(error)
-        with self._handling.lock:
-            self._handling.returned(call, rows, failure)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not self._handling.is_closed:
-            self._begin()
-        elif not self._tasks:
-            self._has_ended.set()
+        with handling.lock:
+            handling.returned(call, rows, failure)
+            following = handling.next_call()
+        del self._tasks[call]
+        if following is not None:
+            self._start(following)
 
     def _cancel(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        if not self._tasks:
-            self._has_ended.set()
+        ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        ended.add_done_callback(lambda _: self._has_ended.set())
 
 
 class NoRows(Exception):

@@ -343,7 +343,7 @@ def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
             offset,
             key,
             value,
-            tuple((one["key"], one["value"]) for one in found or ()),
+            tuple((one["key"], one["value"]) for one in found) if found else (),
             time,
             topic_ids.of(topic, partition, offset),
         )

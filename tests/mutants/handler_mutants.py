@@ -47,7 +47,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
         (
             "Handling._look",
             "self.figures.timeouts += 1",
-            "self.figures.timeouts += 1\nself._next_of(call.task)",
+            "self.figures.timeouts += 1\nself._queues.done(call.task.key)",
         ),
         tests=(f"{_CALLS}test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it",),
         why="A thread that hangs may still do its work, after that of a later record of its key.",
@@ -66,7 +66,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "context-of-a-call",
-        ("_Loop._begin", "self._context.copy()", "self._context"),
+        ("_Loop._start", "self._context.copy()", "self._context"),
         tests=(f"{_CALLS}test_each_call_has_a_context_of_its_own",),
         why="A call would see what another one has set: a tenant, a trace.",
     ),

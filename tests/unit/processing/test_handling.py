@@ -280,6 +280,19 @@ def test_closing_cancels_what_runs() -> None:
     assert len([one for one in threading.enumerate() if one.name == "handler-loop"]) <= 2  # one that hung before
 
 
+@pytest.mark.behaviour("HAND-4")
+def test_closing_does_not_wait_for_what_has_not_begun() -> None:
+    async def returns(record: Record) -> dict[str, int]:
+        return {"id": record.offset}
+
+    before = time.monotonic()
+    for _ in range(20):
+        handling = Handling(Handler(returns, None, timeout=15))
+        handling.feed(map(record, range(100)))
+        handling.close()
+    assert time.monotonic() - before < 10
+
+
 class Unspeakable(Exception):
     """Its text can't be had."""
 
