@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Final, cast
@@ -249,9 +249,10 @@ class HandlerCalls:
             except Exception as error:
                 if not waiting:
                     raise
-                yield waiting[0].with_outage(error, self.schemas)
-                for _ in given:  # Spark takes a worker that leaves its input for a broken one
-                    pass
+                # Each record has it, since a part of them may be read without the first. All input is read: Spark takes
+                # a worker that leaves some for a broken one.
+                rest = (_Batch(batch, records_of(batch, self.topic_ids)) for batch in given)
+                yield from (one.with_outage(error, self.schemas) for one in chain(waiting, rest))
 
     def _finished(
         self, handling: Handling, waiting: deque[_Batch], at: dict[int, tuple[_Batch, int]]
@@ -274,10 +275,11 @@ class _Batch:
         self.missing = len(records)
 
     def with_outage(self, error: Exception, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
-        """The batch with an outage at its first record, and nothing at the others."""
+        """The batch with an outage at each of its records."""
         text = "".join(traceback.format_exception(error))
-        told = Outcome(self.records[0], (), HandlerError(type(error).__name__, str(error), text))
-        self.outcomes = [told, *map(Outcome, self.records[1:])]
+        failed = HandlerError(type(error).__name__, str(error))
+        errors = chain([replace(failed, traceback=text)], repeat(failed))
+        self.outcomes = [Outcome(one, (), error) for one, error in zip(self.records, errors, strict=False)]
         return self.with_outcomes(schemas, is_outage=True)
 
     def with_outcomes(self, schemas: Mapping[str, pa.Schema], *, is_outage: bool = False) -> pa.RecordBatch:
