@@ -19,7 +19,6 @@ from tests.faults.chaos.means.calls import Calls
 from tests.faults.chaos.means.executors import executors, wait_for_executors, wait_until_gone
 from tests.faults.chaos.means.held import held
 from tests.faults.chaos.means.letters import check_letters, scatter_bad, scatter_changed, states
-from tests.support.background import repeating
 from tests.support.waiting import wait_until
 
 ROW: Final = "handlers in play"
@@ -37,25 +36,25 @@ _HANGS: Final = 3.0
 
 @fault(row=ROW, must=MUST, seeds=30)
 def handlers_killed_at_random(scene: Scene) -> None:
-    """A handler, an upsert and dead_letters=, while good and bad records keep coming: twice SIGKILL while calls run, to
-    Python, to Java, to both, or to a Python worker."""
+    """A handler, an upsert and dead_letters=, with good and bad records: twice SIGKILL while calls run, to Python, to
+    Java, to both, or to a Python worker."""
     calls = Calls(scene)
-    scatter_bad(scene, good=140, bad=10)
+    scatter_bad(scene, good=95, bad=5)
     with scene.supervise(**calls.settings()) as supervisor:
-        with repeating(lambda: scatter_bad(scene, good=38, bad=2), every=0.5):
-            for _ in range(2):
-                victim = supervisor.job
-                victim.wait_for("begun", scene.random.randint(1, 3), timeout=90)
-                calls.wait_until_running(victim)
-                time.sleep(scene.random.choice([0, scene.random.uniform(0, 0.5)]))
-                target = scene.random.choice([*TARGETS, "worker"])
-                if target == "worker":
-                    _kill_worker(scene, calls, victim)
-                    continue
-                under_way = f"{len(calls.running(victim))} calls and {len(in_transaction(scene))} transactions"
-                victim.kill(target)
-                scene.fired(f"{target} of job {victim.pid} got SIGKILL, {under_way} under way, letters {states(scene)}")
-                supervisor.next_job(victim)
+        for _ in range(2):
+            scatter_bad(scene, good=95, bad=5)
+            victim = supervisor.job
+            calls.wait_until_running(victim, timeout=90)
+            time.sleep(scene.random.choice([0, scene.random.uniform(0, 2)]))
+            target = scene.random.choice([*TARGETS, "worker"])
+            if target == "worker":
+                _kill_worker(scene, calls, victim)
+                continue
+            under_way = f"{len(calls.running(victim))} calls and {len(in_transaction(scene))} transactions"
+            supervisor.settings["records_per_trigger"] = 150
+            victim.kill(target)
+            scene.fired(f"{target} of job {victim.pid} got SIGKILL, {under_way} under way, letters {states(scene)}")
+            supervisor.next_job(victim)
         scatter_bad(scene, good=45, bad=5)
         scene.caught_up()
     check_letters(scene)
@@ -64,6 +63,7 @@ def handlers_killed_at_random(scene: Scene) -> None:
 
 def _kill_worker(scene: Scene, calls: Calls, victim: Job) -> None:
     """End one that makes calls; the job lives on."""
+    scatter_bad(scene, good=95, bad=5)
     running = calls.wait_until_running(victim)
     pid = scene.random.choice(sorted({call.pid for call in running}))
     done = victim.batches_done
@@ -103,14 +103,13 @@ def handlers_killed_in_a_task(scene: Scene) -> None:
     scatter_bad(scene, good=190, bad=10)
     with scene.supervise(kind="cluster", **calls.settings()) as supervisor:
         job = supervisor.job
-        with repeating(lambda: scatter_bad(scene, good=38, bad=2), every=0.5):
-            job.wait_for("done", timeout=120)
-            for _ in range(2):
-                wait_for_executors(job)
-                if scene.variant == "worker":
-                    _kill_worker(scene, calls, job)
-                else:
-                    _kill_executor(scene, calls, job)
+        job.wait_for("done", timeout=120)
+        for _ in range(2):
+            wait_for_executors(job)
+            if scene.variant == "worker":
+                _kill_worker(scene, calls, job)
+            else:
+                _kill_executor(scene, calls, job)
         scene.caught_up()
         assert supervisor.jobs == [job], "the job was to live on"
     check_letters(scene)
@@ -119,6 +118,7 @@ def handlers_killed_in_a_task(scene: Scene) -> None:
 
 def _kill_executor(scene: Scene, calls: Calls, job: Job) -> None:
     """End one whose worker makes calls."""
+    scatter_bad(scene, good=95, bad=5)
     running = calls.wait_until_running(job)
     daemon = psutil.Process(running[-1].pid).parent()
     assert daemon is not None
@@ -182,20 +182,20 @@ def handlers_backends_terminated(scene: Scene) -> None:
     """pg_terminate_backend for all connections of the job while calls run, and for those in a batch's transaction, in
     turn, twice each."""
     calls = Calls(scene)
-    scatter_bad(scene, good=140, bad=10)
+    scatter_bad(scene, good=95, bad=5)
     with scene.supervise(**calls.settings()) as supervisor:
         job = supervisor.job
-        with repeating(lambda: scatter_bad(scene, good=38, bad=2), every=0.5):
-            for _ in range(2):
-                done = job.batches_done
-                running = calls.wait_until_running(job)
-                ended = terminate_others(scene)
-                scene.fired(f"{ended} connections terminated, {len(running)} calls under way")
-                job.wait_for("done", done + 1, timeout=90)
-                open_ones = wait_until(lambda: in_transaction(scene), timeout=60)
-                terminate(scene, open_ones)
-                scene.fired(f"{', '.join(map(str, open_ones))} terminated")
-                job.wait_for("done", job.batches_done + 1, timeout=90)
+        for _ in range(2):
+            scatter_bad(scene, good=95, bad=5)
+            done, running = job.batches_done, calls.wait_until_running(job)
+            ended = terminate_others(scene)
+            scene.fired(f"{ended} connections terminated, {len(running)} calls under way")
+            job.wait_for("done", done + 1, timeout=90)
+            scatter_bad(scene, good=95, bad=5)
+            done, open_ones = job.batches_done, wait_until(lambda: in_transaction(scene), timeout=60)
+            terminate(scene, open_ones)
+            scene.fired(f"{', '.join(map(str, open_ones))} terminated")
+            job.wait_for("done", done + 1, timeout=90)
         scene.caught_up()
         assert supervisor.jobs == [job], "the job was to live on"
     check_letters(scene)
