@@ -19,7 +19,7 @@ from tests.faults.chaos.means.calls import Calls
 from tests.faults.chaos.means.executors import executors, wait_for_executors, wait_until_gone
 from tests.faults.chaos.means.held import held
 from tests.faults.chaos.means.letters import check_letters, scatter_bad, scatter_changed, states
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 ROW: Final = "handlers in play"
 MUST: Final = (
@@ -48,7 +48,10 @@ def handlers_killed_at_random(scene: Scene) -> None:
             time.sleep(scene.random.choice([0, scene.random.uniform(0, 2)]))
             target = scene.random.choice([*TARGETS, "worker"])
             if target == "worker":
+                scene.expect("SinkError")  # local Spark tries a task once; letters are looked for in the second try
                 _kill_worker(scene, calls, victim)
+                if victim.has_ended:
+                    supervisor.next_job(victim)
                 continue
             under_way = f"{len(calls.running(victim))} calls and {len(in_transaction(scene))} transactions"
             supervisor.settings["records_per_trigger"] = 150
@@ -62,7 +65,7 @@ def handlers_killed_at_random(scene: Scene) -> None:
 
 
 def _kill_worker(scene: Scene, calls: Calls, victim: Job) -> None:
-    """End one that makes calls; the job lives on."""
+    """End one that makes calls, and wait until the micro-batch is over."""
     scatter_bad(scene, good=95, bad=5)
     running = calls.wait_until_running(victim)
     pid = scene.random.choice(sorted({call.pid for call in running}))
@@ -71,7 +74,7 @@ def _kill_worker(scene: Scene, calls: Calls, victim: Job) -> None:
     calls.killed(victim)
     wait_until_gone(pid)
     scene.fired(f"worker {pid} of job {victim.pid} got SIGKILL, {len(running)} calls under way")
-    victim.wait_for("done", done + 1, timeout=90)
+    wait_until(lambda: victim.has_ended or victim.batches_done > done, timeout=90)
 
 
 @fault(row=ROW, must=MUST, seeds=6)
@@ -158,13 +161,13 @@ def handlers_outcomes_lost_in_a_task(scene: Scene) -> None:
     """A task has made all its calls, and has its transaction open, or has written all rows: its executor gets
     SIGKILL."""
     calls, gate = Calls(scene), Gate(scene.directory / "gate")
-    scatter_bad(scene, good=190, bad=10)
+    scene.produce(200)  # with a bad one among them, the driver would write, and the next batches too
     with scene.supervise(kind="cluster", gate=str(gate.directory), **calls.settings()) as supervisor:
         job = supervisor.job
-        scene.caught_up(timeout=120)
+        job.wait_for("done", scene.random.randint(1, 2), timeout=120)
         wait_for_executors(job)
         gate.shut("begun" if scene.variant == "begun" else "written")
-        scene.produce(120)  # with a bad one among them, the driver would write
+        scene.produce(120)
         victim = scene.random.choice(wait_until(gate.waiting, timeout=90))
         os.kill(victim.executor, signal.SIGKILL)
         calls.killed(job)
@@ -236,7 +239,8 @@ def handlers_stuck(scene: Scene) -> None:
     job.wait_for("ended")
     job.close()
     assert "at offset" in (report.found or ""), f"it does not name the record: {report.text}"
-    assert took < 3 * _TIMEOUT + 5, f"it ended {took:.1f} s after the first call"
+    # On two cores three tasks take two rounds, each of three timeouts at most: to fail, to be stuck, and to cancel.
+    assert took < (2 * 3 * _TIMEOUT + 3) * PATIENCE, f"it ended {took:.1f} s after the first call"
     assert not any(scene.stored().values()), f"it has stored {scene.stored()}"
     assert not states(scene), f"it has left letters: {states(scene)}"
     scene.fired(f"job {job.pid} ended with HandlerStuck {took:.1f} s after its first call: {report.found}")
@@ -257,7 +261,7 @@ def handlers_stopped(scene: Scene) -> None:
     job.stop()
     took = time.monotonic() - begin
     calls.stopped(job)
-    assert took < 15, f"it took {took:.1f} s"
+    assert took < 15 * PATIENCE, f"it took {took:.1f} s"
     scene.fired(f"job {job.pid} was stopped within {took:.1f} s, {len(running)} calls under way")
     with scene.supervise(records_per_trigger=200, **calls.settings()):
         scene.caught_up()

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from tests.faults.chaos.harness.calls import Call, Worked, called_again, most_at_once, read, wrong
 from tests.faults.chaos.harness.scene import Job, Scene, Violation
 from tests.faults.chaos.means.letters import prepare
@@ -43,8 +45,9 @@ class Calls:
         return read(self._log)
 
     def running(self, job: Job) -> list[Call]:
-        """Those of a job that have not ended."""
-        return [call for call in self.all() if call.epoch == job.epoch and call.ended is None]
+        """Those of a job that have not ended, in processes that live."""
+        begun = [call for call in self.all() if call.epoch == job.epoch and call.ended is None]
+        return [call for call in begun if psutil.pid_exists(call.pid)]
 
     def wait_until_running(self, job: Job, timeout: float = 60) -> list[Call]:
         """Wait until some calls of a job run."""
