@@ -12,6 +12,7 @@ import psutil
 from tests.faults.chaos.cases.drivers import TARGETS
 from tests.faults.chaos.harness.calls import HANGING, called_again
 from tests.faults.chaos.harness.gate import Gate
+from tests.faults.chaos.harness.process import Target
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Job, Scene
 from tests.faults.chaos.means.backends import in_transaction, terminate, terminate_others
@@ -29,6 +30,8 @@ MUST: Final = (
 NONE_AGAIN: Final = "rows and letters once; no call repeated"
 STUCK: Final = "HandlerStuck, and nothing of the micro-batch stored; then rows and letters once"
 
+_VICTIMS: Final[tuple[Target | None, ...]] = (*TARGETS, None)
+"""``None`` is a Python worker."""
 _TIMEOUT: Final = 2.0
 _HANGS: Final = 3.0
 """Less than twice the timeout: a task that has to wait for longer than that ends."""
@@ -46,7 +49,7 @@ def handlers_killed_at_random(scene: Scene) -> None:
             victim = supervisor.job
             calls.wait_until_running(victim, timeout=90)
             time.sleep(scene.random.choice([0, scene.random.uniform(0, 2)]))
-            target = scene.random.choice([*TARGETS, None])
+            target = scene.random.choice(_VICTIMS)
             if target is None:
                 scene.expect("SinkError")  # local Spark tries a task once; letters are looked for in the second try
                 _kill_worker(scene, calls, victim)
