@@ -230,7 +230,7 @@ def handlers_hanging_calls(scene: Scene) -> None:
 @fault(row=ROW, must=STUCK, variants=("threads", "loop"), seeds=4)
 def handlers_stuck(scene: Scene) -> None:
     """All calls in threads hang, or a call of an async function blocks its loop, for longer than they may; then the
-    service is mended."""
+    service is mended, and another process started: threads can't be ended."""
     is_async = scene.variant == "loop"
     calls = Calls(scene, is_async=is_async, timeout=_TIMEOUT, concurrency=4)
     scatter_bad(scene, good=190, bad=10)
@@ -240,6 +240,7 @@ def handlers_stuck(scene: Scene) -> None:
     report = scene.expect_error(job, "HandlerStuck")
     took = time.monotonic() - first.begun
     job.wait_for("ended")
+    job.kill("both")
     job.close()
     assert "at offset" in (report.found or ""), f"it does not name the record: {report.text}"
     # On two cores three tasks take two rounds, each of three timeouts at most: to fail, to be stuck, and to cancel.
