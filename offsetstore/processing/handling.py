@@ -358,6 +358,8 @@ class Handling:
     def close(self) -> None:
         """End what can be ended; a call that can't is left to itself."""
         with self.lock:
+            if self.is_closed:
+                return
             self.is_closed = True
             self.may_begin.notify_all()
         self._caller.close()
@@ -379,7 +381,8 @@ class Handling:
 
     def next_call(self) -> _Call | None:
         """Begin a call, if one may begin. The lock is held."""
-        if self.is_closed or not self._queues.ready or self.in_flight >= self.handler.concurrency:
+        has_ended = self.is_closed or self._outage is not None
+        if has_ended or not self._queues.ready or self.in_flight >= self.handler.concurrency:
             return None
         task = self._queues.ready.popleft()
         task.attempts += 1
@@ -432,7 +435,7 @@ class Handling:
         was_away, self._looked = now - self._looked > _LAG, now
         late: list[_Call] = []
         with self.lock:
-            if self._goes_on() and not was_away:  # else no call is late by itself
+            if not was_away and self._goes_on():  # else no call is late by itself
                 late += takewhile(lambda call: now - call.since >= self.handler.timeout, self._running)
             for call in late:
                 del self._running[call]
@@ -632,7 +635,9 @@ class _Loop:
             self._start(call)
 
     def _start(self, call: _Call) -> None:
-        self._tasks[call] = task = self._thread.loop.create_task(self._call(call), context=self._context.copy())
+        # Not the loop's own kind of task: it may be one that begins at once.
+        task = asyncio.Task(self._call(call), loop=self._thread.loop, context=self._context.copy())
+        self._tasks[call] = task
         call.cancel = partial(self._thread.call, task.cancel)
 
     async def _call(self, call: _Call) -> None:
@@ -694,15 +699,19 @@ def _expected(found: object) -> str:
     return f"the handler returned {type(found).__name__}; expected a mapping, a tuple, a list of these, or None"
 
 
-def _failure(error: BaseException) -> _Failure:
+def described(error: BaseException) -> HandlerError:
     """What is kept of an exception: a letter has it."""
     try:
         text, trace = str(error), "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - the user's own class
         text, trace = f"it can't be shown: {type(broken).__name__}", ""
+    return HandlerError(type(error).__name__, text, trace)
+
+
+def _failure(error: BaseException) -> _Failure:
     if isinstance(error, NoRows):
-        return _Failure(HandlerError(RESULT, text), is_final=True)
-    return _Failure(HandlerError(type(error).__name__, text, trace), outage=error if tells_of_outage(error) else None)
+        return _Failure(HandlerError(RESULT, str(error)), is_final=True)
+    return _Failure(described(error), outage=error if tells_of_outage(error) else None)
 
 
 def _place(record: Record) -> str:

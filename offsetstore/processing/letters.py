@@ -113,6 +113,7 @@ MOST: Final = 1_000
 MOST_BYTES: Final = 64 << 20
 
 _EVERY: Final = 5.0  # seconds between two looks for requested letters
+_SELDOM: Final = 300.0  # seconds between two, at most, while replays fail
 _LONGEST: Final = 10.0  # seconds: then a batch comes first
 
 _OUT_OF_ORDER: Final = LetterError(
@@ -384,9 +385,7 @@ class Recovery:
             self._open_sequences().update(waiting_behind)
         if dead:
             self._careful = CAREFUL
-        self._refused_in_a_row = (
-            0 if any(output.rows for output in rows.values()) else self._refused_in_a_row + _blamed(dead)
-        )
+        self._refused_in_a_row = 0 if _has_accepted(part, dead) else self._refused_in_a_row + _blamed(dead)
         self._failures = {
             (tp, offset): failed
             for (tp, offset), failed in self._failures.items()
@@ -590,7 +589,7 @@ class Recovery:
             )
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
-        has_accepted = run.ending is not None or any(number not in dead for number in part.accepted)
+        has_accepted = run.ending is not None or _has_accepted(part, dead)
         if _blamed(dead) and in_a_row >= ALL_REFUSED and not has_accepted:
             raise self._too_many(None, f"all of the last {in_a_row} records were refused")
 
@@ -600,6 +599,10 @@ class Recovery:
             what if refused is None else f"{what}. {refused.what}",
             found=found,
         )
+
+
+def _has_accepted(part: CarefulPart, dead: Collection[int]) -> bool:
+    return any(number not in dead for number in part.accepted)
 
 
 def _letters_in(dead: Mapping[int, _Dead]) -> int:
@@ -971,6 +974,7 @@ class Requests:
         self._settings = settings
         self.compute: ComputeLetters | None = None
         self._next_look = 0.0
+        self._failed_in_a_row = 0
 
     def drain(self, compute: ComputeLetters) -> int:
         """Replay all that is requested; see `TransactionalSink.drain`."""
@@ -987,6 +991,7 @@ class Requests:
         began = time.monotonic()
         try:
             PutBack(self._claim, self._settings, self.compute).run(check, seconds=_LONGEST)
+            self._failed_in_a_row = 0
         except StaleClaim:
             raise
         except CommitUnknown as error:  # a batch must know; of letters their states tell
@@ -994,11 +999,13 @@ class Requests:
             _log.error("dead letters were replayed, or are still requested: %s", error)
         except Exception as error:  # noqa: BLE001 - it concerns the letters alone
             check()  # a stop interrupts Spark
+            self._failed_in_a_row += 1
             text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
             _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
         finally:
             now = time.monotonic()
-            self._next_look = now + max(_EVERY, now - began)  # half of the time is for batches
+            pause = min(_EVERY * 2**self._failed_in_a_row, _SELDOM)  # a handler is called each time
+            self._next_look = now + max(pause, now - began)  # half of the time is for batches
 
     def look_while_idle(self, is_running: Callable[[], bool]) -> None:
         """Look while no batch is being written.

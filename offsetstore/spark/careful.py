@@ -14,7 +14,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -314,9 +314,10 @@ def computed_carefully(
         records.unpersist()
 
 
+@contextmanager
 def computed_letters(
     outputs: Outputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
-) -> AbstractContextManager[Careful]:
+) -> Generator[Careful]:
     """Compute the outputs of the letters' records, which are numbered in their order.
 
     :param columns: see `letters_frame`.
@@ -324,7 +325,8 @@ def computed_letters(
     """
     records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
     given = outputs.handled_letters(letters_frame(spark, letters, columns), letters)
-    return computed_carefully(outputs, given, records, has_sequences=True)
+    with outputs.telling_calls(), computed_carefully(outputs, given, records, has_sequences=True) as careful:
+        yield careful
 
 
 def _computed_without_failing(
@@ -380,7 +382,7 @@ class _Computation:
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
         """Compute the rows of all records but some."""
-        return _or_failed(lambda: self._rows(self.outputs.given(self._records(without).drop(_NUMBER))))
+        return self._or_failed(lambda: self._rows(self.outputs.given(self._records(without).drop(_NUMBER))))
 
     def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
         made = self.outputs.transform(given, keep_kafka=True)
@@ -414,7 +416,15 @@ class _Computation:
             made = self.outputs.transform(self.outputs.given(kept.drop(_NUMBER)), keep_kafka=True)
             return sum(map(count_accepted, made.values()))
 
-        return _or_failed(count)
+        return self._or_failed(count)
+
+    def _or_failed(self, compute: Callable[[], _T]) -> _T | FunctionFailed:
+        try:
+            return compute()
+        except Exception as error:
+            if (failed := function_failed(error, has_handler=self.outputs.handler is not None)) is None:
+                raise
+            return failed
 
     def fails(self, number: int) -> FunctionFailed | None:
         """Compute one record, and forget its rows."""
@@ -432,15 +442,6 @@ class _Computation:
                 break
             if (why := self.fails(number)) is not None:
                 failed[number] = why
-        return failed
-
-
-def _or_failed(compute: Callable[[], _T]) -> _T | FunctionFailed:
-    try:
-        return compute()
-    except Exception as error:
-        if (failed := function_failed(error)) is None:
-            raise
         return failed
 
 

@@ -9,13 +9,12 @@ task that writes has all its rows before it begins a transaction.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, Final, cast
@@ -38,6 +37,7 @@ from offsetstore.processing.handling import (
     Outcome,
     Record,
     Row,
+    described,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.protocol.letters import writable
@@ -257,8 +257,8 @@ class HandlerCalls:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches in order, each when all its records are finished.
 
-        An outage is handed on as a failure of a kind of its own: Spark would take an exception for a failure of the
-        task, and repeat that, with all its calls.
+        An outage is handed on as a failure of a kind of its own, at each record: a part of them may be read alone.
+        Spark would take an exception for a failure of the task, and repeat that, with all its calls.
         """
         waiting, at, given = deque[_Batch](), dict[int, tuple[_Batch, int]](), iter(batches)
         with closing(Handling(self.handler, enough=_ENOUGH)) as handling:
@@ -272,12 +272,11 @@ class HandlerCalls:
                         yield from self._finished(handling, waiting, at)
                 while waiting:
                     yield from self._finished(handling, waiting, at)
-            except Exception as error:
-                if not waiting:
-                    raise
-                yield waiting[0].with_outage(error, self.schemas)
-                for _ in given:  # Spark takes a worker that leaves its input for a broken one
-                    pass
+            except _Ended as ended:
+                handling.close()  # before anything else is called
+                # All input is read: Spark takes a worker that leaves some for a broken one.
+                for batch in chain([one.batch for one in waiting], given):
+                    yield _with_outage(batch, ended.error, self.schemas)
             finally:
                 if self.figures is not None:
                     self.figures.add(handling.figures)
@@ -285,49 +284,79 @@ class HandlerCalls:
     def _finished(
         self, handling: Handling, waiting: deque[_Batch], at: dict[int, tuple[_Batch, int]]
     ) -> Iterator[pa.RecordBatch]:
-        for outcome in handling.finished():
+        """Yield what is finished.
+
+        :raises _Ended: no more records can be handled.
+        """
+        try:
+            outcomes = handling.finished()
+        except Exception as error:
+            raise _Ended(described(error)) from error
+        for outcome in outcomes:
             batch, number = at.pop(id(outcome.record))
             batch.outcomes[number] = outcome
             batch.missing -= 1
         while waiting and not waiting[0].missing:
-            yield waiting.popleft().with_outcomes(self.schemas)
+            done = waiting.popleft()
+            yield from _with_outcomes(done.batch, done.outcomes, self.schemas)
+
+
+class _Ended(Exception):
+    """A service is down, or calls hang."""
+
+    def __init__(self, error: HandlerError) -> None:
+        super().__init__(error.error_class)
+        self.error = error
 
 
 class _Batch:
     """A record batch of which records are being handled."""
 
     def __init__(self, batch: pa.RecordBatch, records: Sequence[Record]) -> None:
-        self._batch = batch
+        self.batch = batch
         self.records = records
         self.outcomes: list[Any] = [None] * len(records)
         self.missing = len(records)
 
-    def with_outage(self, error: Exception, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
-        """The batch with an outage at its first record, and nothing at the others."""
-        text = "".join(traceback.format_exception(error))
-        told = Outcome(self.records[0], (), HandlerError(type(error).__name__, str(error), text))
-        self.outcomes = [told, *map(Outcome, self.records[1:])]
-        return self.with_outcomes(schemas, is_outage=True)
 
-    def with_outcomes(self, schemas: Mapping[str, pa.Schema], *, is_outage: bool = False) -> pa.RecordBatch:
-        """The batch with the two columns."""
-        rows, outcomes = arrow_rows(self.outcomes, schemas)
-        failed = [
-            None
-            if (error := one.error) is None
-            else {
-                "error_class": writable(error.error_class),
-                "text": writable(error.text),
-                "traceback": error.traceback and writable(error.traceback),
-                "attempts": one.attempts,
-                "is_outage": is_outage,
-            }
-            for one in outcomes
-        ]
-        batch: Any = self._batch
-        kind: Any = pa.struct([*cast("Any", _FAILED)])
-        columns: list[Any] = [*batch.columns, rows, pa.array(failed, kind)]
-        return _arrow.RecordBatch.from_arrays(columns, [*self._batch.schema.names, ROWS, FAILED])
+def _with_outcomes(
+    batch: pa.RecordBatch, outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]
+) -> Iterator[pa.RecordBatch]:
+    """The batch with the two columns; in parts, if Arrow can't hold its rows in one."""
+    try:
+        rows, found = arrow_rows(outcomes, schemas)
+    except Exception:
+        if len(outcomes) <= 1:
+            raise
+        half = len(outcomes) // 2
+        yield from _with_outcomes(batch.slice(0, half), outcomes[:half], schemas)
+        yield from _with_outcomes(batch.slice(half), outcomes[half:], schemas)
+        return
+    failed = [None if one.error is None else _as_failed(one.error, one.attempts) for one in found]
+    yield _joined(batch, rows, failed)
+
+
+def _with_outage(batch: pa.RecordBatch, error: HandlerError, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
+    """The batch with an outage at each of its records, which is told in full at the first."""
+    first = _as_failed(error, is_outage=True)
+    others = repeat({**first, "traceback": None}, max(0, batch.num_rows - 1))
+    return _joined(batch, _as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
+
+
+def _as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
+    return {
+        "error_class": writable(error.error_class),
+        "text": writable(error.text),
+        "traceback": error.traceback and writable(error.traceback),
+        "attempts": attempts,
+        "is_outage": is_outage,
+    }
+
+
+def _joined(batch: Any, rows: pa.StructArray, failed: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:
+    kind: Any = pa.struct([*cast("Any", _FAILED)])
+    columns: list[Any] = [*batch.columns, rows, pa.array(failed, kind)]
+    return _arrow.RecordBatch.from_arrays(columns, [*batch.schema.names, ROWS, FAILED])
 
 
 def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
@@ -443,6 +472,11 @@ def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def _is_moment(value: Any) -> bool:
+    """Whether it is a time in microseconds; pandas' may have nanoseconds."""
+    return isinstance(value, datetime) and not getattr(value, "nanosecond", 0)
+
+
 def _is_float32(value: Any) -> bool:
     return not isfinite(value) or abs(value) <= _LARGEST_FLOAT32
 
@@ -452,9 +486,11 @@ _FITS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "is_float32": lambda value, _: isinstance(value, Real) and not _is_flag(value) and _is_float32(value),
     "is_floating": lambda value, _: isinstance(value, Real) and not _is_flag(value),
     "is_date": lambda value, _: isinstance(value, date) and not isinstance(value, datetime),
-    "is_timestamp": lambda value, kind: isinstance(value, datetime) and (value.tzinfo is None) == (kind.tz is None),
-    "is_duration": lambda value, _: isinstance(value, timedelta),
-    "is_time": lambda value, _: isinstance(value, time),
+    "is_timestamp": lambda value, kind: _is_moment(value) and (value.tzinfo is None) == (kind.tz is None),
+    "is_duration": lambda value, _: isinstance(value, timedelta) and not getattr(value, "nanoseconds", 0),
+    "is_time": lambda value, _: isinstance(value, time) and value.tzinfo is None,
+    "is_string": lambda value, _: isinstance(value, str),
+    "is_binary": lambda value, _: isinstance(value, (bytes, bytearray, memoryview)),
     "is_list": _fits_list,
     "is_map": _fits_map,
     "is_struct": _fits_struct,

@@ -107,7 +107,9 @@ class MicroBatch:
 
     def failed(self, error: Exception) -> FunctionFailed | None:
         """See `Delivery`."""
-        return error.failed if isinstance(error, HandlerFailed) else function_failed(error)
+        if isinstance(error, HandlerFailed):
+            return error.failed
+        return function_failed(error, has_handler=self.handled is not None)
 
     def unreadable(self) -> str | None:
         """See `Delivery`.

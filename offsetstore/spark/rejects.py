@@ -132,7 +132,7 @@ def raise_outage(failed: Any) -> None:
         found=told["error_class"],
         next_step="See the error's cause; start the job again when the service is back.",
     )
-    raise error from Outage(told["traceback"])
+    raise error from Outage(told["traceback"] or told["text"])
 
 
 def _is_failure(kind: pa.DataType) -> bool:

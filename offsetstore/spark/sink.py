@@ -31,6 +31,7 @@ from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Taken
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import SinkMade
+from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
@@ -272,7 +273,7 @@ class TransactionalSink:
         if outputs.handler is not None:
             refuse_speculation(spark)
             check_once(spark)
-            outputs.handler.topic_ids = {tp.topic: row.topic_id or "" for tp, row in self._claim.offsets().items()}
+            outputs.handler.topic_ids = known_ids(self._claim.offsets())
         if self._runner.requests is not None:
             self._runner.requests.compute = lambda letters: computed_letters(outputs, spark, letters, columns)
         self._query.found(query.execution)
@@ -325,8 +326,7 @@ class TransactionalSink:
         :raises ConfigurationError: the sink has no ``dead_letters``.
         :raises OffsetStoreError: as for a batch.
         """
-        with self._outputs.telling_calls():
-            return self._runner.drain(lambda letters: computed_letters(self._outputs, spark, letters, None))
+        return self._runner.drain(lambda letters: computed_letters(self._outputs, spark, letters, None))
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:
         unclaimed = sorted(tp for tp in ranges if tp.topic not in self._claim.topics)

@@ -60,7 +60,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "calls-of-a-blocked-loop",
-        ("Handling._look", "self._goes_on() and not was_away", "True"),
+        ("Handling._look", "not was_away and self._goes_on()", "True"),
         tests=(f"{_CALLS}test_blocking_code_in_an_async_function_is_named",),
         why="Records would fail since another one's call blocks the event loop.",
     ),

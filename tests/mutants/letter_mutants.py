@@ -383,7 +383,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "refused-in-a-row-without-rows",
         (
-            "Recovery._check_count",
+            "letters:_has_accepted",
             "(number not in dead for number in part.accepted)",
             "(number not in dead for number in part.numbers)",
         ),

@@ -29,6 +29,7 @@ class Records:
     :param missing: offsets without a record.
     :param failing: records that can't be computed.
     :param again: those of them that fail once more.
+    :param are_handled: whether a handler was called for each.
     """
 
     rejects: Mapping[Row, str] = field(default_factory=dict[Row, str])
@@ -37,6 +38,7 @@ class Records:
     missing: Collection[Row] = ()
     failing: Mapping[Row, FunctionFailed] = field(default_factory=dict[Row, "FunctionFailed"])
     again: Callable[[], Mapping[Row, FunctionFailed]] | None = None
+    are_handled: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class FakePart:
 
     @property
     def accepted(self) -> list[int]:
-        return self.with_rows
+        return [n for n in self.numbers if n not in self.rejected] if self.records.are_handled else self.with_rows
 
     @property
     def rejected(self) -> dict[int, Rejected]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, cast
 
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow as pa
 import pytest
 
+from offsetstore import Retries
 from offsetstore.processing.handling import Handler, HandlerError, NoRows, Outcome, Record
+from offsetstore.spark import handlers
 from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, arrow_rows, records_of
 
 STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
@@ -87,6 +91,11 @@ def test_values_that_fit(kind: Any, value: Any) -> None:
         (pa.float64(), True),
         (pa.float32(), 1e300),
         (pa.list_(STRUCT), [{"n": 1}, {"n": 1, "d": 5}]),
+        (pa.time64("us"), dt.time(3, tzinfo=dt.UTC)),
+        (pa.timestamp("us"), pd.Timestamp(2026, 1, 2, nanosecond=1)),
+        (pa.duration("us"), pd.Timedelta(1, "ns")),
+        (pa.string(), b"abc"),
+        (pa.binary(), "abc"),
     ],
 )
 def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
@@ -172,3 +181,55 @@ def test_batches_come_in_order_each_with_all_its_outcomes() -> None:
     ]
     assert [row["offset"] for row in found if row[FAILED]] == [7]
     assert (found[7][FAILED]["error_class"], found[7][FAILED]["text"]) == ("ValueError", "not this one")
+
+
+class Speechless(ConnectionError):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.behaviour("HAND-2", "HAND-7")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called(*, is_async: bool) -> None:
+    called: list[int] = []
+
+    def handle(record: Record) -> tuple[int]:
+        called.append(record.offset)
+        if record.offset == 7:
+            raise Speechless
+        return (record.offset,)
+
+    async def later(record: Record) -> tuple[int]:
+        await asyncio.sleep(0)
+        return handle(record)
+
+    handler = Handler(later if is_async else handle, None, concurrency=2, ordering="partition", retries=Retries(1))
+    calls = HandlerCalls(handler, TopicIds({}), {"": pa.schema([("n", pa.int64())])})
+    given = [batch(*range(begin, begin + 5)) for begin in range(0, 500, 5)]
+    found = pa.Table.from_batches([*calls(given)]).to_pylist()
+
+    assert [row["offset"] for row in found] == [*range(500)]
+    failed = [row[FAILED] for row in found if row[FAILED]]
+    assert len(failed) in {495, 500}
+    assert {(one["is_outage"], one["error_class"]) for one in failed} == {(True, "Speechless")}
+    assert called == [*range(8)]
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_rows_that_arrow_cant_hold_in_one_batch_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds 2 GiB of text in one array."""
+
+    def few(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> Any:
+        if len(outcomes) > 2:
+            raise TypeError("Expected Array, got ChunkedArray")
+        return arrow_rows(outcomes, schemas)
+
+    monkeypatch.setattr(handlers, "arrow_rows", few)
+    calls = HandlerCalls(Handler(_offset, None), TopicIds({}), {"": pa.schema([("n", pa.int64())])})
+    made = [*calls([batch(*range(5)), batch(*range(5, 8))])]
+    assert len(made) > 2
+    assert [row[ROWS]["rows"] for row in pa.Table.from_batches(made).to_pylist()] == [[{"n": n}] for n in range(8)]
+
+
+def _offset(record: Record) -> tuple[int]:
+    return (record.offset,)
