@@ -112,6 +112,16 @@ class Handler:
         for name, function in (("fn", self.fn), ("key", self.key)):
             if not callable(function) and (name == "fn" or function is not None):
                 raise ConfigurationError(f"{name} must be a function of a record", found=repr(function))
+        if inspect.isasyncgenfunction(self.fn) or not _takes_one(self.fn):
+            raise ConfigurationError(
+                "fn can't be called as a handler is",
+                found=f"{_shown(self.fn)}, an async generator" if _takes_one(self.fn) else _shown(self.fn),
+                expected="a function, or an async function, of one argument: the record",
+            )
+        if not isinstance(cast("object", self.retries), Retries):
+            raise ConfigurationError(
+                "retries must be Retries", found=repr(self.retries), expected="Retries(attempts=3)"
+            )
         check_whole("concurrency", self.concurrency, "calls", least=1)
         check_seconds("timeout", self.timeout)
         if self.ordering not in ORDERINGS:
@@ -156,7 +166,12 @@ class Handler:
                 return (record.topic, record.partition)
             case _:
                 key = record.key if self.key is None else self.key(record)
-                hash(key)
+                try:
+                    hash(key)
+                except TypeError as error:
+                    raise TypeError(
+                        f"key= returned what can't be hashed: {error}; return bytes, a text, a number or a tuple"
+                    ) from None
                 return None if key is None else (record.topic, record.partition, key)
 
 
@@ -695,8 +710,10 @@ def _expected(found: object) -> str:
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
             found.close()
-        return "the handler returned a coroutine: declare it with async def"
-    return f"the handler returned {type(found).__name__}; expected a mapping, a tuple, a list of these, or None"
+        return "the handler returned a coroutine: await it, or declare the handler with async def"
+    return (
+        f"the handler returned {type(found).__name__}; expected a row (a mapping or a tuple), a list of rows, or None"
+    )
 
 
 def described(error: BaseException) -> HandlerError:
@@ -723,6 +740,25 @@ def _stuck(what: str, record: Record | None) -> HandlerStuck:
         f"the handler hangs: {what}",
         found="a call that did not return" if record is None else f"a call for {_place(record)} that did not return",
     )
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether it may be called with one argument, as far as is known."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of some in C it is not known
+        return True
+    return True
+
+
+def _shown(function: object) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        return f"{name}{inspect.signature(cast('Callable[..., Any]', function))}"
+    except (TypeError, ValueError):
+        return name
 
 
 class Contiguous:

@@ -17,14 +17,15 @@ from datetime import date, datetime, time, timedelta
 from itertools import accumulate, chain, repeat
 from math import isfinite
 from numbers import Integral, Real
+from pickle import PicklingError
 from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark import Accumulator, AccumulatorParam, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import ArrayType, StructType
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
@@ -142,7 +143,15 @@ class HandlerTransform:
         if self._figures is None:
             self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
         calls = HandlerCalls(self._handler, topic_ids or TopicIds(self.topic_ids), schemas, self._figures)
-        return records.mapInArrow(calls, made)
+        try:
+            return records.mapInArrow(calls, made)
+        except PicklingError as error:
+            raise ConfigurationError(
+                "a handler's function can't be pickled, to be sent to Spark's executors",
+                found=str(error).strip().splitlines()[-1],
+                expected="a function that neither holds a client or a lock nor uses one at the top of the job's file",
+                next_step="Make it in a module of its own, at the first call: see Clients in docs/handlers.md.",
+            ) from None
 
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:
         """The rows of records that have these columns; a record that has failed has one row, with the error."""
@@ -168,14 +177,15 @@ def _parsed(schema: object) -> pa.Schema:
 
     :raises ConfigurationError: it is none, or has a column with a name of ours.
     """
-    if not isinstance(schema, (str, pa.Schema)):
+    if not isinstance(schema, (str, pa.Schema, StructType)):
         raise ConfigurationError(
             "a handler's schema is of another kind",
             found=type(schema).__name__,
-            expected='a pyarrow schema, a text like "id long, score double", or a mapping of outputs to these',
+            expected='a text ("id long, score double"), a schema of pyarrow or Spark, or a mapping of outputs to these',
         )
     try:
-        kind = StructType.fromDDL(schema) if isinstance(schema, str) else _spark_type(schema)
+        given = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        kind = given if isinstance(given, DataType) else _spark_type(given)
         made: pa.Schema = cast("Any", to_arrow_schema)(kind)
     except Exception as error:  # noqa: BLE001 - of many classes: a type that Spark lacks, a text that it can't parse
         raise ConfigurationError(
@@ -421,8 +431,12 @@ def _as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) -
 def _as_column(field: Any, values: Sequence[Any]) -> Any:
     if not field.nullable and None in values:
         raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
-    _check_exact(values, field.type)
-    return _arrow.array(values, field.type)
+    try:
+        _check_exact(values, field.type)
+        return _arrow.array(values, field.type)
+    except Exception as error:  # noqa: BLE001 - of many classes
+        kind = from_arrow_type(field.type).simpleString()
+        raise ValueError(f"the column {field.name} ({kind}): {error}") from None
 
 
 def _check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
@@ -435,7 +449,14 @@ def _check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> 
         return
     for one in found:
         if one is None or not _fits(one, kind):
-            raise TypeError(f"a value of type {type(one).__name__}; expected {kind}")
+            raise TypeError(_unfit(one, kind))
+
+
+def _unfit(value: object, kind: Any) -> str:
+    name = "None" if value is None else f"a value of type {type(value).__name__}"
+    if not isinstance(value, datetime) or not pa.types.is_timestamp(kind):
+        return f"{name}; expected {kind}"
+    return f"a datetime with{'out' if value.tzinfo is None else ''} a time zone, or with nanoseconds; expected {kind}"
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -505,7 +526,7 @@ def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
         return row
     values = [row.get(name) for name in names]
     if unknown := row.keys() - {*names}:
-        raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}")
+        raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(names)}")
     return values
 
 

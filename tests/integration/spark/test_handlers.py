@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from offsetstore import (
     Append,
@@ -212,9 +214,9 @@ def test_several_outputs_are_handled_once(world: World, calls: Calls) -> None:
 @pytest.mark.parametrize(
     ("schema", "returned", "said"),
     [
-        ("id long", {"id": "seventeen"}, ""),
+        ("id long", {"id": "seventeen"}, "the column id (bigint): a value of type str"),
         ("id long", {"id": 1.5}, ""),
-        ("id long", {"ID": 1}, "the schema has no column 'ID'"),
+        ("id long", {"ID": 1}, "the schema has no column 'ID'; it has id"),
         ("id long", (1, 2), "the row has 2 values; expected 1: id"),
         (pa.schema([pa.field("id", pa.int64(), nullable=False)]), {"id": None}, "the column id is NULL"),
     ],
@@ -450,3 +452,17 @@ def test_schemas_that_are_none(world: World, schema: Any, said: str) -> None:
     failure = world.run_to_failure(world.claim(topic), Handler(lambda _: None, schema), Append("events"))
     assert isinstance(failure.error, ConfigurationError)
     assert said in str(failure.error)
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_function_that_cant_be_pickled_is_refused_when_the_sink_is_made(world: World) -> None:
+    lock = threading.Lock()
+
+    def handle(record: Record) -> tuple[int]:
+        with lock:
+            return (record.offset,)
+
+    topic = world.events_topic(["a"])
+    with world.claim(topic) as claim, pytest.raises(ConfigurationError, match="can't be pickled") as refused:
+        TransactionalSink(claim, Handler(handle, StructType().add("offset", "long")), into=Append("events"))
+    assert "lock" in str(refused.value.found)

@@ -7,7 +7,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -213,7 +213,7 @@ def test_a_plain_function_that_makes_a_coroutine_is_told_how_to_be_declared() ->
 
     [one] = handled(Handler(makes, None), record(1)).values()
     assert one.error is not None
-    assert one.error.text == "the handler returned a coroutine: declare it with async def"
+    assert one.error.text == "the handler returned a coroutine: await it, or declare the handler with async def"
 
 
 @pytest.mark.behaviour("HAND-6")
@@ -415,10 +415,18 @@ def test_functions_that_are_async() -> None:
     assert not Handler(several, None).is_async
 
 
+async def ticks(record: Record) -> AsyncIterator[dict[str, int]]:
+    yield {"id": record.offset}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"fn": 7}, "fn must be a function"),
+        ({"fn": divmod}, "(?s)fn can't be called.*divmod.*of one argument"),
+        ({"fn": dict[str, int]().clear}, "fn can't be called"),
+        ({"fn": ticks}, "an async generator"),
+        ({"retries": 5}, "retries must be Retries"),
         ({"concurrency": 0}, "concurrency must be 1 or more"),
         ({"concurrency": 1.5}, "concurrency must be"),
         ({"timeout": 0}, "timeout must be above 0"),
