@@ -73,28 +73,27 @@ class Job:
     order: Callable[[int], Hashable] = key_of
 
 
+_IN_ORDER: Final = {"ordering": "partition", "concurrency": 1}
 JOBS: Final = {
     "async": Job("`async def`", waits_async),
     "threads": Job("a plain function, in threads", waits),
     "sequential": Job(
-        "one call after the other: one partition, `concurrency=1`",
+        "one call after the other: one partition",
         waits,
-        {"concurrency": 1},
+        _IN_ORDER,
         records=TENTH,
         partitions=1,
         order=lambda _: None,
     ),
     "partition": Job(
-        'one thread per partition: `ordering="partition"`, five tasks at once',
+        "one thread per partition: five tasks at once",
         waits,
-        {"ordering": "partition", "concurrency": 1},
+        _IN_ORDER,
         records=TENTH,
         cores=PARTITIONS,
         order=lambda number: number % PARTITIONS,
     ),
 }
-
-
 NAMES: Final = (*JOBS, "memory")
 
 

@@ -63,7 +63,7 @@ def test_what_must_not_be(calls: list[Call], said: str) -> None:
 
 def test_another_id_and_too_many_at_once() -> None:
     assert len(check(CALLS, topic_id="another")) == len(CALLS)
-    assert check(CALLS, concurrency=1) == ["2 calls ran at once in one process, with concurrency=1"]
+    assert check(CALLS, concurrency=1) == ["2 calls ran at once in one task, with concurrency=1"]
 
 
 @pytest.mark.parametrize(

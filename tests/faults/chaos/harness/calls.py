@@ -235,7 +235,7 @@ def wrong(
       micro-batch was under way: once for each of these.
     - In a later job only if its micro-batch was under way when the earlier one was cut. So one kill never repeats more
       than one micro-batch.
-    - In one process, calls of a key never overlapped and were in order in each task, and no more ran than may.
+    - In one process, calls of a key never overlapped; in each task they were in order, and no more ran than may.
     """
     return [
         *_never_called(calls, produced, topic_ids),
@@ -252,12 +252,10 @@ def called_again(calls: Sequence[Call]) -> set[Place]:
 
 
 def most_at_once(calls: Sequence[Call]) -> int:
-    """How many calls ran at once in one process, at most."""
-    most, by_process = 0, _grouped(calls, lambda call: call.pid)
-    for of_process in by_process.values():
-        changes = sorted(
-            change for call in of_process for change in ((call.begun, 1), (call.ended or float("inf"), -1))
-        )
+    """How many calls ran at once in one task, at most. Those that hung in an earlier one of its process don't count."""
+    most, by_task = 0, _grouped(calls, lambda call: (call.epoch, call.pid, call.task))
+    for of_task in by_task.values():
+        changes = sorted(change for call in of_task for change in ((call.begun, 1), (call.ended or float("inf"), -1)))
         most = max(most, *itertools.accumulate(change for _, change in changes))
     return most
 
@@ -316,7 +314,7 @@ def _out_of_order(calls: Sequence[Call]) -> Iterator[str]:
 
 def _too_many(calls: Sequence[Call], concurrency: int) -> Iterator[str]:
     if (most := most_at_once(calls)) > concurrency:
-        yield f"{most} calls ran at once in one process, with concurrency={concurrency}"
+        yield f"{most} calls ran at once in one task, with concurrency={concurrency}"
 
 
 def _grouped(calls: Sequence[Call], key: Callable[[Call], Any]) -> dict[Any, list[Call]]:

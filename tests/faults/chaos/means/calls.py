@@ -83,7 +83,7 @@ class Calls:
             raise Violation(f"calls: {'; '.join(found[:_MOST])}{more}; see {self._log}")
         return (
             f"{len(calls)} calls for {len(produced)} records; {len(called_again(calls))} were called for again; "
-            f"{most_at_once(calls)} ran at once in a process"
+            f"{most_at_once(calls)} ran at once in a task"
         )
 
     def _was_cut(self, job: Job) -> bool:
