@@ -194,7 +194,7 @@ def test_a_generator_has_several_rows() -> None:
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (7, "returned int; expected a mapping"),
+        (7, "returned int; expected a row"),
         ("text", "returned str"),
         ([{"id": 1}, 7], "returned int"),
     ],
@@ -424,7 +424,7 @@ async def ticks(record: Record) -> AsyncIterator[dict[str, int]]:
     [
         ({"fn": 7}, "fn must be a function"),
         ({"fn": divmod}, "(?s)fn can't be called.*divmod.*of one argument"),
-        ({"fn": dict[str, int]().clear}, "fn can't be called"),
+        ({"fn": ticks.__hash__}, "fn can't be called"),
         ({"fn": ticks}, "an async generator"),
         ({"retries": 5}, "retries must be Retries"),
         ({"concurrency": 0}, "concurrency must be 1 or more"),
