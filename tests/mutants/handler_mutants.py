@@ -22,6 +22,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
     mutant(
         "calls-in-order-of-a-key",
         ("Queues.add", "key is None", "True"),
+        ("Queues.done", "key is None", "True"),
         tests=(_MODEL,),
         why="Two records of one key would be handled at once.",
     ),
@@ -39,7 +40,11 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "calls-while-a-retry-waits",
-        ("Handling.returned", "heapq.heappush(...)\nreturn", "heapq.heappush(...)"),
+        (
+            "Handling.returned",
+            "heapq.heappush(...)\nreturn",
+            "heapq.heappush(...)\nself._queues.done(task.key)\ntask.key = None\nreturn",
+        ),
         tests=(_MODEL,),
         why="The next record of the key would be handled before the one that is to be retried.",
     ),
@@ -48,7 +53,10 @@ CALLS: Final[tuple[Mutant, ...]] = (
         (
             "Handling._look",
             "self.figures.timeouts += 1",
-            "self.figures.timeouts += 1\nself._queues.done(call.task.key)",
+            (
+                "self.figures.timeouts += 1\nself._queues.done(call.task.key)\n"
+                "call.task.key = None\nself.may_begin.notify()"
+            ),
         ),
         tests=(f"{_CALLS}test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it",),
         why="A thread that hangs may still do its work, after that of a later record of its key.",
