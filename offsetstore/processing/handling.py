@@ -408,6 +408,13 @@ class Handling:
 
     def returned(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
         """Take what a call has returned, or how it has failed. At most one more may begin now. The lock is held."""
+        try:
+            self._take(call, rows, failure)
+        except BaseException as error:  # noqa: BLE001 - of ours; whoever waits must hear of it
+            self._outage = error
+            self._has_finished.notify()
+
+    def _take(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
         task, now = call.task, time.monotonic()
         self.figures.seconds += now - call.since
         if call in self._late:

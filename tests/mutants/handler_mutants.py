@@ -34,14 +34,14 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "calls-that-are-retried",
-        ("Handling.returned", "task.attempts < retries.attempts", "task.attempts <= retries.attempts"),
+        ("Handling._take", "task.attempts < retries.attempts", "task.attempts <= retries.attempts"),
         tests=(_MODEL,),
         why="A record would be tried once more than it was said to be.",
     ),
     mutant(
         "calls-while-a-retry-waits",
         (
-            "Handling.returned",
+            "Handling._take",
             "heapq.heappush(...)\nreturn",
             "heapq.heappush(...)\nself._queues.done(task.key)\ntask.key = None\nreturn",
         ),
@@ -72,6 +72,12 @@ CALLS: Final[tuple[Mutant, ...]] = (
         ("Handling.next_call", "self.is_closed or self._outage is not None", "self.is_closed"),
         tests=(f"{_ROWS}test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called",),
         why="A service that is down would get all other calls too, and their outcomes would be dropped.",
+    ),
+    mutant(
+        "calls-and-an-error-of-ours",
+        ("Handling.returned", "self._outage = error", "pass"),
+        tests=(f"{_CALLS}test_an_error_of_the_engine_itself_ends_the_handling",),
+        why="The task would wait for ever for a call that is forgotten.",
     ),
     mutant(
         "calls-of-a-blocked-loop",

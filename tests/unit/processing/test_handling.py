@@ -330,6 +330,29 @@ def test_what_ends_programs_ends_the_call_alone(error: BaseException, *, is_asyn
     assert [one.error is None for one in found.values()] == [False, True]
 
 
+class Broken(Retries):
+    """Retries that can't tell how long to wait."""
+
+    def wait(self, attempt: int) -> float:
+        raise ZeroDivisionError(f"no wait after attempt {attempt}")
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_of_the_engine_itself_ends_the_handling(*, is_async: bool) -> None:
+    def fails(record: Record) -> None:
+        raise ValueError(record.offset)
+
+    async def later(record: Record) -> None:
+        fails(record)
+
+    handling = Handling(Handler(later if is_async else fails, None, retries=Broken()))
+    handling.feed([record(0)])
+    with pytest.raises(ZeroDivisionError, match="no wait after attempt 1"):
+        handling.finished(10)
+    handling.close()
+
+
 @pytest.mark.behaviour("HAND-2")
 @pytest.mark.parametrize("key", [lambda: [0], lambda: next(iter(()))], ids=["unhashable", "raises"])
 def test_a_record_without_a_key_that_can_be_used_fails_alone(key: Callable[[], Any]) -> None:
