@@ -1,6 +1,7 @@
 """A short part of `make chaos`, with fixed seeds, on the servers of the test run: what is done to a job from outside.
 
-Kills at a point of the engine are also in `tests.integration.processing.test_second_source`.
+Kills at a point of the engine are also in `tests.integration.processing.test_second_source`; a database that is
+restored and a topic that is recreated, in `tests.integration.kafka.test_rewound` and `…spark.test_recreated`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ RUNS: list[tuple[str, Way, int]] = [
     ("commit-lost/after", "partition", 1),
     ("database-stopped/immediate", "batch", 2),
     ("frozen-at/P2", "batch", 0),
-    ("recreated-between-runs/longer", "batch", 0),
-    ("database-restored/stored", "batch", 0),
     ("letters-backend-terminated/in_discovery", "batch", 0),
     ("replay-killed-at/letters_replayed", "batch", 2),
 ]
