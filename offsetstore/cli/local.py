@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 import click
@@ -25,13 +26,20 @@ def local() -> None:
 
 @local.command()
 def up() -> None:
-    """Start the servers that are not running, and print how a job connects to them."""
+    """Start the servers that are not running, and print how a job connects to them.
+
+    Two exports for a shell go to standard output, and all else to standard error.
+
+    \b
+    Example:
+      eval "$(offsetstore local up)"
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
     services = stack.up()
-    _show(services)
+    _show(services, to_stderr=True)
     addresses = {service.name: service.address for service in services}
-    click.echo("\nFor a job in this shell:")
-    click.echo(f"  export OFFSETSTORE_URL='{addresses['PostgreSQL']}'")
-    click.echo(f"  export OFFSETSTORE_BOOTSTRAP_SERVERS='{addresses['Kafka']}'")
+    click.echo("\nFor a job in this shell:", err=True)
+    click.echo(f"export OFFSETSTORE_URL={shlex.quote(addresses['PostgreSQL'])}")
+    click.echo(f"export OFFSETSTORE_BOOTSTRAP_SERVERS={shlex.quote(addresses['Kafka'])}")
 
 
 @local.command()
@@ -73,9 +81,9 @@ def down(*, delete_data: bool) -> None:
         click.echo("Nothing was running.")
 
 
-def _show(services: Sequence[ServiceStatus]) -> None:
+def _show(services: Sequence[ServiceStatus], *, to_stderr: bool = False) -> None:
     """Print a line for each fact: a URL or a path that is folded can't be copied."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, stderr=to_stderr)
     for service in services:
         state = f"[green]running[/], pid {service.pid}" if service.running else "[red]stopped[/]"
         console.print(f"{service.name}: {state}")

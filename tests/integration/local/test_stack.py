@@ -47,9 +47,16 @@ def run(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("_own_stack")
 def test_servers_outlive_the_command_and_keep_their_data() -> None:
-    code, said = run("up")
-    assert (code, "export OFFSETSTORE_URL='postgresql://offsetstore:" in said) == (0, True), said
+    evaluated = subprocess.run(
+        ["sh", "-c", 'eval "$("$@")" && echo "$OFFSETSTORE_URL $OFFSETSTORE_BOOTSTRAP_SERVERS"', "sh", *LOCAL, "up"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     postgres, kafka = running = stack.status()
+    assert evaluated.stdout == f"{postgres.address} {kafka.address}\n", evaluated.stderr
+    assert evaluated.stderr.count("running") == 2
+    assert password(postgres) not in evaluated.stderr
     assert [service.running for service in running] == [True, True]
     with psycopg.connect(postgres.address) as connection:
         connection.execute("CREATE TABLE t AS SELECT 1 AS x")
