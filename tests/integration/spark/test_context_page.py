@@ -117,7 +117,7 @@ def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world:
     world.database.execute(SEEN)
     topic = world.topic()
     malformed = [("traceparent", b"\xff"), ("traceparent", None), ("tenant", b"ann")]
-    records = [(None, b"", [("traceparent", parent(n + 1))], 1) for n in range(LINKS + 2)]
+    records: list[Any] = [(None, b"", [("traceparent", parent(n + 1))], 1) for n in range(LINKS + 2)]
     records[1:3] = [(None, b"", malformed, 1), (None, b"bad", [("traceparent", parent(3))], 1)]
     world.produce_whole(topic, records)
     exporter, provider = InMemorySpanExporter(), TracerProvider()

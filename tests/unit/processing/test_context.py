@@ -58,7 +58,7 @@ def handled(
         await asyncio.sleep(0)
         return fn(record)
 
-    arguments = {"concurrency": 3, "retries": Retries(attempts=1), **settings}
+    arguments: dict[str, Any] = {"concurrency": 3, "retries": Retries(attempts=1), **settings}
     handling = Handling(Handler(later if is_async else fn, None, **arguments), propagate=propagate)
     try:
         handling.feed(records)
