@@ -190,7 +190,11 @@ CONTEXT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "context-errors-in-spans",
-        ("spans:_span", "record_exception=False", "record_exception=True"),
+        (
+            "spans:_span",
+            "_tracer.start_as_current_span(..., **..., record_exception=False, set_status_on_exception=False)",
+            "_tracer.start_as_current_span(..., **..., set_status_on_exception=False)",
+        ),
         tests=(f"{_CONTEXT}test_a_call_that_fails_has_the_errors_class_in_its_span_and_not_its_text",),
         why="The text of an error, which may quote the record, would be exported.",
     ),
