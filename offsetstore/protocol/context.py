@@ -48,8 +48,8 @@ def check_propagate(names: object) -> None:
 
     :raises ConfigurationError: it is not a list of names.
     """
-    listed: Collection[object] = names if isinstance(names, (tuple, list, set, frozenset)) else ("",)
-    if not all(isinstance(name, str) and name for name in listed):
+    is_list = isinstance(names, (tuple, list, set, frozenset))
+    if not is_list or not all(isinstance(name, str) and name for name in cast("Collection[object]", names)):
         raise ConfigurationError(
             "propagate must list the names of headers",
             found=repr(cast("object", names)),
