@@ -21,6 +21,7 @@ from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
 from offsetstore.processing.handling import Handler, Record
+from offsetstore.protocol.context import current_headers
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
@@ -93,6 +94,7 @@ __all__ = [
     "Upsert",
     "Watermarks",
     "Work",
+    "current_headers",
     "errors",
     "exit_code",
     "resolve_starting_offsets",

@@ -18,6 +18,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_
 from opentelemetry.util.types import AttributeValue
 
 from offsetstore.offsets import count_offsets
+from offsetstore.processing.spans import SCHEMA, traces_of
 from offsetstore.protocol.events import (
     BatchEnded,
     BatchStarted,
@@ -31,8 +32,8 @@ from offsetstore.protocol.events import (
     Retried,
 )
 
-SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
-"""The version of the semantic conventions that have the names below."""
+LINKS: Final = 128
+"""The most records that a batch's span has links to: as many as OpenTelemetry's SDK keeps of a span, by default."""
 
 _SYSTEM: Final = "messaging.system"
 _OPERATION: Final = "messaging.operation.name"
@@ -84,7 +85,10 @@ class Tracing:
             case ClaimTaken():
                 self._epochs[event.group] = event.token.epoch
             case BatchStarted():
-                self._begin(event)
+                span = self._begin(event).span
+                if event.headers is not None and span.is_recording():
+                    for trace in traces_of(event.headers(LINKS)):
+                        span.add_link(trace)
             case BatchEnded():
                 self._end(event)
             case FlushEnded(error=None):

@@ -13,7 +13,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.postgres.errors import refusing_letters
 from offsetstore.postgres.together import Statements
 from offsetstore.protocol.database import NewOffset
-from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, trace_id, writable
+from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, writable
 
 _CHUNK: Final = 16 << 20
 """Bytes of keys, values and headers that are sent with one statement."""
@@ -294,7 +294,7 @@ def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:
         "timestamp_types": [one.timestamp_type if one else None for one in payloads],
         "attempts": [letter.attempts for letter in letters],
         "sequences": [letter.sequence for letter in letters],
-        "trace_ids": [trace_id(one.headers) if one else None for one in payloads],
+        "trace_ids": [letter.trace for letter in letters],
     }
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.unit import Coordinates, Ranges, Rows
-from offsetstore.protocol.letters import Cause, Letter, LetterError, Payload
+from offsetstore.protocol.letters import Cause, Headers, Letter, LetterError, Payload
 
 
 class CountedRows(Rows, Protocol):
@@ -162,6 +162,13 @@ class Delivery(Protocol):
 
     def unreadable(self) -> str | None:
         """The next step if the source itself can't read its records, for a reason that is in one of them."""
+        ...
+
+    def headers(self, limit: int) -> Sequence[Headers]:
+        """The headers of at most as many of its records, with ``propagate=``: for links of a trace.
+
+        :raises Exception: the source's own: only the links are lost.
+        """
         ...
 
     def repeats(self) -> bool:

@@ -20,14 +20,17 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from offsetstore.errors import ConfigurationError, HandlerStuck
+from offsetstore.errors import ConfigurationError, HandlerStuck, MissingDependency
+from offsetstore.lazy import find
+from offsetstore.protocol.context import following, propagated
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outages import tells_of_outage
@@ -310,14 +313,28 @@ class _Caller(Protocol):
         ...
 
 
+_SpanOfCall: TypeAlias = Callable[[Record, Headers], AbstractContextManager[None]]
+
+
+def _spans() -> _SpanOfCall:
+    """A span for each call; none without OpenTelemetry."""
+    try:
+        return find("offsetstore.processing.spans", "span_of_call", what="a span for a call", extra="opentelemetry")
+    except MissingDependency:
+        return lambda record, headers: nullcontext()  # noqa: ARG005 - as the other takes them
+
+
 class Handling:
     """Calls a handler for records that are fed, until it is closed. One thread feeds and fetches.
 
     :param enough: how many outcomes to wait for, in `finished`, while as many calls run as may.
+    :param propagate: the names of the headers that follow a record into its calls' context.
     """
 
-    def __init__(self, handler: Handler, *, enough: int = 1) -> None:
+    def __init__(self, handler: Handler, *, enough: int = 1, propagate: Collection[str] = ()) -> None:
         self.handler = handler
+        self._propagate = propagate
+        self._span_of_call = _spans() if propagate else None
         self.figures = Figures()
         self.outstanding = 0
         self.is_closed = False
@@ -393,6 +410,16 @@ class Handling:
     def has_room(self) -> bool:
         """Whether more records are needed, for as many calls to run as may."""
         return len(self._queues.ready) < self.handler.concurrency
+
+    def context_of(self, record: Record) -> AbstractContextManager[None]:
+        """What a call for the record is made in: the headers that follow it, and a span of its trace."""
+        return nullcontext() if self._span_of_call is None else self._following(record, self._span_of_call)
+
+    @contextmanager
+    def _following(self, record: Record, span: _SpanOfCall) -> Generator[None]:
+        headers = propagated(record.headers, self._propagate)
+        with following(headers), span(record, headers):
+            yield
 
     def next_call(self) -> _Call | None:
         """Begin a call, if one may begin. The lock is held."""
@@ -562,7 +589,8 @@ class _Threads:
     def _call(self, record: Record) -> tuple[Sequence[Any], _Failure | None]:
         handler = self._handling.handler
         try:
-            return handler.rows_of(handler.fn(record)), None
+            with self._handling.context_of(record):
+                return handler.rows_of(handler.fn(record)), None
         except BaseException as error:  # noqa: BLE001 - the user's own function
             return (), _failure(error)
 
@@ -667,7 +695,8 @@ class _Loop:
         rows: Sequence[Any] = ()
         failure: _Failure | None = None
         try:
-            rows = handler.rows_of(await handler.fn(call.task.record))
+            with handling.context_of(call.task.record):
+                rows = handler.rows_of(await handler.fn(call.task.record))
         except BaseException as error:  # noqa: BLE001 - the user's own function
             failure = _failure(error)
         with handling.lock:

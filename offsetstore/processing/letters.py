@@ -80,6 +80,7 @@ from offsetstore.processing.unit import (
     write_all,
 )
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.context import propagated
 from offsetstore.protocol.events import LettersReplayed, LettersWritten
 from offsetstore.protocol.letters import (
     Cause,
@@ -90,6 +91,7 @@ from offsetstore.protocol.letters import (
     NewLetter,
     Payload,
     rejected,
+    trace_id,
 )
 from offsetstore.protocol.outages import chain
 from offsetstore.protocol.stored_letters import FailedReplay
@@ -181,10 +183,13 @@ class _Run:
 class Recovery:
     """Writes batches carefully; belongs to one sink."""
 
-    def __init__(self, claim: Claim, settings: DeadLetters, metadata: BatchMetadata) -> None:
+    def __init__(
+        self, claim: Claim, settings: DeadLetters, metadata: BatchMetadata, propagate: Collection[str] = ()
+    ) -> None:
         self._claim = claim
         self._settings = settings
         self._metadata = metadata
+        self._propagate = propagate
         self._careful = 0
         self._failures: dict[Coordinates, Failed] = {}
         self._has_read = False
@@ -341,7 +346,7 @@ class Recovery:
         while True:
             left_out = {**dead, **self._waiting(part, dead, gone)}
             self._check_count(run, part, left_out)
-            if self._settings.keep == "all":
+            if self._settings.keep == "all" or self._propagate:
                 new = [n for n, one in sorted(left_out.items()) if n not in payloads and one.skipped is None]
                 payloads |= part.payloads(new)
             try:
@@ -418,7 +423,10 @@ class Recovery:
                 skipped[tp, offset] = one.skipped
                 continue
             sequence = cast("bytes | None", part.keys.get(number)) if self.has_sequences else None
-            letters.append(NewLetter(tp, offset, one.cause, one.error, one.attempts, sequence, payloads.get(number)))
+            payload = payloads.get(number)
+            trace = trace_id(propagated(payload.headers, self._propagate)) if payload else None
+            kept = payload if self._settings.keep == "all" else None
+            letters.append(NewLetter(tp, offset, one.cause, one.error, one.attempts, sequence, kept, trace))
         return letters, skipped
 
     def _open_sequences(self) -> set[bytes]:

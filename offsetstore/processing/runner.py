@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,9 @@ from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.plan import BatchMetadata, MetadataFunction
 from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
+from offsetstore.protocol.context import check_propagate, propagated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
+from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.marking import Marking
 from offsetstore.store.claim import Claim
 
@@ -43,6 +45,14 @@ class Settings:
     flush: Flush | None = None
     tick: Tick | None = None
     dead_letters: DeadLetters | None = None
+    propagate: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        """Check what one setting can say.
+
+        :raises ConfigurationError: ``propagate`` is not a list of names.
+        """
+        check_propagate(self.propagate)
 
     @property
     def has_unstored(self) -> bool:
@@ -94,7 +104,7 @@ class Runner:
         self.error: BaseException | None = None
         self.metadata = BatchMetadata(claim, settings.metadata)
         letters = settings.dead_letters
-        self.recovery = None if letters is None else Recovery(claim, letters, self.metadata)
+        self.recovery = None if letters is None else Recovery(claim, letters, self.metadata, settings.propagate)
         self.requests = None if letters is None else Requests(claim, letters)
         self.policy = self._policy()
         self._lock = threading.RLock()  # for deliveries, and for what is done between them
@@ -198,7 +208,14 @@ class Runner:
     def _write(self, taken: Taken, stored: Stored) -> BatchEnded:
         delivery, own = taken.delivery, taken.write
         group, number, ranges = self.claim.group, delivery.number, delivery.ranges
-        self.claim.observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
+        names = self._settings.propagate
+
+        def headers(limit: int) -> list[Headers]:
+            return [propagated(each, names) for each in delivery.headers(limit)]
+
+        self.claim.observers.on(
+            BatchStarted(group=group, batch=number, ranges=ranges, headers=headers if names else None)
+        )
 
         def sleep(seconds: float) -> None:
             self._is_waiting = seconds > 0

@@ -5,11 +5,12 @@ Ranges are of next offsets. Times are in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from offsetstore.offsets import OffsetRange, Pause, Ranges, Token, TopicPartition, count_offsets
+from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.starting import StartingOffsets
 
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
@@ -65,11 +66,15 @@ class BatchStarted:
     """A micro-batch has reached the sink; ``ranges`` is what it reads, ``offsets`` in all.
 
     The thread of this event gets those that are about the batch too, at last how it ended.
+
+    :param headers: reads the headers that are propagated of at most as many records as it is given; Spark reads Kafka
+        for it. ``None`` if none are.
     """
 
     group: str
     batch: int
     ranges: Ranges
+    headers: Callable[[int], Sequence[Headers]] | None = field(default=None, compare=False, repr=False)
     offsets: int = field(init=False)
 
     def __post_init__(self) -> None:

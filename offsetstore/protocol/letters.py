@@ -80,6 +80,7 @@ class NewLetter:
     :param attempts: how often it was tried, this time included; 0 if it never was.
     :param sequence: the `digest` of its key, ``None`` if nothing waits behind it.
     :param payload: ``None`` if only the coordinates are kept.
+    :param trace_id: of its trace, if that follows the record; one that has its headers anyway needs none.
     """
 
     topic_partition: TopicPartition
@@ -89,6 +90,12 @@ class NewLetter:
     attempts: int
     sequence: bytes | None
     payload: Payload | None
+    trace_id: str | None = None
+
+    @property
+    def trace(self) -> str | None:
+        """The id of its trace, as far as it is known."""
+        return trace_id(self.payload.headers) if self.payload else self.trace_id
 
 
 class LetterKey(NamedTuple):

@@ -33,7 +33,7 @@ from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.function_errors import function_failed, is_over_limit
-from offsetstore.spark.kafka_columns import by_partition, letters_frame, looked_up
+from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
@@ -239,7 +239,7 @@ class Careful:
             row[_NUMBER]: Payload(
                 row["key"],
                 row["value"],
-                _headers(row["headers"]) if has_headers else None,
+                headers_of(row["headers"]) if has_headers else None,
                 row["timestamp_ms"],
                 row["timestampType"],
             )
@@ -248,10 +248,6 @@ class Careful:
         if payloads.keys() != set(numbers):
             raise PlanOutdated("records that were read can't be read again")
         return payloads
-
-
-def _headers(found: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((header["key"], header["value"]) for header in found or [])
 
 
 @contextmanager

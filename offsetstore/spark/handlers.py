@@ -42,7 +42,7 @@ from offsetstore.processing.handling import (
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.protocol.letters import writable
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, within
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.plans.scan import is_in_order
 from offsetstore.spark.rejects import COLUMN as REJECT
 from offsetstore.writers.arrow.batches import KAFKA
@@ -106,11 +106,14 @@ class HandlerTransform:
     """The transform that a handler is.
 
     ``topic_ids`` has Kafka's ids of the topics, for `Record.id`.
+
+    :param propagate: the names of the headers that follow a record.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, propagate: Collection[str] = ()) -> None:
         self.topic_ids: Mapping[str, str] = {}
         self._handler = handler
+        self._propagate = propagate
         self._parsed: dict[str, pa.Schema] | None = None
         self._figures: Accumulator[Figures] | None = None
 
@@ -142,7 +145,9 @@ class HandlerTransform:
         made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
         if self._figures is None:
             self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
-        calls = HandlerCalls(self._handler, topic_ids or TopicIds(self.topic_ids), schemas, self._figures)
+        calls = HandlerCalls(
+            self._handler, topic_ids or TopicIds(self.topic_ids), schemas, self._figures, self._propagate
+        )
         try:
             return records.mapInArrow(calls, made)
         except PicklingError as error:
@@ -263,6 +268,7 @@ class HandlerCalls:
     topic_ids: TopicIds
     schemas: Mapping[str, pa.Schema]
     figures: Accumulator[Figures] | None = None
+    propagate: Collection[str] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches in order, each when all its records are finished.
@@ -271,7 +277,7 @@ class HandlerCalls:
         Spark would take an exception for a failure of the task, and repeat that, with all its calls.
         """
         waiting, at, given = deque[_Batch](), dict[int, tuple[_Batch, int]](), iter(batches)
-        with closing(Handling(self.handler, enough=_ENOUGH)) as handling:
+        with closing(Handling(self.handler, enough=_ENOUGH, propagate=self.propagate)) as handling:
             try:
                 for batch in given:
                     begun = _Batch(batch, records_of(batch, self.topic_ids))
@@ -382,7 +388,7 @@ def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
             offset,
             key,
             value,
-            tuple((one["key"], one["value"]) for one in found) if found else (),
+            headers_of(found),
             time,
             topic_ids.of(topic, partition, offset),
         )

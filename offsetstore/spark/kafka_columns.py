@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.letters import Letter
+from offsetstore.protocol.letters import Headers, Letter
 from offsetstore.writers.arrow.batches import KAFKA
 
 KAFKA_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
@@ -86,6 +86,11 @@ def letters_frame(spark: SparkSession, letters: Sequence[Letter], columns: Colle
         if (payload := letter.payload) is not None
     ]
     return kafka_frame(spark, rows, columns)
+
+
+def headers_of(found: Sequence[Any] | None) -> Headers:
+    """A record's headers, from what the source has in its column; NULL for a record without any."""
+    return tuple((one["key"], None if one["value"] is None else bytes(one["value"])) for one in found or ())
 
 
 def kafka_frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], columns: Collection[str]) -> DataFrame:

@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame
 from offsetstore.errors import FunctionFailed
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
 from offsetstore.processing.unit import Coordinates, Ranges
+from offsetstore.protocol.letters import Headers
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
 from offsetstore.spark.handlers import Handled
-from offsetstore.spark.kafka_columns import within
+from offsetstore.spark.kafka_columns import headers_of, within
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
@@ -123,6 +124,10 @@ class MicroBatch:
                 raise
             return _UNREADABLE
         return None
+
+    def headers(self, limit: int) -> list[Headers]:
+        """See `Delivery`. Spark reads them from Kafka, from one partition after the other, until it has enough."""
+        return [headers_of(row["headers"]) for row in self.frame.select("headers").take(limit)]
 
     def repeats(self) -> bool:
         """See `Delivery`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import asdict
@@ -38,6 +38,7 @@ class Outputs:
 
     :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.rejects`. Each row
         must then be made from one record.
+    :param propagate: the names of the headers that follow a record into a handler's calls.
     :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
     """
 
@@ -48,6 +49,7 @@ class Outputs:
         into: Writer | Mapping[str, Writer],
         *,
         can_reject: bool = False,
+        propagate: Collection[str] = (),
     ) -> None:
         if isinstance(into, Mapping) and not into:
             raise ConfigurationError(
@@ -60,7 +62,7 @@ class Outputs:
                 )
         self._is_unordered = isinstance(transform, Handler) and transform.ordering == "none"
         if isinstance(transform, Handler):
-            transform = HandlerTransform(transform)
+            transform = HandlerTransform(transform, propagate)
         if not callable(transform):
             raise ConfigurationError(
                 "transform must be a function",

@@ -77,6 +77,7 @@ class SinkSettings(Settings):
             )
         self._check_columns(columns)
         if not claim.keeps_checkpoint:
+            self._check_headers(columns)
             return
         if has_handler:
             raise UnsupportedQuery(
@@ -84,6 +85,12 @@ class SinkSettings(Settings):
                 found="claim.checkpoint(base, keep=True)",
                 expected="claim.checkpoint(base)",
                 next_step="Call the service in the transform, or let a query without state handle the records.",
+            )
+        if self.propagate:
+            raise UnsupportedQuery(
+                "propagate= follows Kafka's records, and a query that has state makes other rows",
+                found="claim.checkpoint(base, keep=True)",
+                expected="claim.checkpoint(base)",
             )
         if self.dead_letters is not None:
             raise UnsupportedQuery(
@@ -160,7 +167,8 @@ class SinkSettings(Settings):
         """A letter keeps the record as Kafka had it."""
         if self.dead_letters is None:
             return
-        needed = ("key", "value", "timestampType") if self.dead_letters.keep == "all" else ("key",)
+        is_read = self.dead_letters.keep == "all" or self.propagate
+        needed = ("key", "value", "timestampType") if is_read else ("key",)
         missing = [name for name in needed if name not in columns]
         others = [name for name in columns if name not in KAFKA_COLUMNS]
         if missing or others:
@@ -169,6 +177,15 @@ class SinkSettings(Settings):
                 found=", ".join(columns),
                 expected=", ".join(KAFKA_COLUMNS),
                 next_step="Give foreachBatch the DataFrame that load() returned; the rest belongs in transform.",
+            )
+
+    def _check_headers(self, columns: Collection[str]) -> None:
+        if self.propagate and "headers" not in columns:
+            raise KafkaColumnsMissing(
+                "propagate= names headers of the records, and the query has not read them",
+                found=", ".join(columns),
+                expected="the column headers",
+                next_step='Give the reader the option includeHeaders="true".',
             )
 
 

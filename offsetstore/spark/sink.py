@@ -122,6 +122,8 @@ class TransactionalSink:
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. By default the
         query ends at the first one. ``transform`` must make each row from one record and keep ``_kafka``; it may return
         a column ``_reject`` with the reason why a record can't be used, or a struct of its ``code`` and ``reason``.
+    :param propagate: the names of headers that follow a record, as ``("traceparent", "tenant")``: into the calls of a
+        `Handler`, into its dead letter and its trace; see docs/context.md. The reader needs ``includeHeaders``.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid, or does not go with another;
         with ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors
         can't connect to.
@@ -148,12 +150,13 @@ class TransactionalSink:
         flush: Flush | None = None,
         tick: Tick | None = None,
         dead_letters: DeadLetters | None = None,
+        propagate: Collection[str] = (),
     ) -> None:
         if is_remote():
             raise _connect_refused()
         self._claim = claim
-        self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None)
-        self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, atomicity)
+        self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None, propagate=propagate)
+        self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, propagate, atomicity)
         self._settings.check(self._outputs.writers.values(), transform if isinstance(transform, Handler) else None)
         self._source = _Query()
         self._runner = Runner(claim, self._source, self._settings)

@@ -215,6 +215,17 @@ class LetterContract(ContractParts):
             (None, "left out"),
         ]
 
+    @pytest.mark.behaviour("CTX-1")
+    def test_the_trace_of_a_letter_without_contents_is_the_one_that_is_given(
+        self, store: OffsetStore, claim: Claim, give_up: GiveUp
+    ) -> None:
+        trace = f"{7:032x}"
+        letters = [dead(0, payload=None, trace_id=trace), dead(1, payload=None), dead(2)]
+        give_up(claim, {P0: OffsetRange(0, 3)}, letters)
+
+        found = [store.letter(GROUP, P0, offset).trace_id for offset in range(3)]
+        assert found == [trace, None, "4bf92f3577b34da6a3ce929d0e0e4736"]
+
     # -- after a reset
 
     @pytest.mark.behaviour("DLQ-14")

@@ -10,6 +10,11 @@ _MODEL: Final = "tests/property/test_handling_model.py::test_calls_are_those_of_
 _CALLS: Final = "tests/unit/processing/test_handling.py::"
 _ROWS: Final = "tests/unit/spark/test_handled_rows.py::"
 _SPARK: Final = "tests/integration/spark/test_handlers.py::"
+_CONTEXT: Final = "tests/unit/processing/test_context.py::"
+_LETTER: Final = (
+    "tests/unit/processing/test_recovery.py::"
+    "test_a_letter_has_its_records_trace_if_that_is_named_or_all_headers_are_kept"
+)
 _OFTEN: Final = "tests/integration/spark/test_handler_calls.py::"
 
 CALLS: Final[tuple[Mutant, ...]] = (
@@ -156,4 +161,73 @@ ROWS: Final[tuple[Mutant, ...]] = (
     ),
 )
 
-HANDLERS: Final = (*CALLS, *ROWS)
+CONTEXT: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "context-names",
+        ("propagated", "name in names", "True"),
+        tests=(
+            "tests/unit/protocol/test_context.py::test_only_named_headers_follow_a_record_as_they_are_and_in_their_order",
+        ),
+        why="A header that nobody has named would be handed on to other services.",
+    ),
+    mutant(
+        "context-after-a-record",
+        ("following", "_headers.reset(token)", "_ = token"),
+        tests=("tests/unit/protocol/test_context.py::test_headers_are_those_of_the_innermost_block_and_gone_after_it",),
+        why="What comes after a record would be done in the name of its tenant.",
+    ),
+    mutant(
+        "context-shared-on-a-loop",
+        ("_Loop._start", "self._context.copy()", "self._context"),
+        tests=(f"{_CONTEXT}test_each_call_sees_the_named_headers_of_its_own_record_and_no_others",),
+        why="While one record's call waits, it would get the headers of another.",
+    ),
+    mutant(
+        "context-names-in-traces",
+        ("span_of_call", "attach(_context_of(headers))", "attach(_context_of(record.headers))"),
+        tests=(f"{_CONTEXT}test_traces_are_the_records_own_and_only_if_they_are_named",),
+        why="OpenTelemetry would hand on a baggage that nobody has named.",
+    ),
+    mutant(
+        "context-spans-without-a-trace",
+        ("span_of_call", "get_current_span().get_span_context().is_valid", "True"),
+        tests=(f"{_CONTEXT}test_a_record_with_a_malformed_trace_is_handled_like_one_without",),
+        why="Each record without a trace would begin one.",
+    ),
+    mutant(
+        "context-errors-in-spans",
+        (
+            "spans:_span",
+            "_tracer.start_as_current_span(..., **..., record_exception=False, set_status_on_exception=False)",
+            "_tracer.start_as_current_span(..., **..., set_status_on_exception=False)",
+        ),
+        tests=(f"{_CONTEXT}test_a_call_that_fails_has_the_errors_class_in_its_span_and_not_its_text",),
+        why="The text of an error, which may quote the record, would be exported.",
+    ),
+    mutant(
+        "context-names-in-letters",
+        ("Recovery._letters", "propagated(payload.headers, self._propagate)", "payload.headers"),
+        tests=(_LETTER,),
+        why="A letter of which only coordinates are kept would have a trace that nobody has named.",
+    ),
+    mutant(
+        "context-contents-of-letters",
+        ("Recovery._letters", "payload if self._settings.keep == 'all' else None", "payload"),
+        tests=(_LETTER,),
+        why='With keep="coordinates", the record would be stored since its trace is.',
+    ),
+    mutant(
+        "context-without-headers",
+        ("SinkSettings._check_headers", "self.propagate and 'headers' not in columns", "False"),
+        tests=("tests/unit/spark/test_settings.py::test_headers_that_the_query_has_not_read_follow_no_record",),
+        why="Without includeHeaders each call would be made without a tenant.",
+    ),
+    mutant(
+        "context-links-of-what-is-recorded",
+        ("Tracing.on", "event.headers is not None and span.is_recording()", "event.headers is not None"),
+        tests=("tests/unit/monitoring/test_tracing.py::test_a_batch_that_no_one_records_reads_no_headers",),
+        why="Each batch would cost a Spark job for links that nobody keeps.",
+    ),
+)
+
+HANDLERS: Final = (*CALLS, *ROWS, *CONTEXT)

@@ -12,7 +12,7 @@ from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored, Written
-from offsetstore.protocol.letters import Payload, rejected
+from offsetstore.protocol.letters import Headers, Payload, rejected
 
 Row: TypeAlias = tuple[int, int]
 Write: TypeAlias = Callable[[Any, Sequence[Row]], None]
@@ -30,6 +30,7 @@ class Records:
     :param failing: records that can't be computed.
     :param again: those of them that fail once more.
     :param are_handled: whether a handler was called for each.
+    :param headers: of each.
     """
 
     rejects: Mapping[Row, str] = field(default_factory=dict[Row, str])
@@ -39,6 +40,7 @@ class Records:
     failing: Mapping[Row, FunctionFailed] = field(default_factory=dict[Row, "FunctionFailed"])
     again: Callable[[], Mapping[Row, FunctionFailed]] | None = None
     are_handled: bool = False
+    headers: Headers | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class FakePart:
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         rows = self._rows
         self.read_again.extend(rows[number] for number in numbers)
-        return {number: Payload(None, repr(rows[number]).encode(), None, 0, 0) for number in numbers}
+        return {number: Payload(None, repr(rows[number]).encode(), self.records.headers, 0, 0) for number in numbers}
 
 
 @dataclass(frozen=True)

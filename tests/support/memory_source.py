@@ -24,7 +24,7 @@ from offsetstore.processing.blame import find_failing
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges
-from offsetstore.protocol.letters import Letter, Payload, digest, rejected
+from offsetstore.protocol.letters import Headers, Letter, Payload, digest, rejected
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 
@@ -199,6 +199,9 @@ class Batch:
     def unreadable(self) -> str | None:
         return None
 
+    def headers(self, limit: int) -> list[Headers]:
+        return [self.source.headers] * min(limit, count_offsets(self.ranges))
+
     def repeats(self) -> bool:
         return self.source.repeats
 
@@ -211,6 +214,8 @@ class MemorySource:
     ) -> None:
         self.log = log
         self.repeats = True
+        self.headers: Headers = ()
+        """Those of each record."""
         self.writer = writer
         self.stopping = threading.Event()
         self.runner = Runner(claim, self, settings)

@@ -48,6 +48,7 @@ _SINKS: Final = (
     "flush",
     "tick",
     "dead_letters",
+    "propagate",
 )
 
 # An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.

@@ -22,7 +22,6 @@ from offsetstore.protocol.letters import (
     NewLetter,
     PayloadState,
     State,
-    trace_id,
     writable,
 )
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, FailedReplay, LetterCursor, LetterFilter
@@ -62,7 +61,7 @@ class LetterMemory(MemoryTransaction):
                     new.payload,
                     "left out" if new.payload is None else "kept",
                     forced=False,
-                    trace_id=trace_id(new.payload.headers) if new.payload else None,
+                    trace_id=new.trace,
                     created_at=before.created_at if before else self._clock(),
                     decided_at=None,
                     actor=None,

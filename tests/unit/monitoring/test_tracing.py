@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.semconv import schemas
 from opentelemetry.semconv._incubating.attributes import (  # pyright: ignore[reportMissingTypeStubs]
     messaging_attributes as messaging,
@@ -36,6 +37,7 @@ from offsetstore.protocol.events import (
     PauseChanged,
     Retried,
 )
+from offsetstore.protocol.observers import Observers
 
 GROUP = "billing"
 CANARY = "canary"
@@ -60,9 +62,9 @@ MEANWHILE: list[Event] = [
 class Traced:
     """A `Tracing` and the spans that it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: TracerProvider | None = None) -> None:
         self.exporter = InMemorySpanExporter()
-        provider = TracerProvider()
+        provider = provider or TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = provider.get_tracer("application")
         self.observer = Tracing(provider)
@@ -215,6 +217,51 @@ def test_batches_in_two_threads_of_one_group_are_kept_apart() -> None:
         3: "written",
     }
     assert (len(told[0].events), len(told[3].events)) == (1, 0)
+
+
+def produced(number: int) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers of a record that span ``number`` has produced."""
+    return (("traceparent", f"00-{number:032x}-{number:016x}-01".encode()),)
+
+
+@pytest.mark.behaviour("CTX-2", "CTX-3")
+def test_a_batch_links_once_to_each_span_that_has_produced_its_records_and_asks_for_128() -> None:
+    asked: list[int] = []
+
+    def headers(limit: int) -> list[tuple[tuple[str, bytes | None], ...]]:
+        asked.append(limit)
+        return [
+            *map(produced, (1, 2, 1)),
+            (),
+            (("traceparent", None),),
+            (("traceparent", b"\xff"),),
+            *map(produced, (0, 3)),
+        ]
+
+    batch = Traced().on(BatchStarted(**BATCH, headers=headers), WRITTEN).named("process payments")
+    assert asked == [tracing.LINKS] == [128]
+    assert [link.context.span_id for link in batch.links] == [1, 2, 3]
+    assert (batch.parent, batch.dropped_links) == (None, 0)
+
+
+@pytest.mark.behaviour("CTX-2")
+def test_a_batch_that_no_one_records_reads_no_headers() -> None:
+    traced, asked = Traced(TracerProvider(sampler=ALWAYS_OFF)), list[int]()
+    traced.on(BatchStarted(**BATCH, headers=lambda limit: asked.append(limit) or []), WRITTEN)
+    assert (asked, traced.spans) == ([], ())
+
+
+@pytest.mark.behaviour("CTX-2", "OPS-15")
+def test_a_batch_whose_headers_cant_be_read_is_a_span_without_links() -> None:
+    def headers(limit: int) -> Any:
+        raise OSError(limit)
+
+    traced = Traced()
+    observers = Observers([traced.observer])
+    for event in (BatchStarted(**BATCH, headers=headers), WRITTEN):
+        observers.on(event)
+    batch = traced.named("process payments")
+    assert (batch.links, (batch.attributes or {})["offsetstore.outcome"]) == ((), "written")
 
 
 FLUSHED = FlushEnded(group=GROUP, batches=(1, 3), ranges=BATCH["ranges"], rows={"": 9}, seconds={"write": 2.0})

@@ -95,6 +95,7 @@ class Job:
     raises: dict[Row, str] = field(default_factory=dict[Any, str])
     """The records for which a function of transform raises, with the error's class."""
     metadata: Callable[[BatchInfo], object] | None = None
+    propagate: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.written: list[list[Row]] = []
@@ -108,7 +109,7 @@ class Job:
 
     def restart(self) -> None:
         self.claim = self.store.claim("billing", topics=["payments"])
-        self.recovery = Recovery(self.claim, self.settings, BatchMetadata(self.claim, self.metadata))
+        self.recovery = Recovery(self.claim, self.settings, BatchMetadata(self.claim, self.metadata), self.propagate)
 
     def write(self, ranges: Ranges, number: int = 0) -> Written | None:
         """As the sink does."""
@@ -270,6 +271,26 @@ def test_with_coordinates_alone_no_record_is_read_again(store: InMemoryOffsetSto
 
     assert job.read_again == []
     assert (job.letters[0, 1].payload, job.letters[0, 1].payload_state) == (None, "left out")
+
+
+@pytest.mark.behaviour("CTX-1")
+@pytest.mark.parametrize("keep", ["all", "coordinates"])
+def test_a_letter_has_its_records_trace_if_that_is_named_or_all_headers_are_kept(
+    store: InMemoryOffsetStore, keep: Any
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = (("traceparent", f"00-{trace}-00f067aa0ba902b7-01".encode()), ("tenant", b"a"))
+    job = Job(
+        store, replace(AT_ONCE, keep=keep), bad={(0, at): "23514" for at in (1, 3)}, records=Records(headers=headers)
+    )
+
+    for number, job.propagate in enumerate((("tenant", "traceparent"), ("tenant",))):
+        job.restart()
+        job.write(up_to(2 * number + 2, 2 * number), number)
+
+    left_out = keep == "coordinates"
+    assert [job.letters[0, at].payload is None for at in (1, 3)] == [left_out, left_out]
+    assert [job.letters[0, at].trace_id for at in (1, 3)] == [trace, None if left_out else trace]
 
 
 def test_observers_are_told_how_many_letters_there_are_once_they_are_committed(

@@ -77,6 +77,27 @@ def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, told: Rec
     assert len(told.of(BatchStarted)) == 1
 
 
+@pytest.mark.behaviour("CTX-1", "CTX-2")
+def test_a_batch_tells_the_headers_that_follow_its_records_and_reads_them_when_it_is_asked(
+    claim: Claim, told: Recorder
+) -> None:
+    for names in ((), ("traceparent",)):
+        source = MemorySource(claim, Results(), Settings(propagate=names), LOG)
+        source.headers = (("secret", b"s"), ("traceparent", b"00"))
+        source.poll()
+
+    without, with_headers = told.of(BatchStarted)
+    assert without.headers is None
+    assert with_headers.headers is not None
+    assert with_headers.headers(2) == [(("traceparent", b"00"),)] * 2
+
+
+@pytest.mark.behaviour("CTX-1")
+def test_a_text_in_place_of_names_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="propagate must list the names of headers"):
+        Settings(propagate="traceparent")
+
+
 @pytest.mark.behaviour("TX-18")
 @pytest.mark.parametrize("repeats", [True, False])
 def test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offsetstore import Append, DeadLetters, Execute, Flush
-from offsetstore.errors import ConfigurationError, KafkaColumnsMissing
+from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
 from offsetstore.spark.settings import SinkSettings
 
@@ -64,3 +64,32 @@ def test_a_stream_that_has_lost_what_a_letter_keeps_is_refused(missing: str) -> 
     with pytest.raises(KafkaColumnsMissing, match="load\\(\\)"):
         settings().check_query(claim, columns, "/checkpoints/1")
     settings().check_query(claim, KAFKA_COLUMNS, "/checkpoints/1")
+
+
+@pytest.mark.behaviour("CTX-1")
+def test_headers_that_the_query_has_not_read_follow_no_record() -> None:
+    claim: Any = type("", (), {"keeps_checkpoint": False})
+    named = settings(dead_letters=None, propagate=("tenant",))
+    named.check_query(claim, ["value", "headers"], "/checkpoints/1")
+    settings(dead_letters=None).check_query(claim, ["value"], "/checkpoints/1")
+    with pytest.raises(KafkaColumnsMissing, match="has not read them") as refused:
+        named.check_query(claim, ["key", "value"], "/checkpoints/1")
+    assert (refused.value.found, 'includeHeaders="true"' in refused.value.next_step) == ("key, value", True)
+
+
+@pytest.mark.behaviour("CTX-1")
+def test_rows_of_a_query_with_state_follow_no_record() -> None:
+    claim: Any = type("", (), {"keeps_checkpoint": True})
+    with pytest.raises(UnsupportedQuery, match="a query that has state makes other rows"):
+        settings(dead_letters=None, propagate=("tenant",)).check_query(claim, ["headers"], "/checkpoints/1")
+
+
+@pytest.mark.behaviour("CTX-1")
+@pytest.mark.parametrize("missing", ["value", "timestampType"])
+def test_the_trace_of_a_letter_without_contents_is_read_from_the_whole_record(missing: str) -> None:
+    claim: Any = type("", (), {"keeps_checkpoint": False})
+    columns = [name for name in KAFKA_COLUMNS if name != missing]
+    letters = DeadLetters(keep="coordinates")
+    settings(dead_letters=letters).check_query(claim, columns, "/checkpoints/1")
+    with pytest.raises(KafkaColumnsMissing, match="load\\(\\)"):
+        settings(dead_letters=letters, propagate=("traceparent",)).check_query(claim, columns, "/checkpoints/1")
