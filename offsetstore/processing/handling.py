@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, c
 
 from offsetstore.errors import ConfigurationError, HandlerStuck, MissingDependency
 from offsetstore.lazy import find
-from offsetstore.protocol.context import following, propagated
+from offsetstore.protocol.context import as_current, propagated
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outages import tells_of_outage
@@ -418,7 +418,7 @@ class Handling:
     @contextmanager
     def _following(self, record: Record, span: _SpanOfCall) -> Generator[None]:
         headers = propagated(record.headers, self._propagate)
-        with following(headers), span(record, headers):
+        with as_current(headers), span(record, headers):
             yield
 
     def next_call(self) -> _Call | None:

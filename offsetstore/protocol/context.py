@@ -34,7 +34,7 @@ def propagated(headers: Headers | None, names: Collection[str]) -> Headers:
 
 
 @contextmanager
-def following(headers: Headers) -> Generator[None]:
+def as_current(headers: Headers) -> Generator[None]:
     """Make these the `current_headers` until the block ends."""
     token = _headers.set(headers)
     try:

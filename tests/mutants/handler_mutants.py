@@ -172,7 +172,7 @@ CONTEXT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "context-after-a-record",
-        ("following", "_headers.reset(token)", "_ = token"),
+        ("as_current", "_headers.reset(token)", "_ = token"),
         tests=("tests/unit/protocol/test_context.py::test_headers_are_those_of_the_innermost_block_and_gone_after_it",),
         why="What comes after a record would be done in the name of its tenant.",
     ),

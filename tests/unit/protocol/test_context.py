@@ -9,7 +9,7 @@ import pytest
 
 from offsetstore import current_headers
 from offsetstore.errors import ConfigurationError
-from offsetstore.protocol.context import check_propagate, following, propagated
+from offsetstore.protocol.context import as_current, check_propagate, propagated
 
 ALL = (("tenant", b"a"), ("secret", b"s"), ("Tenant", b"A"), ("trace", None), ("tenant", b"\xff"))
 
@@ -38,8 +38,8 @@ def test_lists_of_names(names: Any) -> None:
 @pytest.mark.behaviour("CTX-4")
 def test_headers_are_those_of_the_innermost_block_and_gone_after_it() -> None:
     assert current_headers() == ()
-    with following(ALL):
-        with suppress(KeyError), following(()):
+    with as_current(ALL):
+        with suppress(KeyError), as_current(()):
             assert current_headers() == ()
             raise KeyError
         assert current_headers() == ALL
