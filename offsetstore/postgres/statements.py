@@ -93,9 +93,14 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 # FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
-OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
+# Of a fleet, the last heartbeat of its members counts.
+OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at,
+       clock_timestamp() - coalesce(h.beat_at, (SELECT max(m.beat_at) FROM {s}group_members AS m
+                                                WHERE m.consumer_group = g.consumer_group
+                                                  AND m.fleet_id = g.claim_id)) AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
-       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending"""
+       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending,
+       CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet"""
 
 OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
@@ -152,6 +157,40 @@ FIRST_BEAT = "INSERT INTO {s}heartbeats (claim_id) VALUES (:claim_id)"
 BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :claim_id"
 
 END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
+
+WRITE_FLEET = "UPDATE {s}consumer_groups SET fleet = :fleet, fleet_id = claim_id WHERE consumer_group = :group"
+
+TAKE_PARTITIONS = """
+UPDATE {s}kafka_partitions AS p SET epoch = :epoch, claim_id = :claim_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS taken (topic, partition)
+WHERE p.consumer_group = (SELECT :group) AND p.topic = taken.topic AND p.partition = taken.partition
+"""
+
+# No row if the group is no longer the fleet's.
+BEAT_MEMBER = """
+INSERT INTO {s}group_members (consumer_group, member_id, fleet_id, owner)
+SELECT g.consumer_group, CAST(:member_id AS uuid), g.claim_id, CAST(:owner AS text) FROM {s}consumer_groups AS g
+WHERE g.consumer_group = :group AND g.claim_id = :fleet_id
+ON CONFLICT (consumer_group, member_id) DO UPDATE SET beat_at = clock_timestamp()
+"""
+
+DROP_MEMBER = "DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id = :member_id"
+
+TRIM_MEMBERS = """
+DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id IN (
+    SELECT member_id FROM {s}group_members
+    WHERE consumer_group = :group AND (fleet_id <> :fleet_id OR beat_at < clock_timestamp() - interval '1 day')
+    FOR UPDATE SKIP LOCKED)
+"""
+
+MEMBERS = """
+SELECT m.member_id, m.owner, m.joined_at, clock_timestamp() - m.beat_at AS alive_for
+FROM {s}group_members AS m
+JOIN {s}consumer_groups AS g
+  ON g.consumer_group = m.consumer_group AND g.claim_id = m.fleet_id AND g.fleet_id = m.fleet_id
+WHERE m.consumer_group = :group
+ORDER BY m.joined_at, m.member_id
+"""
 
 NOW = "SELECT clock_timestamp()"
 
