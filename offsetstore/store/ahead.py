@@ -37,6 +37,17 @@ class Ahead:
         every = (self.letters, self.failures, self.sequences)
         return Ahead(*({tp: at for tp, at in one.items() if tp in partitions} for one in every))
 
+    def replace(self, partitions: Collection[TopicPartition], found: Ahead) -> None:
+        """Forget what is known of these partitions, and take over what was found of them."""
+        for known, new in (
+            (self.letters, found.letters),
+            (self.failures, found.failures),
+            (self.sequences, found.sequences),
+        ):
+            for tp in partitions:
+                known.pop(tp, None)
+            known.update({tp: at for tp, at in new.items() if tp in partitions})
+
     def note_failure(self, tp: TopicPartition, offset: int) -> None:
         """Record a failed attempt."""
         self.failures[tp] = max(offset, self.failures.get(tp, 0))

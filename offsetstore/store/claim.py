@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,6 +57,10 @@ class ClaimRequest:
     mirror_every: float | None = INTERVAL
     checkpoint: CheckpointFiles | None = None
     metadata: Formats = None
+    shared: bool = False
+    """Whether it is for a fleet: one is replaced by another whether it lives or not."""
+    partitions: frozenset[TopicPartition] | None = None
+    """Those that a member takes; ``None`` for the whole group."""
 
     def __post_init__(self) -> None:
         """Check the arguments, before any request.
@@ -89,7 +93,8 @@ class ClaimRequest:
         """Kafka's current offsets, ``None`` without a broker."""
         if self.broker is None:
             return None
-        return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+        view = self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+        return view if self.partitions is None else view.of(self.partitions)
 
     @property
     def find_truncated(self) -> FindTruncated | None:
@@ -165,8 +170,9 @@ class Claim:
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(
             self.database,
-            self.token.claim_id,
             self.name,
+            beat=self._beat,
+            end=self._end_beat,
             on_lost=self.lose,
             on_asked=self._tell_answer,
             run=self._run,
@@ -174,7 +180,22 @@ class Claim:
         self.mirror = self._start_mirror(request, has_members=has_members)
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
-    def lose(self) -> None:
+    @property
+    def group_token(self) -> Token:
+        """The token of the group's row."""
+        return self.token
+
+    def term(self, tp: TopicPartition) -> object:  # noqa: ARG002 - the same for all
+        """The only one: a job has its partitions once."""
+        return None
+
+    def _beat(self, session: Session) -> bool:
+        return session.beat(self.token.claim_id)
+
+    def _end_beat(self, session: Session) -> None:
+        session.end_beat(self.token.claim_id)
+
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:  # noqa: ARG002 - it has all or none
         """Record that another claim has taken over, or that the group was reset or renamed."""
         with self._binding:
             was_lost, self.is_lost = self.is_lost, True
@@ -335,7 +356,8 @@ class Claim:
         try:
             return repeat(self, self.group, work, retry_if=self._unless_closed(retry_if))
         except StaleClaim:
-            self.lose()  # a task may have found out
+            if self.group_token == self.token:
+                self.lose()  # a task may have found out; a member may have lost no more than a partition
             raise
 
     def _unless_closed(self, retry_if: Callable[[Exception], bool]) -> Callable[[Exception], bool]:

@@ -94,6 +94,14 @@ class ClaimMetadata:
                 if tp in self._next and self._next[tp].number == stored.number:
                     del self._next[tp]
 
+    def replace(self, partitions: Collection[TopicPartition], found: Mapping[TopicPartition, Text]) -> None:
+        """Forget all of these partitions, also what is stored for their next advances; take over what was found."""
+        with _changing:
+            for tp in partitions:
+                self._cached.pop(tp, None)
+                self._next.pop(tp, None)
+            self._cached |= {tp: text for tp in partitions if (text := found.get(tp)) is not None}
+
     def of_task(self, partitions: Collection[TopicPartition]) -> ClaimMetadata:
         """A task's copy, for these partitions."""
         cached = {tp: self._cached[tp] for tp in partitions if tp in self._cached}

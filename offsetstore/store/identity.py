@@ -26,7 +26,12 @@ class ClaimInfo(Protocol):
 
     @property
     def token(self) -> Token:
-        """The token that every write is checked against."""
+        """The token that every write is checked against: that of the partitions' rows."""
+        ...
+
+    @property
+    def group_token(self) -> Token:
+        """The token of the group's row: another one only for a fleet's member, see `offsetstore.store.fleet`."""
         ...
 
     @property
@@ -46,7 +51,7 @@ class ClaimInfo(Protocol):
 
     @property
     def partitions(self) -> set[TopicPartition]:
-        """The partitions known to have rows; a transaction adds those that it creates."""
+        """The partitions known to have rows; a transaction adds those that it creates. A member's: those it has."""
         ...
 
     @property
@@ -64,8 +69,15 @@ class ClaimInfo(Protocol):
         """How metadata are read and written, and what was stored for the next advances."""
         ...
 
-    def lose(self) -> None:
-        """Record that another claim has taken over, or that the group was reset or renamed."""
+    def term(self, tp: TopicPartition) -> object:
+        """What tells one time that the claim has the partition from the next; a job has all of them once."""
+        ...
+
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """Record that another claim has taken over, or that the group was reset or renamed.
+
+        :param partitions: those that other members of the fleet have taken, if it is not that.
+        """
         ...
 
     def require_log(self) -> None:
@@ -102,7 +114,16 @@ class TaskClaim:
             claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, known, copied, claim.ahead.of(known)
         )
 
-    def lose(self) -> None:
+    @property
+    def group_token(self) -> Token:
+        """The claim's: members of a fleet have no tasks."""
+        return self.token
+
+    def term(self, tp: TopicPartition) -> object:  # noqa: ARG002 - see above
+        """The only one."""
+        return None
+
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""
 
     def require_log(self) -> None:

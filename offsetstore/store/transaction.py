@@ -25,6 +25,7 @@ from offsetstore.errors import (
     NestedTransaction,
     OffsetGap,
     OffsetStoreError,
+    PartitionLost,
     ProtocolMisuse,
     SinkError,
     StaleClaim,
@@ -92,6 +93,9 @@ class Transaction:
         self._partitions: Collection[TopicPartition] = ()
         self._decisions: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, LockedRow] = {}
+        self._created: Collection[TopicPartition] = ()
+        self._is_member = claim.group_token != claim.token
+        self._terms: dict[TopicPartition, object] = {}
         self._advanced: set[TopicPartition] = set()
         self._used_metadata: dict[TopicPartition, ForNextAdvance] = {}
         self._written_metadata: set[TopicPartition] = set()
@@ -155,6 +159,7 @@ class Transaction:
             letters below the ranges' ends are overtaken from now on.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
+        :raises PartitionLost: another member of the fleet has a partition. The claim no longer has these.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
         :raises ConfigurationError: a partition of a topic that the claim does not have.
@@ -192,8 +197,14 @@ class Transaction:
         if unknown or not ranges:
             # Lock the group's row before any partition's, or this deadlocks with a claim.
             self._check_token(session.share_group(self._claim.group), None)
+            if unknown and self._is_member:
+                raise self._lost(unknown)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
         self._rows = session.lock_partitions(self._claim.group, self._partitions) if ranges else {}
+        self._created = unknown
+        if self._is_member:
+            self._check_taken(session)
+        self._terms = {tp: self._claim.term(tp) for tp in self._partitions}
         for tp in self._partitions:
             row = self._rows.get(tp)
             self._check_token(row.token if row else None, tp)
@@ -464,14 +475,19 @@ class Transaction:
         :raises LockFirst: before `lock`.
         :raises MetadataError: the deserializer fails.
         :raises StaleClaim: the row has another token; this transaction has not locked it.
+        :raises PartitionLost: this member of a fleet does not have the partition.
         """
         session, _ = self._require_lock("tx.metadata was called before tx.lock")
+        if self._is_member and tp not in self._claim.partitions:
+            raise self._lost([tp])
         notes = self._claim.claim_metadata
         if notes.is_cached(tp, cache=cache):
             return notes.cached(tp)
         row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
         if row is None:
             return None
+        if self._is_member and row.token != self._claim.token:
+            raise self._lost([tp])  # it is not locked, and its group may still be the fleet's
         self._check_token(row.token, tp)
         return load(notes.formats, tp, row.text)
 
@@ -621,8 +637,31 @@ class Transaction:
             raise LockFirst(too_early)
         return session, self._decisions
 
+    def _check_taken(self, session: Session) -> None:
+        """Look which partitions the member still has, now that nobody else can take them.
+
+        It may have given some back since it planned: to take them anew it needs their locks, so what it keeps in memory
+        of those that it has is as fresh as the rows.
+        """
+        claim = self._claim
+        taken = [tp for tp in self._partitions if (row := self._rows.get(tp)) is None or row.token != claim.token]
+        if taken:
+            owner = session.group(claim.group)
+            self._check_token(None if owner is None else owner.token, None)
+            claim.lose(taken)
+        if lost := [tp for tp in self._partitions if tp not in claim.partitions]:
+            raise self._lost(lost)
+
+    def _lost(self, partitions: Sequence[TopicPartition]) -> PartitionLost:
+        return PartitionLost(
+            "this member of the fleet does not have the partition; nothing was written",
+            topic_partition=partitions[0],
+            expected=f"one of its {len(self._claim.partitions)} partitions",
+        )
+
     def _check_token(self, token: Token | None, tp: TopicPartition | None) -> None:
-        if token != self._claim.token:
+        expected = self._claim.group_token if tp is None else self._claim.token
+        if token != expected:
             what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
             row = self._require_session().group(self._claim.group)
             self._claim.lose()
@@ -630,7 +669,7 @@ class Transaction:
                 what,
                 topic_partition=tp,
                 found=f"{token or 'no row'}" + (f", of {row.owner}" if row else ""),
-                expected=str(self._claim.token),
+                expected=str(expected),
             )
 
     def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
@@ -684,13 +723,17 @@ class Transaction:
                 self._raise_ours(error)
             return
         self._commit(session)
-        self._claim.partitions.update(self._rows)  # committed, so their rows exist now
+        self._claim.partitions.update(self._created)  # committed, so their rows exist now
         self._claim.claim_metadata.forget(self._used_metadata)
         self._claim.ahead.passed(self._settled, in_sequence=self._is_in_sequence)
         for tp, offset in self._sequences:
             self._claim.ahead.note_sequence(tp, offset)
         if self._is_manual:
-            for tp, decision in (self._decisions or {}).items():
+            self._note_positions()
+
+    def _note_positions(self) -> None:
+        for tp, decision in (self._decisions or {}).items():
+            if self._claim.term(tp) == self._terms[tp]:  # else a member is given its records anew, or not at all
                 stored = self._marks.get(tp, self._rows[tp].next_offset)
                 self._claim.positions[tp] = Position(stored, self._delivered(decision))
 

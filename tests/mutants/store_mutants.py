@@ -83,7 +83,7 @@ LOCKS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "claim-locks-rows",
-        ("_write_claim", "session.lock_group_partitions(group)", "session.read_partitions(group)"),
+        ("lock_whole", "session.lock_group_partitions(group)", "session.read_partitions(group)"),
         tests=(
             f"{_STORE}test_claims_takeover.py::test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it",
         ),
@@ -130,8 +130,8 @@ FENCE: Final[tuple[Mutant, ...]] = (
         "token-without-the-claim-id",
         (
             "Transaction._check_token",
-            "token != self._claim.token",
-            "token is None or token.epoch != self._claim.token.epoch",
+            "token != expected",
+            "token is None or token.epoch != expected.epoch",
         ),
         text("ADVANCE", "AND p.claim_id = :claim_id ", ""),
         tests=(f"{_CONTRACT}test_equal_epochs_of_a_restored_backup_are_told_apart",),

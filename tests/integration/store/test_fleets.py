@@ -1,0 +1,192 @@
+"""Members of a fleet that are frozen, or that meet claims and each other: what waits for whom, and who is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import Barrier, Event
+from typing import Any, TypeAlias
+
+import pytest
+
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore.errors import PartitionLost, StaleClaim, TransactionLost
+from offsetstore.store import heartbeat
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import Member, join
+from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
+
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+WAITING = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
+"""
+Joins: TypeAlias = Callable[..., Member]
+
+
+def broker() -> StaticBroker:
+    return StaticBroker.with_topics({"payments": 3}, end=100)
+
+
+@pytest.fixture
+def joins(store: OffsetStore) -> Iterator[Joins]:
+    made: list[Member] = []
+
+    def joins_it(**changes: Any) -> Member:
+        request = ClaimRequest("billing", broker(), ("payments",), StartPolicy(), "refuse", 0.5, "billing")
+        made.append(join(store, replace(request, **changes)))
+        return made[-1]
+
+    yield joins_it
+    for member in made:
+        member.close()
+
+
+def advance(store: OffsetStore, member: Member, tp: TopicPartition, range_: OffsetRange) -> None:
+    with store.transaction(member) as tx:
+        tx.advance({tp: tx.lock({tp: range_})[tp].remaining})
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_frozen_member_s_transaction_is_ended_and_its_partition_goes_on(store: OffsetStore, joins: Joins) -> None:
+    frozen, other = joins(), joins()
+    frozen.assign([P0, P1])
+    with pytest.raises(TransactionLost), store.transaction(frozen) as tx:  # noqa: PT012 - what is lost, and how
+        remaining = {P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining}
+        assert other.assign([P0]).offsets == {P0: 0}
+        in_background(lambda: advance(store, other, P0, OffsetRange(0, 3))).result(timeout=60)
+        tx.advance(remaining)
+
+    with pytest.raises(PartitionLost):
+        advance(store, frozen, P0, OffsetRange(0, 5))
+    advance(store, frozen, P1, OffsetRange(0, 5))
+    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 3, P1: 5, P2: 0}
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_transaction_that_ends_in_time_is_waited_for(store: OffsetStore, joins: Joins, query: Query) -> None:
+    owner, other = joins(), joins(takeover_timeout=30.0)
+    owner.assign([P0])
+    with store.transaction(owner) as tx:
+        remaining = {P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining}
+        taking = in_background(lambda: other.assign([P0, P1]))
+        wait_until(lambda: query(WAITING))
+        tx.advance(remaining)
+
+    assert taking.result(timeout=60).offsets == {P0: 5, P1: 0}
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_frozen_member_holds_up_neither_those_that_join_nor_those_that_take_other_partitions(
+    store: OffsetStore, joins: Joins
+) -> None:
+    frozen = joins()
+    frozen.assign([P0])
+    held = store.database.begin(name=frozen.name)
+    held.lock_partitions("billing", [P0])
+    beating = store.database.begin(name=frozen.name)
+    assert frozen._beat(beating)
+    taking = in_background(lambda: joins(takeover_timeout=60.0).assign([P0]))
+
+    other = joins(takeover_timeout=60.0)
+    assert other.assign([P1]).offsets == {P1: 0}
+    advance(store, other, P1, OffsetRange(0, 1))
+    assert not taking.done()
+    other.close()
+
+    beating.rollback()
+    held.rollback()
+    assert taking.result(timeout=60).offsets == {P0: 0}
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_member_that_takes_partitions_does_not_end_the_claim_that_fences_it(
+    store: OffsetStore, joins: Joins, query: Query
+) -> None:
+    member = joins(takeover_timeout=0.1)
+    claiming_has_the_locks, go_on = Event(), Event()
+    slow = broker()
+    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(20))]
+    claiming = in_background(lambda: store.claim("billing", slow))
+    assert claiming_has_the_locks.wait(20)
+    taking = in_background(lambda: member.assign([P0]))
+    [(pid,)] = wait_until(lambda: query(WAITING))
+    query("SELECT pg_sleep(1)")
+    assert query(WAITING) == [(pid,)]
+
+    go_on.set()
+
+    claim = claiming.result(timeout=60)
+    with pytest.raises(StaleClaim):
+        taking.result(timeout=60)
+    assert claim.token.epoch == member.fleet.epoch + 1
+    assert {row.token for row in store.offsets("billing").values()} == {claim.token}
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_claim_ends_a_frozen_member_that_takes_partitions(store: OffsetStore, joins: Joins) -> None:
+    member, other = joins(), joins()
+    frozen = store.database.begin(name=f"{member.name.rpartition(':')[0]}:assign")
+    assert frozen.share_group("billing") == member.fleet
+    frozen.lock_partitions("billing", [P0])
+
+    claim = store.claim("billing", broker(), takeover_timeout=0.5)
+
+    with pytest.raises(StaleClaim):
+        other.assign([P1])
+    assert {row.token for row in store.offsets("billing").values()} == {claim.token}
+    frozen.rollback()
+
+
+@pytest.mark.behaviour("CONS-12")
+def test_processes_that_start_at_once_are_one_fleet(store: OffsetStore, joins: Joins, query: Query) -> None:
+    together = Barrier(8)
+
+    def join_together() -> Member:
+        together.wait()
+        return joins(takeover_timeout=30.0)
+
+    members = [one.result(timeout=60) for one in [in_background(join_together) for _ in range(8)]]
+
+    assert {member.fleet for member in members} == {members[0].fleet}
+    assert members[0].fleet.epoch == 1
+    assert [line.event for line in store.history("billing")].count("claim") == 1
+    assert query("SELECT count(*) FROM group_members") == [(8,)]
+    assert query("SELECT count(*) FROM heartbeats") == [(0,)]
+    for number, member in enumerate(members[:3]):
+        member.assign([TopicPartition("payments", number)])
+        advance(store, member, TopicPartition("payments", number), OffsetRange(0, 1))
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_fenced_member_knows_it_by_its_heartbeat(
+    store: OffsetStore, joins: Joins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
+    first, second = joins(), joins()
+    second.close()
+    store.claim("billing", broker())
+
+    wait_until(lambda: first.is_lost)
+    assert not second.is_lost
+
+
+def test_members_that_are_gone_are_forgotten_and_a_frozen_one_is_not_waited_for(
+    store: OffsetStore, joins: Joins, query: Query
+) -> None:
+    gone, frozen, other = joins(), joins(), joins()
+    query(
+        "UPDATE group_members SET beat_at = clock_timestamp() - interval '25 hours' "
+        f"WHERE member_id IN ('{gone.token.claim_id}', '{frozen.token.claim_id}')"
+    )
+    beating = store.database.begin(name=frozen.name)
+    assert frozen._beat(beating)
+
+    last = joins()
+
+    found = {row[0] for row in query("SELECT member_id FROM group_members")}
+    assert found == {one.token.claim_id for one in (frozen, other, last)}
+    beating.rollback()
