@@ -1,0 +1,251 @@
+"""Members of a fleet: what they may write, how they take partitions, what fences them. In memory where that will do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant, text
+
+_MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
+_POSTGRES: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+_MEMBERS: Final = "tests/integration/store/test_fleets.py::"
+_ORDERS: Final = "tests/faults/interleavings/test_interleavings.py::"
+_RECREATED: Final = f"{_MEMORY}test_a_recreated_topic_is_read_again_by_a_new_fleet_and_by_no_single_member"
+_ANEW: Final = f"{_MEMORY}test_what_was_known_of_a_partition_is_read_anew_when_it_comes_back"
+_GIVEN_BACK: Final = f"{_MEMORY}test_a_partition_that_was_given_back_is_not_written_to_although_its_row_has_the_token"
+_OWN: Final = f"{_ORDERS}test_a_member_that_takes_its_own_partition_again_keeps_its_older_transactions_out_meanwhile"
+
+_UNBLOCKED: Final = (
+    "with patiently(..., **...) as session, "
+    "member.database.unblocking(session, after=timeout, older_than=name_prefix(group)): ..."
+)
+
+WRITES: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "member-of-a-row",
+        ("Transaction._lock", "if self._is_member: self._check_taken(session)", ""),
+        ("Transaction._lock", "self._check_token(row.token if row else None, tp)", ""),
+        text("ADVANCE", "AND p.epoch = :epoch AND p.claim_id = :claim_id ", ""),
+        tests=(f"{_POSTGRES}test_a_member_that_lost_a_partition_writes_nothing_to_it_and_goes_on_with_the_rest",),
+        why="A member that woke late would write beside the one that has its partition now.",
+    ),
+    mutant(
+        "member-with-any-token-of-the-fleet",
+        ("Transaction._check_taken", "row.token != claim.token", "row.token.epoch != claim.token.epoch"),
+        ("Transaction._lock", "self._check_token(row.token if row else None, tp)", ""),
+        text("ADVANCE", "AND p.claim_id = :claim_id ", ""),
+        tests=(f"{_POSTGRES}test_a_late_assignment_takes_the_partition_and_its_owner_takes_it_again",),
+        why="All members have the fleet's epoch: their ids alone tell whose a partition is.",
+    ),
+    mutant(
+        "member-that-makes-rows",
+        ("Transaction._lock", "if unknown and self._is_member: ...", ""),
+        ("Transaction._check_taken", "if lost := ...: ...", ""),
+        tests=(f"{_MEMORY}test_a_member_writes_to_the_partitions_that_it_took_and_to_no_others",),
+        why="A member would begin a partition that Kafka has given to another one.",
+    ),
+    mutant(
+        "partition-that-was-given-back",
+        ("Transaction._lock", "if unknown and self._is_member: ...", ""),
+        ("Transaction._check_taken", "if lost := ...: ...", ""),
+        tests=(_GIVEN_BACK,),
+        why="What was read before a partition was given back would be written after its records are given out anew.",
+    ),
+    mutant(
+        "partition-that-is-taken-anew",
+        ("Transaction._check_taken", "if lost := ...: ...", ""),
+        tests=(_OWN,),
+        why="A transaction that was planned before would go by what is known of the partition from then.",
+    ),
+    mutant(
+        "partition-that-comes-back-with-its-commit",
+        (
+            "Transaction.__exit__",
+            "self._claim.partitions.update(self._created)",
+            "self._claim.partitions.update(self._rows)",
+        ),
+        tests=(f"{_MEMORY}test_a_transaction_that_holds_a_partition_when_it_is_given_back_is_committed",),
+        why="A member would go on with a partition that it has given back, until another one takes it.",
+    ),
+    mutant(
+        "position-of-an-earlier-assignment",
+        ("Transaction._note_positions", "self._claim.term(tp) == self._terms[tp]", "self._terms"),
+        tests=(f"{_MEMORY}test_how_far_a_member_had_come_is_forgotten_with_the_partition",),
+        why="Records that were given out and not marked would pass for processed, and be lost.",
+    ),
+    mutant(
+        "whole-fleet-for-a-partition",
+        (
+            "Transaction._check_taken",
+            "self._check_token(None if owner is None else owner.token, None)",
+            "",
+        ),
+        tests=(f"{_MEMORY}test_a_job_that_takes_over_fences_the_whole_fleet",),
+        why="A member of a fleet that was fenced would take its partitions again and again, and never end.",
+    ),
+)
+
+TAKES: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "assignment-of-a-fenced-fleet",
+        ("_assign", "(found := session.share_group(group)) != member.fleet", "(found := member.fleet) != member.fleet"),
+        tests=(f"{_MEMORY}test_a_job_that_takes_over_fences_the_whole_fleet",),
+        why="A member of a fleet that was fenced would take partitions from the job that has fenced it.",
+    ),
+    mutant(
+        "assignment-without-a-share",
+        ("_assign", "session.share_group(group)", "session.group(group).token"),
+        tests=(f"{_ORDERS}test_a_job_that_takes_over_fences_members_that_write_or_take_partitions",),
+        why="The same, where the claim is under way: the token is read before it is replaced.",
+    ),
+    mutant(
+        "assignment-that-ends-a-claim",
+        (
+            "_assign",
+            "with patiently(..., **...) as session: ...",
+            _UNBLOCKED,
+        ),
+        tests=(f"{_MEMBERS}test_a_member_that_takes_partitions_does_not_end_the_claim_that_fences_it",),
+        why="A fleet could hold off whoever takes the group over, by ending its transaction each time.",
+    ),
+    mutant(
+        "assignment-without-locks",
+        ("_assign", "session.lock_partitions(group, wanted)", ""),
+        tests=(f"{_MEMBERS}test_a_transaction_that_ends_in_time_is_waited_for",),
+        why="It would start where the former owner's open transaction began, and write its records again.",
+    ),
+    mutant(
+        "assignment-that-waits-for-a-frozen-member",
+        (
+            "_assign",
+            "member.database.unblocking(session, after=timeout, older_than=name_prefix(group))",
+            "member.database.unblocking(session, after=60.0, older_than=name_prefix(group))",
+        ),
+        ("sessions:_GRACE", "15.0", "1.0"),
+        tests=(f"{_MEMBERS}test_a_frozen_member_s_transaction_is_ended_and_its_partition_goes_on",),
+        why="A member that is frozen in a transaction would hold its partitions for ever.",
+    ),
+    mutant(
+        "row-that-two-members-make",
+        (
+            "_assign",
+            "session.insert_partitions(group, token, {tp: offsets[tp] for tp in wanted})",
+            "set[TopicPartition]()",
+        ),
+        tests=(f"{_ORDERS}test_one_of_two_members_makes_the_row_of_a_new_partition_and_the_last_has_it",),
+        why="The second of two members would put the offset back to the beginning, over what the first has stored.",
+    ),
+    mutant(
+        "row-that-was-just-made-is-no-start",
+        ("_assign", "tp not in made", "tp is not None"),
+        tests=(f"{_MEMORY}test_a_partition_that_was_added_starts_at_its_beginning",),
+        why="Its offset would be nobody's decision, and the history would not have it.",
+    ),
+    mutant(
+        "decision-by-a-member",
+        ("_assign", "decided(starting)", "()"),
+        tests=(_RECREATED,),
+        why="A recreated topic would be restarted partition by partition, and those that had gone on be put back.",
+    ),
+    mutant(
+        "decision-without-a-new-fleet",
+        ("may_share", "found == fleet and not decides", "found == fleet"),
+        ("_join", "if not decided(asked.starting): ...", "if asked.starting: ..."),
+        tests=(
+            _RECREATED,
+            f"{_MEMORY}test_a_restored_database_is_told_by_an_assignment_and_decided_about_by_a_new_fleet",
+        ),
+        why="No process would ever carry out what the policy decides, and the group would never start again.",
+    ),
+    mutant(
+        "known-of-an-earlier-assignment",
+        ("Member.release", "self.positions.pop(tp, None)", "pass"),
+        tests=(_ANEW,),
+        why="A member would decide on what it had been given before others went on with the partition.",
+    ),
+    mutant(
+        "metadata-of-an-earlier-assignment",
+        ("Member.assign", "self.claim_metadata.replace(wanted, acquired.metadata)", ""),
+        tests=(_ANEW,),
+        why="A member would read its own former note, or none, in place of the last owner's.",
+    ),
+    mutant(
+        "metadata-of-others",
+        ("Transaction.metadata", "self._is_member and tp not in self._claim.partitions", "False"),
+        ("Transaction.metadata", "self._is_member and row.token != self._claim.token", "False"),
+        ("Transaction.metadata", "self._check_token(row.token, tp)", ""),
+        tests=(f"{_MEMORY}test_what_others_know_of_their_partitions_is_not_a_members",),
+        why="A member would go by a note that is another one's.",
+    ),
+    mutant(
+        "letters-of-others",
+        ("Member.assign", "self.ahead.replace(wanted, acquired.ahead)", ""),
+        tests=(_ANEW,),
+        why="Records would not wait for a dead one of their key that another member has met.",
+    ),
+    mutant(
+        "partitions-of-others",
+        ("BrokerView.of", "number in numbers[topic]", "number >= 0"),
+        tests=(f"{_MEMORY}test_an_assignment_starts_at_the_larger_of_what_is_stored_and_what_kafka_has",),
+        why="A member would move the offsets of partitions that others have.",
+    ),
+    mutant(
+        "evidence-of-one-member-alone",
+        ("_record", "evidence.tokens[tp]", "next(iter(evidence.tokens.values()))"),
+        tests=(f"{_MEMORY}test_a_log_that_lost_records_is_remembered_for_each_partition_whoever_has_it",),
+        why="A truncated log that has grown past another member's offset would be read on from there.",
+    ),
+)
+
+FENCES: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "fleet-that-earlier-code-has-fenced",
+        text("OWNER", "CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END", "g.fleet"),
+        tests=(f"{_POSTGRES}test_members_by_earlier_code_s_claim_are_fenced_although_it_knows_no_fleets",),
+        why="A process would share the claim of a job, whose partitions it would then take.",
+    ),
+    mutant(
+        "fleet-beside-a-job",
+        ("_check_owner", "request.shared and owner.fleet is not None", "request.shared"),
+        tests=(f"{_MEMORY}test_a_fleet_spares_a_job_that_is_live_unless_it_is_told_to_fence_it",),
+        why="Whoever starts a consumer beside a running job by mistake would end the job.",
+    ),
+    mutant(
+        "fleet-of-another-group-in-kafka",
+        ("may_share", "found == fleet and not decides", "found is not None and not decides"),
+        tests=(f"{_MEMORY}test_another_fleet_fences_the_earlier_one_whole_whether_it_lives_or_not",),
+        why="Kafka deals out the same partitions twice: two fleets would take each from the other without end.",
+    ),
+    mutant(
+        "fleet-of-another-cluster",
+        ("fleet_name", "json.dumps([cluster_id, kafka_group])", "json.dumps([kafka_group])"),
+        tests=(f"{_MEMORY}test_another_cluster_is_another_fleet",),
+        why="The same, for two clusters.",
+    ),
+    mutant(
+        "heartbeat-of-a-fenced-member",
+        text("BEAT_MEMBER", "AND g.claim_id = :fleet_id", "AND :fleet_id IS NOT NULL"),
+        tests=(f"{_MEMBERS}test_a_fenced_member_knows_it_by_its_heartbeat",),
+        why="A member without records would never learn that it is fenced, and keep its partitions in Kafka.",
+    ),
+    mutant(
+        "heartbeat-of-the-founder",
+        ("_found_fleet", "session.end_beat(fleet_id)", ""),
+        tests=(f"{_MEMORY}test_a_job_may_spare_a_fleet_that_is_live",),
+        why="Fifteen seconds after the first start a fleet would seem dead, however many members live.",
+    ),
+    mutant(
+        "heartbeats-of-members",
+        text("OWNER", "(SELECT max(m.beat_at)", "(SELECT max(m.beat_at) - interval '1 hour'"),
+        tests=(f"{_POSTGRES}test_a_job_may_spare_a_fleet_that_is_live",),
+        why="The same from the start: a job with takeover= would fence a fleet that it was to spare.",
+    ),
+    mutant(
+        "join-that-waits-for-a-frozen-member",
+        text("TRIM_MEMBERS", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+        tests=(f"{_MEMBERS}test_members_that_are_gone_are_forgotten_and_a_frozen_one_is_not_waited_for",),
+        why="A member that froze in its heartbeat would keep all others from starting.",
+    ),
+)
+
+FLEETS: Final = (*WRITES, *TAKES, *FENCES)
