@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from random import Random
 from threading import Barrier, Event
 from typing import Any, TypeAlias
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, Outcome, StartPolicy, TopicPartition
 from offsetstore.errors import PartitionLost, StaleClaim, TransactionLost
 from offsetstore.store import heartbeat
 from offsetstore.store.claim import ClaimRequest
@@ -28,7 +30,7 @@ Joins: TypeAlias = Callable[..., Member]
 
 
 def broker() -> StaticBroker:
-    return StaticBroker.with_topics({"payments": 3}, end=100)
+    return StaticBroker.with_topics({"payments": 3}, end=1000)
 
 
 @pytest.fixture
@@ -159,6 +161,50 @@ def test_processes_that_start_at_once_are_one_fleet(store: OffsetStore, joins: J
     for number, member in enumerate(members[:3]):
         member.assign([TopicPartition("payments", number)])
         advance(store, member, TopicPartition("payments", number), OffsetRange(0, 1))
+
+
+@pytest.mark.behaviour("CONS-3", "CONS-6", "TX-8")
+def test_members_that_take_partitions_from_each_other_write_each_record_once(
+    store: OffsetStore, joins: Joins, query: Query, results: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assignments come late, twice and in any order, processes come and go, and what they write is a chain."""
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.02)
+
+    def work(seed: int) -> int:
+        chance, written = Random(seed), 0  # noqa: S311 - the same in each run
+        member = joins(takeover_timeout=30.0)
+        for _ in range(25):
+            if chance.random() < 0.1:
+                member.close()
+                member = joins(takeover_timeout=30.0)
+            starts = member.assign(chance.sample([P0, P1, P2], chance.choice((1, 2)))).offsets
+            for _ in range(chance.randrange(4)):
+                try:
+                    starts = write(member, starts)
+                    written += len(starts)
+                except PartitionLost:
+                    starts = {tp: offset for tp, offset in starts.items() if tp in member.partitions}
+            if chance.random() < 0.3:
+                member.release([*starts][:1])
+        return written
+
+    def write(member: Member, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        with store.transaction(member) as tx:
+            plan = tx.lock({tp: OffsetRange(offset, offset + 1) for tp, offset in starts.items()})
+            assert {one.outcome for one in plan.values()} <= {Outcome.APPLY}, "nobody else has written what it has"
+            for tp, offset in starts.items():
+                tx.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (tp.partition * 1000 + offset,))
+            tx.advance({tp: one.remaining for tp, one in plan.items()})
+        return {tp: offset + 1 for tp, offset in starts.items()}
+
+    written = sum(one.result(timeout=120) for one in [in_background(partial(work, seed)) for seed in range(4)])
+
+    stored = {tp: row.next_offset for tp, row in store.offsets("billing").items()}
+    assert written == sum(stored.values()) > 50
+    records = [tp.partition * 1000 + offset for tp in stored for offset in range(stored[tp])]
+    assert sorted(row[0] for row in query(f"SELECT record FROM {results}")) == records
+    assert query("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [(0,)]
+    assert [line.event for line in store.history("billing")] == ["claim", "adopt", "adopt", "adopt"]
 
 
 @pytest.mark.behaviour("CONS-4")
