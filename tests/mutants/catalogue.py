@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.end_mutants import END
 from tests.mutants.fleet_mutants import FLEETS
+from tests.mutants.handler_mutants import HANDLERS
 from tests.mutants.letter_mutants import LETTERS
 from tests.mutants.mutant import Mutant
 from tests.mutants.operating_mutants import OPERATING
@@ -26,5 +27,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *VALUES,
     *LETTERS,
     *REPLAYS,
+    *HANDLERS,
     *SPARK,
 )
