@@ -123,7 +123,7 @@ class Delivery(Protocol):
 
     @property
     def ranges(self) -> Ranges:
-        """The exact ranges of its records, without empty ones."""
+        """The exact ranges of its records, without empty ones; of partitions that the claim has lost there are none."""
         ...
 
     def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> Mapping[str, KeptRows]:

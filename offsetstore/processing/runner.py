@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, SinkError
+from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.between import Between, Flush, Tick
@@ -208,7 +208,9 @@ class Runner:
                 self._is_waiting = False
 
         def plan_and_write() -> Written | None:
-            return self.policy.write(delivery, stored) if own is None else own(stored)
+            if own is not None:
+                return own(stored)
+            return self.policy.write(delivery, stored) if delivery.ranges else None
 
         def write() -> Written | None:
             if self.requests is not None:
@@ -216,7 +218,7 @@ class Runner:
             return with_replanning(plan_and_write, f"batch {number}")
 
         written = when_not_paused(self.claim, write, sleep)
-        ended = partial(BatchEnded, group=group, batch=number, ranges=ranges)
+        ended = partial(BatchEnded, group=group, batch=number, ranges=delivery.ranges)
         if written is None:
             return ended(outcome="skipped")
         outcome = "kept" if written.is_kept else "written"
@@ -260,7 +262,10 @@ class Runner:
 def with_replanning(write: Callable[[], Written | None], name: str) -> Written | None:
     """Plan and write a delivery; if its plan is outdated, plan it again, up to five times in all.
 
-    :param write: plans and writes; raises `PlanOutdated` if it wrote nothing and the delivery must be planned again.
+    A delivery no longer has the partitions that a member of a fleet has lost.
+
+    :param write: plans and writes; raises `PlanOutdated` or `PartitionLost` if it wrote nothing and the delivery must be
+        planned again.
     :param name: the delivery's name, for the error.
     :return: what ``write`` returned: ``None`` if all of it was in the results already.
     :raises SinkError: every plan was outdated.
@@ -269,7 +274,7 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
     for _ in range(_MAX_PLANS):
         try:
             return write()
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             reason = str(outdated)
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
