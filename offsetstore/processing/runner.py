@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, SinkError
 from offsetstore.offsets import describe
@@ -26,6 +26,7 @@ from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
 from offsetstore.protocol.marking import Marking
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.store.claim import Claim
 
 LOOK: Final = 0.5
@@ -48,6 +49,31 @@ class Settings:
     def has_unstored(self) -> bool:
         """Whether the source may take a delivery for done before its offset is stored."""
         return self.marking == "manual" or self.flush is not None
+
+    def check_dead_letters(self, writers: Iterable[Writer]) -> None:
+        """Check that records can become letters.
+
+        :raises ConfigurationError: it does not go with another setting, or with a writer.
+        """
+        if self.dead_letters is None:
+            return
+        if not isinstance(cast("object", self.dead_letters), DeadLetters):
+            raise ConfigurationError(
+                "dead_letters must say how they are handled", found=repr(self.dead_letters), expected="DeadLetters()"
+            )
+        if self.has_unstored:
+            raise ConfigurationError(
+                "dead_letters= does not go with rows or records that wait in memory",
+                found="dead_letters= and flush= or marking=",
+                expected="one of them",
+            )
+        functions = [str(one) for one in writers if not declares(one, "splittable", otherwise=True)]
+        if functions:
+            raise ConfigurationError(
+                "dead_letters= needs writers that can be given the rows of single records, again and again",
+                found=", ".join(functions),
+                expected="Append, Upsert, or Execute(fn, splittable=True)",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +290,8 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
 
     A delivery no longer has the partitions that a member of a fleet has lost.
 
-    :param write: plans and writes; raises `PlanOutdated` or `PartitionLost` if it wrote nothing and the delivery must be
-        planned again.
+    :param write: plans and writes; raises `PlanOutdated` or `PartitionLost` if it wrote nothing and the delivery must
+        be planned again.
     :param name: the delivery's name, for the error.
     :return: what ``write`` returned: ``None`` if all of it was in the results already.
     :raises SinkError: every plan was outdated.

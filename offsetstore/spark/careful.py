@@ -127,11 +127,7 @@ class Careful:
     def with_rows(self) -> list[int]:
         """Those of the records that make any rows, and are not rejected."""
         outputs = self._outputs.values()
-        return [
-            n
-            for n in self.numbers
-            if n not in self.rejected and any(one.has(n) for one in outputs)
-        ]
+        return [n for n in self.numbers if n not in self.rejected and any(one.has(n) for one in outputs)]
 
     @property
     def accepted(self) -> Sequence[int]:
