@@ -34,7 +34,6 @@ from offsetstore.processing.between import Flush
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
-from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.metadata import Formats
 from offsetstore.protocol.numbers import check_seconds
@@ -300,7 +299,6 @@ class Membership:
             _log.warning("partitions are taken later: %s", error)
             self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
             return {}
-        failpoints.reach("partitions_taken")
         self._feed.begin(starts, {tp: self._member.term(tp) for tp in starts})
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:

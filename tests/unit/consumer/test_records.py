@@ -102,7 +102,7 @@ def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None
 
 
 def consumer(store: OffsetStore, kafka: dict[str, Any] | None = None, **changes: Any) -> Consumer:
-    arguments: dict[str, Any] = {"topics": ["payments"], "transform": lambda batch: batch, "into": Append("payments")}
+    arguments: dict[str, Any] = {"topics": ["payments"], "transform": dict, "into": Append("payments")}
     return Consumer(store, "billing", kafka={"bootstrap.servers": "kafka:9092", **(kafka or {})}, **arguments | changes)
 
 
