@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from offsetstore import Flush, OffsetStore, TopicPartition
+from offsetstore import Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
 from offsetstore.consumer import Consumer
-from offsetstore.errors import FunctionFailed, GroupBusy, StaleClaim
+from offsetstore.errors import FunctionFailed, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TopicMissing
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.store.fleet import Member, join
 from offsetstore.testing import StaticBroker
+from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of, parse
@@ -226,6 +229,82 @@ def test_an_error_of_the_transform_ends_it_and_names_the_record(
     with pytest.raises(FunctionFailed, match=f"first refused at record {cluster.topic}-2@10"):
         starts(transform=fails).ended.result(timeout=60)
     assert 42 not in numbers(query)
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_a_partition_that_another_member_takes_too_late_is_taken_again(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    running = starts()
+    cluster.produce(100)
+    wait_for(query, cluster, running)
+    with join(store, running.consumer.request) as late:
+        late.assign([cluster.tps[1]])
+        cluster.produce(100)
+        wait_until(lambda: len(numbers(query)) == 175, timeout=60.0)  # the others go on
+        wait_for(query, cluster, running)
+        with pytest.raises(PartitionLost), store.transaction(late) as tx:
+            tx.lock({cluster.tps[1]: OffsetRange(50, 51)})
+    running.stop()
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_partitions_that_cant_be_taken_at_once_are_taken_later(
+    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign, refused = Member.assign, [LockTimeout("locked"), TopicMissing("not known yet")]
+
+    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        if refused:
+            raise refused.pop()
+        return assign(member, partitions)
+
+    monkeypatch.setattr(Member, "assign", refuse)
+    cluster.produce(100)
+    running = starts()
+    wait_for(query, cluster, running)
+    assert not refused
+    cluster.produce(100)
+    wait_for(query, cluster, running)
+
+
+@pytest.mark.behaviour("CONS-1", "OPS-2")
+def test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_can_be_stopped_meanwhile(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(100)
+    first = starts()
+    wait_for(query, cluster, first)
+    store.pause("billing", reason="maintenance")
+    cluster.produce(100)
+    time.sleep(1.0)
+    first.stop()
+    second = starts()
+    time.sleep(4.0)
+    assert len(numbers(query)) == 100
+    store.resume("billing", reason="done")
+    wait_for(query, cluster, second)
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted(
+    store: OffsetStore, query: Query, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
+    tp = TopicPartition(topic, 0)
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": topic}) as producer:
+        producer.init_transactions()
+        for number in range(4):
+            producer.begin_transaction()
+            producer.produce(topic, str(number).encode(), partition=0)
+            producer.flush(30)
+            (producer.abort_transaction if number % 2 else producer.commit_transaction)()
+    running = Running(consumer_of(store, bootstrap, topic, partitions=0))
+    try:
+        wait_until(lambda: numbers(query) == [0, 2], timeout=60.0)
+        wait_until(lambda: store.offsets("billing")[tp].next_offset == 8, timeout=20.0)
+    finally:
+        running.stop()
 
 
 @contextmanager
