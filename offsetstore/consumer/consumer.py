@@ -86,7 +86,8 @@ class Consumer:
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
-    :param drain: seconds to wait for what is being written when partitions are taken away, and at the end.
+    :param drain: seconds to wait for what is being written when partitions are taken away, at most a third of
+        ``max.poll.interval.ms``, and at the end.
     :raises ConfigurationError: an argument or a setting is invalid, or would break what the store promises.
     """
 
@@ -179,6 +180,8 @@ class Membership:
         self._outputs = consumer.outputs
         self._topics = consumer.request.topics
         self._drain = consumer.drain
+        self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
+        self._is_interrupted = False
         self._feed = Feed(consumer.flush)
         self._runner = Runner(member, self, consumer.settings)
         self._runner.begin()
@@ -268,8 +271,8 @@ class Membership:
         """Write what was polled, and give the partitions back. If they are lost already, their tokens decide."""
         given = [TopicPartition(one.topic, one.partition) for one in revoked]
         try:
-            if given and self._failed is None and not self._flush():
-                _log.warning("what is being written has taken longer than %g s; it is dropped", self._drain)
+            if given and self._failed is None and not self._flush(self._patience):
+                _log.warning("what is written takes longer than %g s: the new owner waits for it", self._patience)
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed = self._failed or error
         self._feed.drop(given)
@@ -313,7 +316,7 @@ class Membership:
             self._feed.drop([tp])
             self._untaken.setdefault(tp, self._taken_at.get(tp, 0.0) + _AGAIN)
         due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]
-        if not due or not self._flush():
+        if not due or not self._flush(self._patience):
             return
         for tp, offset in self._take(due).items():
             try:
@@ -327,7 +330,7 @@ class Membership:
 
     def _hand_over(self) -> None:
         """Have another thread write all that waits."""
-        if not (polled := self._feed.take()):
+        if not (polled := self._feed.take()) or self._is_interrupted:  # then it would follow a gap
             return
         number, self._number = self._number, self._number + 1
         self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
@@ -342,6 +345,7 @@ class Membership:
         try:
             self._runner.run(number, take)
         except Interrupted:
+            self._is_interrupted = True
             _log.warning("what was polled of group %r is read again by the next start", self._member.group)
 
     def _is_busy(self) -> bool:
@@ -355,9 +359,9 @@ class Membership:
         ended.result()
         return False
 
-    def _flush(self) -> bool:
+    def _flush(self, seconds: float) -> bool:
         """Write all that was polled, and wait; return whether that was done in time."""
-        deadline = time.monotonic() + self._drain
+        deadline = time.monotonic() + seconds
         for last in (False, True):
             if self._writing is not None:
                 wait([self._writing], timeout=max(0.0, deadline - time.monotonic()))
@@ -369,7 +373,7 @@ class Membership:
 
     def _flush_at_end(self) -> None:
         self._raise_failed()
-        if not self._flush():
+        if not self._flush(self._drain):
             raise SinkError(
                 "the consumer was stopped while records are being written",
                 found=f"a delivery that has taken longer than {self._drain:g} s",

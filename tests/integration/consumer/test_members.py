@@ -276,8 +276,8 @@ def test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_can_be_stop
     first = starts()
     wait_for(query, cluster, first)
     store.pause("billing", reason="maintenance")
-    cluster.produce(100)
-    time.sleep(1.0)
+    cluster.produce(350)  # more than one flush
+    time.sleep(2.0)
     first.stop()
     second = starts()
     time.sleep(4.0)
