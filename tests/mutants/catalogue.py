@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.mutants.consumer_mutants import CONSUMER
 from tests.mutants.end_mutants import END
 from tests.mutants.fleet_mutants import FLEETS
 from tests.mutants.handler_mutants import HANDLERS
@@ -21,6 +22,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *START,
     *STORE,
     *FLEETS,
+    *CONSUMER,
     *OPERATING,
     *SHOWN,
     *END,
