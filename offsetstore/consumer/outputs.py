@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
@@ -45,6 +46,8 @@ class TransformRaised(Exception):
 class Outputs:
     """The transform and its writers.
 
+    ``writers`` with a table are copies: another database may have the table in another schema.
+
     :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
     """
 
@@ -53,13 +56,16 @@ class Outputs:
             raise ConfigurationError(
                 "transform must be a function", found=repr(transform), expected="a function of a RecordBatch"
             )
-        self.writers: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
-        if not self.writers or not all(callable(getattr(one, "write", None)) for one in self.writers.values()):
+        given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
+        if not given or not all(callable(getattr(one, "write", None)) for one in given.values()):
             raise ConfigurationError(
                 "into must be a writer, or a mapping of names to writers",
                 found=repr(into),
                 expected='Append("table"), Upsert(...) or Execute(...)',
             )
+        self.writers: Mapping[str, Writer] = {
+            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
+        }
         self._transform = transform
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 

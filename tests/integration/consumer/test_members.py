@@ -22,7 +22,6 @@ from offsetstore.consumer import Consumer
 from offsetstore.errors import FunctionFailed, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TopicMissing
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.store.fleet import Member, join
-from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.background import in_background
@@ -205,8 +204,7 @@ def test_a_claim_ends_the_consumer_and_a_consumer_spares_a_live_claim(
     cluster.produce(100)
     running = starts()
     wait_for(query, cluster, running)
-    broker = StaticBroker.with_topics({cluster.topic: PARTITIONS}, end=1_000_000)
-    with store.claim("billing", broker, topics=[cluster.topic], mirror_every=None):
+    with store.claim("billing", topics=[cluster.topic]):
         cluster.produce(10)
         with pytest.raises(StaleClaim):
             running.ended.result(timeout=60)
@@ -238,7 +236,8 @@ def test_a_partition_that_another_member_takes_too_late_is_taken_again(
     running = starts()
     cluster.produce(100)
     wait_for(query, cluster, running)
-    with join(store, running.consumer.request) as late:
+    other = consumer_of(store, cluster.bootstrap, cluster.topic, partitions=cluster.partitions)
+    with join(store, other.request) as late:
         late.assign([cluster.tps[1]])
         cluster.produce(100)
         wait_until(lambda: len(numbers(query)) == 175, timeout=60.0)  # the others go on
