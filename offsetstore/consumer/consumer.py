@@ -136,9 +136,11 @@ class Consumer:
         :raises OffsetStoreError: what ended it. What was not written is read again by the member that gets the
             partitions.
         """
-        self._stopping.clear()
-        with self._on_signal(), join(self.store, self.request) as member:
-            Membership(self, member, self._stopping).run()
+        try:
+            with self._on_signal(), join(self.store, self.request) as member:
+                Membership(self, member, self._stopping).run()
+        finally:
+            self._stopping.clear()  # here, since `stop` may be called before this
 
     def stop(self) -> None:
         """Have `run` end; any thread may call this."""
