@@ -209,6 +209,7 @@ class Metrics:
         self._epoch.labels(group).set(token.epoch)
         self._started.labels(group).set(0)
         self._paused.labels(group).set(0)
+        self._lag.labels(group).set(0)
         self._duration.labels(group)
         for family in (self._missed, self._calls, self._call_retries, self._timeouts, self._call_seconds):
             family.labels(group)

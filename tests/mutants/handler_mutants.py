@@ -10,6 +10,7 @@ _MODEL: Final = "tests/property/test_handling_model.py::test_calls_are_those_of_
 _CALLS: Final = "tests/unit/processing/test_handling.py::"
 _ROWS: Final = "tests/unit/spark/test_handled_rows.py::"
 _SPARK: Final = "tests/integration/spark/test_handlers.py::"
+_OFTEN: Final = "tests/integration/spark/test_handler_calls.py::"
 
 CALLS: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -21,6 +22,7 @@ CALLS: Final[tuple[Mutant, ...]] = (
     mutant(
         "calls-in-order-of-a-key",
         ("Queues.add", "key is None", "True"),
+        ("Queues.done", "key is None", "True"),
         tests=(_MODEL,),
         why="Two records of one key would be handled at once.",
     ),
@@ -38,7 +40,11 @@ CALLS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "calls-while-a-retry-waits",
-        ("Handling.returned", "heapq.heappush(...)\nreturn", "heapq.heappush(...)"),
+        (
+            "Handling.returned",
+            "heapq.heappush(...)\nreturn",
+            "heapq.heappush(...)\nself._queues.done(task.key)\ntask.key = None\nreturn",
+        ),
         tests=(_MODEL,),
         why="The next record of the key would be handled before the one that is to be retried.",
     ),
@@ -47,7 +53,10 @@ CALLS: Final[tuple[Mutant, ...]] = (
         (
             "Handling._look",
             "self.figures.timeouts += 1",
-            "self.figures.timeouts += 1\nself._queues.done(call.task.key)",
+            (
+                "self.figures.timeouts += 1\nself._queues.done(call.task.key)\n"
+                "call.task.key = None\nself.may_begin.notify()"
+            ),
         ),
         tests=(f"{_CALLS}test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it",),
         why="A thread that hangs may still do its work, after that of a later record of its key.",
@@ -57,6 +66,12 @@ CALLS: Final[tuple[Mutant, ...]] = (
         ("handling:_failure", "tells_of_outage(error)", "False"),
         tests=(f"{_CALLS}test_an_outage_is_no_records_fault",),
         why="While a service is down, each record would become a letter.",
+    ),
+    mutant(
+        "calls-after-an-outage",
+        ("Handling.next_call", "self.is_closed or self._outage is not None", "self.is_closed"),
+        tests=(f"{_ROWS}test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called",),
+        why="A service that is down would get all other calls too, and their outcomes would be dropped.",
     ),
     mutant(
         "calls-of-a-blocked-loop",
@@ -90,6 +105,18 @@ ROWS: Final[tuple[Mutant, ...]] = (
         ("handlers:_values", "row.keys() - {*names}", "set()"),
         tests=(f"{_SPARK}test_rows_that_do_not_fit_the_schema_are_letters",),
         why="A misspelt column would be stored as NULL.",
+    ),
+    mutant(
+        "handled-outage-at-each",
+        ("handlers:_with_outage", "[first, *others][: batch.num_rows]", "[first] + [None] * (batch.num_rows - 1)"),
+        tests=(f"{_ROWS}test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called",),
+        why="A plan that begins beyond the first of them would take the others for records without rows.",
+    ),
+    mutant(
+        "handled-and-sparks-own",
+        ("function_failed", "has_handler and not is_out_of_range(error)", "False"),
+        tests=(f"{_OFTEN}test_a_worker_that_dies_is_no_records_fault_and_nothing_is_called_to_find_one",),
+        why="If a worker dies, a search for a record would make all calls again at each try.",
     ),
     mutant(
         "handled-and-failed",
