@@ -304,7 +304,7 @@ class Membership:
             _log.warning("partitions are taken later: %s", error)
             self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
             return {}
-        self._feed.begin(starts, {tp: self._member.term(tp) for tp in starts})
+        self._feed.begin(starts, self._member.terms)
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:
             self._untaken.pop(tp, None)
@@ -314,7 +314,7 @@ class Membership:
         """Take partitions that Kafka still assigns to this member, and that it has not, or that have lost records."""
         if self._member.is_lost:
             raise StaleClaim(f"group {self._member.group!r} has been claimed, reset or renamed since")
-        for tp in {*self._feed.partitions} - self._member.partitions:
+        for tp in self._feed.partitions - self._member.terms.keys():
             self._feed.drop([tp])
             self._untaken.setdefault(tp, self._taken_at.get(tp, 0.0) + _AGAIN)
         due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]

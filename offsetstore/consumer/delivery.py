@@ -23,6 +23,7 @@ from offsetstore.protocol.letters import Letter, Payload, digest
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
+from offsetstore.store.term import Term, Terms
 from offsetstore.writers.arrow.by_record import RowsByRecord
 
 _EMPTY: Final = Payload(None, None, None, None, None)
@@ -60,12 +61,12 @@ class Polled:
 
     :param range: ends where Kafka's client is, beyond the last record if there are control records, or records of
         transactions that were aborted.
-    :param term: see `Member.term`.
+    :param term: in which they were polled.
     """
 
     range: OffsetRange
     records: Sequence[Record]
-    term: object
+    term: Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,14 @@ class PolledRecords:
     @property
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
         """See `Delivery`."""
-        term = self.claim.term
-        return {tp: one.range for tp, one in sorted(self.polled.items()) if term(tp) == one.term and one.range.size}
+        terms = self.claim.terms
+        polled = sorted(self.polled.items())
+        return {tp: one.range for tp, one in polled if terms.get(tp) is one.term and one.range.size}
+
+    @property
+    def terms(self) -> Terms:
+        """See `Delivery`."""
+        return {tp: one.term for tp, one in self.polled.items()}
 
     def records(self, part: Ranges, without: Collection[Coordinates] = ()) -> list[Record]:
         """The records of some ranges, except some, in order."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from offsetstore.consumer.delivery import Polled
 from offsetstore.consumer.records import Record
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.between import Flush
+from offsetstore.store.term import Term, Terms
 
 
 @dataclass(slots=True)
 class _Partition:
-    term: object
+    term: Term
     begin: int
     until: int
     records: list[Record] = field(default_factory=list[Record])
@@ -33,14 +35,17 @@ class Feed:
         self._since: float | None = None
 
     @property
-    def partitions(self) -> Collection[TopicPartition]:
+    def partitions(self) -> AbstractSet[TopicPartition]:
         """Those that it was given."""
         return self._partitions.keys()
 
-    def begin(self, offsets: Mapping[TopicPartition, int], terms: Mapping[TopicPartition, object]) -> None:
-        """Gather these partitions from these offsets on."""
+    def begin(self, offsets: Mapping[TopicPartition, int], terms: Terms) -> None:
+        """Gather these partitions from these offsets on.
+
+        :param terms: the member's; one that has lost a partition again has none of it.
+        """
         self.drop(offsets)
-        self._partitions |= {tp: _Partition(terms[tp], offset, offset) for tp, offset in offsets.items()}
+        self._partitions |= {tp: _Partition(terms.get(tp) or Term(), offset, offset) for tp, offset in offsets.items()}
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget these partitions, and what waits of them."""

@@ -95,6 +95,7 @@ from offsetstore.protocol.outages import chain
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
+from offsetstore.store.term import may_have_letters
 from offsetstore.store.transaction import Transaction
 
 PART: Final = 500_000
@@ -204,7 +205,8 @@ class Recovery:
         With sequences also while any record waits. And if it has letters, after a reset: Kafka may have lost their
         records, and they are then all that is left of them.
         """
-        has_failed = not self._claim.ahead.failures.keys().isdisjoint(ranges)
+        terms = self._claim.terms
+        has_failed = any(tp in terms and terms[tp].has_failure for tp in ranges)
         if has_failed or self._careful > 0 or self._run is not None or self._open_sequences():
             return True
         return bool(self._letters_in(ranges))
@@ -285,10 +287,10 @@ class Recovery:
         self._write_part(run, cut(ranges, place, size))
 
     def _write_whole(self, run: _Run, ranges: Ranges) -> None:
-        plan = Plan.of(self._claim, ranges)
+        plan = Plan.of(self._claim, ranges, run.delivery.terms)
         run.watch.lap("plan")
         if not plan.is_worth_computing(self._claim):
-            commit_plan(self._claim, plan, Unit(plan.decisions, None), run.watch)
+            commit_plan(self._claim, plan, Unit(plan.decisions, None, terms=plan.terms), run.watch)
             return
         create_rows(self._claim, plan)
         remaining = plan.remaining()
@@ -376,7 +378,15 @@ class Recovery:
         texts = self._metadata.texts(run.delivery.number, remaining, rows)
 
         along = [NewLetters(letters, skipped)] if dead else []
-        unit = Unit(plan.decisions, rows, along, metadata=texts, gone=gone, in_sequence=self.has_sequences)
+        unit = Unit(
+            plan.decisions,
+            rows,
+            along,
+            metadata=texts,
+            terms=plan.terms,
+            gone=gone,
+            in_sequence=self.has_sequences,
+        )
         written = commit_plan(self._claim, plan, unit, run.watch)
         if written is None:
             return
@@ -403,7 +413,7 @@ class Recovery:
 
     def _letters_in(self, ranges: Ranges) -> Mapping[Coordinates, bytes | None]:
         """The open letters of the ranges, which only a reset can put ahead."""
-        if not self._claim.ahead.has_letters(ranges):
+        if not may_have_letters(self._claim.terms, ranges):
             return {}
         return self._claim.read(lambda session: session.letters_in(self._claim.group, ranges))
 
@@ -571,7 +581,7 @@ class Recovery:
     def _store(self, plan: Plan, failed: Mapping[Coordinates, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
         at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
-        commit(self._claim, Unit(at, along=[Failures(failed)]))
+        commit(self._claim, Unit(at, along=[Failures(failed)], terms=plan.terms))
         self._failures |= failed
 
     def _check_count(self, run: _Run, part: CarefulPart, dead: Mapping[int, _Dead]) -> None:

@@ -38,12 +38,12 @@ from offsetstore.protocol.starting import Reason, Start, StartingOffsets, simila
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
-from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.mirror import write_evidence
 from offsetstore.store.run_record import new_run
 from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
+from offsetstore.store.term import begin
 
 _T = TypeVar("_T")
 
@@ -368,7 +368,8 @@ def write_whole(
         history += checkpoint.annotate(decided, locked.starting, request.policy) if checkpoint else decided
         partitions |= locked.starting.starts.keys()
     session.append_history(group, history)
-    return Acquired(token, partitions, locked.starting, owner, metadata, Ahead.read(session, group), locked.store_id)
+    terms = begin(session, group, partitions, metadata)
+    return Acquired(token, terms, locked.starting, owner, locked.store_id)
 
 
 def write_starts(

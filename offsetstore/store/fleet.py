@@ -9,9 +9,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection
 from dataclasses import replace
-from itertools import count
 
-from offsetstore.errors import ConfigurationError, PartitionLost, StaleClaim, TopicMissing
+from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, StaleClaim, TopicMissing
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Session
@@ -29,10 +28,10 @@ from offsetstore.store.acquire import (
     write_starts,
     write_whole,
 )
-from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.sessions import Connected, deciding, fencing, patiently
+from offsetstore.store.term import Terms, begin
 
 _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
 
@@ -48,8 +47,6 @@ class Member(Claim):
     def __init__(self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token) -> None:
         self.fleet = fleet  # the first heartbeat may be sent before this returns
         self._request = request
-        self._terms: dict[TopicPartition, int] = {}
-        self._numbers = count()
         super().__init__(store, request, acquired)
 
     @property
@@ -57,9 +54,26 @@ class Member(Claim):
         """The fleet's: `token` is this member's."""
         return self.fleet
 
-    def term(self, tp: TopicPartition) -> object:
-        """The number of the assignment with which it has the partition, ``None`` if it does not."""
-        return self._terms.get(tp)
+    def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
+        """Return `terms`: new ones begin with `assign` alone.
+
+        :raises PartitionLost: it does not have one of the partitions.
+        """
+        terms = self.terms
+        for tp in partitions:
+            if tp not in terms:
+                raise self.no_term(tp)
+        return terms
+
+    def no_term(self, tp: TopicPartition) -> OffsetStoreError:
+        """See `ClaimInfo`."""
+        if self.is_lost:
+            return StaleClaim(f"group {self.group!r} is no longer this fleet's", topic_partition=tp)
+        return PartitionLost(
+            "this member of the fleet does not have the partition",
+            topic_partition=tp,
+            expected=f"one of its {len(self.terms)} partitions",
+        )
 
     def assign(self, partitions: Collection[TopicPartition]) -> StartingOffsets:
         """Take the partitions, whoever has them, and resolve where they start, as a claim does for all.
@@ -77,7 +91,7 @@ class Member(Claim):
         for tp in sorted(wanted):
             self._require_topic(tp, "member.assign")
         self.require_open()
-        # Before they are taken, or a transaction could find a row that is new with what is known of the former one.
+        # Before they are taken, or a transaction could find a row that is new with what is kept of the former term.
         self.release(wanted)
         if not wanted:
             return StartingOffsets({})
@@ -88,38 +102,19 @@ class Member(Claim):
             self.lose()
             raise
         assert acquired.starting is not None
-        self.claim_metadata.replace(wanted, acquired.metadata)
-        self.ahead.replace(wanted, acquired.ahead)
         with self._binding:
-            self._terms |= dict.fromkeys(wanted, next(self._numbers))
-            self.partitions = self.partitions | wanted
+            self.terms = {**self.terms, **acquired.terms}
         return acquired.starting
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Give partitions back: from now on no transaction of this member locks them.
 
-        One that has locked them goes on: whoever takes them waits for it. Nothing is written, so their rows keep this
-        member's token until then.
+        One that has locked them goes on, with what it has of their terms: whoever takes them waits for it. Nothing is
+        written, so their rows keep this member's token until then.
         """
+        given = frozenset(partitions)
         with self._binding:
-            self.partitions = self.partitions - frozenset(partitions)
-            for tp in partitions:
-                self._terms.pop(tp, None)
-        for tp in partitions:
-            self.positions.pop(tp, None)
-        self.claim_metadata.replace(partitions, {})
-        self.ahead.replace(partitions, Ahead())
-
-    def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
-        """See `Claim.metadata`; the cached value is from when the partition was taken.
-
-        :raises PartitionLost: this member does not have the partition.
-        """
-        if tp.topic in self.topics and tp not in self.partitions and not self.is_lost:
-            raise PartitionLost(
-                "metadata of a partition that this member of the fleet does not have", topic_partition=tp
-            )
-        return super().metadata(tp, cache=cache)
+            self.terms = {tp: term for tp, term in self.terms.items() if tp not in given}
 
     def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Record that others have these partitions; without any, that the group is no longer the fleet's."""
@@ -172,7 +167,7 @@ def _join(
     if found is None:
         found = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
     token = Token(found.epoch, member_id)
-    return found, Acquired(token, set(), None, this_process(), {}, Ahead(), asked.identity.store_id)
+    return found, Acquired(token, {}, None, this_process(), asked.identity.store_id)
 
 
 def _found_fleet(
@@ -251,6 +246,6 @@ def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquir
         metadata = {
             tp: row.metadata for tp, row in kept.items() if tp not in new or new[tp].next_offset == row.next_offset
         }
-        ahead = Ahead.read(session, group)
+        terms = begin(session, group, wanted, metadata)
         failpoints.reach("in_claim")
-    return Acquired(token, set(wanted), starting, member.owner, metadata, ahead, member.store_id)
+    return Acquired(token, terms, starting, member.owner, member.store_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 from uuid import uuid4
@@ -27,8 +27,12 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, OffsetRange, Token, TopicPartition
 from offsetstore.operations.people import ask
 from offsetstore.processing.pause import GroupPaused, is_paused, read_offsets
+from offsetstore.processing.plan import Plan
+from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
+from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store import acquire
@@ -48,6 +52,29 @@ class Join(Protocol):
     def __call__(self, kafka_group: str = ..., **changes: Any) -> Member:
         """Return the new member; ``changes`` are of its request."""
         ...
+
+
+def letter(tp: TopicPartition, offset: int) -> NewLetter:
+    payload = Payload(None, b"a value", None, None, None)
+    return NewLetter(tp, offset, "refused", LetterError("E", "refused"), 1, b"k" * SEQUENCE_BYTES, payload)
+
+
+def write_letter(claim: Claim, tp: TopicPartition, offset: int) -> None:
+    """Pass over a record, and all before it."""
+    with claim.transaction() as tx:
+        remaining = {tp: tx.lock({tp: OffsetRange(0, offset + 1)})[tp].remaining}
+        tx.write_letters([letter(tp, offset)])
+        tx.advance(remaining)
+
+
+def mark(
+    claim: Claim, ranges: dict[TopicPartition, OffsetRange], marks: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Decision]:
+    with claim.transaction(marking="manual") as tx:
+        plan = tx.lock(ranges)
+        for tp, at in marks.items():
+            tx.mark(tp, at)
+    return plan
 
 
 class FleetContract(ContractParts):
@@ -240,10 +267,110 @@ class FleetContract(ContractParts):
             tx.mark(P0, 2)
             member.release([P0])
 
-        assert set(member.positions) == {P1}
+        assert set(member.delivered) == {P1}
         assert member.assign([P0]).offsets == {P0: 2}
         with store.transaction(member, marking="manual") as tx:
             assert tx.lock({P0: OffsetRange(2, 6)})[P0].remaining == OffsetRange(2, 6)
+
+    @pytest.mark.behaviour("CONS-3")
+    def test_a_position_is_of_the_term_in_which_it_was_reached_whenever_the_partition_is_given_back(
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        member = join()
+        member.assign([P0])
+        mark(member, {P0: OffsetRange(0, 5)}, {P0: 2})
+
+        def release(name: str) -> None:
+            member.release([P0])
+
+        monkeypatch.setattr("offsetstore.store.transaction.failpoints.reach", release)
+
+        assert mark(member, {P0: OffsetRange(5, 40)}, {P0: 10})[P0].remaining == OffsetRange(5, 40), "no gap"
+
+        monkeypatch.undo()
+        assert member.delivered == {}
+        assert member.assign([P0]).offsets == {P0: 10}
+        assert mark(member, {P0: OffsetRange(10, 50)}, {})[P0].remaining == OffsetRange(10, 50), "nothing is cropped"
+
+    @pytest.mark.behaviour("CONS-3", "META-3")
+    def test_a_transaction_writes_the_metadata_of_its_partition_although_that_is_given_back(
+        self, store: OffsetStore, join: Join
+    ) -> None:
+        member = join()
+        member.assign([P0])
+        with store.transaction(member) as tx:
+            tx.advance({P0: tx.lock({P0: OffsetRange(0, 2)})[P0].remaining}, metadata="at 2")
+        member.assign([P0])
+        member.store_metadata(P0, "at 4")
+        with store.transaction(member) as tx:
+            remaining = {P0: tx.lock({P0: OffsetRange(2, 4)})[P0].remaining}
+            member.release([P0])
+            assert tx.metadata(P0) == "at 2"
+            tx.advance(remaining)
+
+        row = store.offsets(GROUP)[P0]
+        assert (row.next_offset, row.metadata) == (4, '"at 4"')
+        for refused in (lambda: member.metadata(P0), lambda: member.store_metadata(P0, "at 6")):
+            with pytest.raises(PartitionLost):
+                refused()
+
+    @pytest.mark.behaviour("CONS-3", "DLQ-5")
+    def test_a_transaction_supersedes_the_letters_that_it_passes_although_their_partition_is_given_back(
+        self, store: OffsetStore, join: Join
+    ) -> None:
+        before = join()
+        before.assign([P0])
+        write_letter(before, P0, 1)
+        store.reset(GROUP, {P0: 0}, reason=REASON)
+        member = join()
+        member.assign([P0])
+        with store.transaction(member, marking="manual") as tx:
+            tx.lock({P0: OffsetRange(0, 2)})
+            tx.mark(P0, 2)
+            member.release([P0])
+
+        with transaction(store.database, name="test") as session:
+            assert session.letters_in(GROUP, {P0: OffsetRange(0, 2)}) == {}
+        assert store.offsets(GROUP)[P0].next_offset == 2
+
+    @pytest.mark.behaviour("CONS-3")
+    @pytest.mark.parametrize("marking", ["automatic", "manual"])
+    def test_records_that_were_read_in_an_earlier_term_are_not_written_in_the_next(
+        self, store: OffsetStore, join: Join, marking: Marking
+    ) -> None:
+        member = join()
+        member.assign([P0, P1])
+        former = member.terms
+        member.release([P0])
+        assert member.assign([P0]).offsets == {P0: 0}
+
+        for range_ in (OffsetRange(0, 40), OffsetRange(10, 20), OffsetRange(0, 0)):
+            with pytest.raises(PartitionLost) as lost, store.transaction(member, marking=marking) as tx:
+                tx.lock({P0: range_, P1: OffsetRange(0, 5)}, terms=former)
+            assert lost.value.topic_partition == P0
+
+        assert member.partitions == {P0, P1}
+        assert member.delivered == {}
+        with store.transaction(member, marking=marking) as tx:
+            ranges = {P0: OffsetRange(0, 25), P1: OffsetRange(0, 5)}
+            plan = tx.lock(ranges, terms={P0: member.terms[P0], P1: former[P1]})
+            assert {tp: one.remaining for tp, one in plan.items()} == ranges
+            if marking == "automatic":
+                tx.advance(ranges)
+
+    @pytest.mark.behaviour("CONS-3")
+    def test_units_are_of_the_terms_in_which_they_were_planned(self, store: OffsetStore, join: Join) -> None:
+        member = join()
+        member.assign([P0])
+        read = member.terms
+        plan = Plan.of(member, {P0: OffsetRange(0, 5)}, read)
+        member.assign([P0])
+        later = Plan.of(member, {P0: OffsetRange(0, 5)}, read)
+
+        for one in (plan, later, later.up_to({P0: OffsetRange(0, 2)})):
+            with pytest.raises(PartitionLost):
+                commit(member, Unit(one.decisions, {}, terms=one.terms))
+        assert store.offsets(GROUP)[P0].next_offset == 0
 
     @pytest.mark.behaviour("CONS-3", "META-3")
     def test_what_was_known_of_a_partition_is_read_anew_when_it_comes_back(
@@ -258,20 +385,18 @@ class FleetContract(ContractParts):
             tx.mark(P0, 2)
             tx.mark(P1, 2)
         first.store_metadata(P0, "never written")
-        assert set(first.positions) == {P0, P1}
+        assert set(first.delivered) == {P0, P1}
         second.assign([P0])
         with store.transaction(second) as tx:
             lock = tx.lock({P0: OffsetRange(2, 6)})
-            payload = Payload(None, b"a value", None, None, None)
-            error = LetterError("E", "refused")
-            tx.write_letters([NewLetter(P0, 4, "refused", error, 1, b"k" * SEQUENCE_BYTES, payload)])
+            tx.write_letters([letter(P0, 4)])
             tx.advance({P0: lock[P0].remaining}, metadata="of the second")
 
         assert first.assign([P0]).offsets == {P0: 6}
 
         assert first.metadata(P0) == "of the second"
-        assert set(first.positions) == {P1}
-        assert first.ahead.sequences == {P0: 4}
+        assert set(first.delivered) == {P1}
+        assert [first.terms[tp].sequence for tp in (P0, P1)] == [4, -1]
         with store.transaction(first) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(6, 8)})[P0].remaining})
         assert store.offsets(GROUP)[P0].metadata == '"of the second"'
@@ -300,7 +425,7 @@ class FleetContract(ContractParts):
             tx.lock({})
             with pytest.raises(PartitionLost):
                 tx.metadata(P1, cache=False)
-        with pytest.raises(StaleClaim):
+        with pytest.raises(PartitionLost):
             second.metadata(P1, cache=False)
         assert not first.is_lost
         assert not second.is_lost

@@ -12,7 +12,7 @@ _FEED: Final = "tests/unit/consumer/test_records.py::"
 CONSUMER: Final[tuple[Mutant, ...]] = (
     mutant(
         "delivery-of-an-earlier-assignment",
-        ("PolledRecords.ranges", "term(tp) == one.term and one.range.size", "term(tp) is not None and one.range.size"),
+        ("PolledRecords.ranges", "terms.get(tp) is one.term and one.range.size", "tp in terms and one.range.size"),
         tests=(f"{_DELIVERIES}test_what_was_polled_before_a_partition_came_back_is_left_out",),
         why="Records that the assignment gives out anew would be written from what was polled before it.",
     ),

@@ -378,7 +378,7 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "delivered-by-this-run",
-        ("Buffered.write", "Plan.of(claim, delivery.ranges, delivered)", "Plan.of(claim, delivery.ranges)"),
+        ("Buffered.write", "lambda _: kept_until", "lambda _: {}"),
         tests=(f"{_BUFFERING}test_of_refused_rows_the_batches_before_them_are_written[in the last]",),
         why="What is kept would be decided on again, as if it had not been delivered.",
     ),
