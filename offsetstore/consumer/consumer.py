@@ -23,7 +23,15 @@ from offsetstore.consumer.delivery import Polled, PolledRecords
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
-from offsetstore.errors import ConfigurationError, LockTimeout, SinkError, StaleClaim, TopicMissing
+from offsetstore.errors import (
+    ConfigurationError,
+    LockTimeout,
+    LogTruncated,
+    OffsetOutOfRange,
+    SinkError,
+    StaleClaim,
+    TopicMissing,
+)
 from offsetstore.kafka.broker import Broker
 from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, describe
@@ -300,7 +308,10 @@ class Membership:
         """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
         try:
             starts = self._member.assign(wanted).offsets
-        except (TopicMissing, LockTimeout) as error:  # a topic that other brokers don't know yet, or a frozen owner
+        except (TopicMissing, LockTimeout, OffsetOutOfRange) as error:
+            # A topic that other brokers don't know yet, a frozen owner, or a leader that does not know its log's end.
+            if isinstance(error, LogTruncated) or (isinstance(error, OffsetOutOfRange) and not self._member.doubts):
+                raise
             _log.warning("partitions are taken later: %s", error)
             self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
             return {}

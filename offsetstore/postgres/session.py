@@ -271,8 +271,12 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
             for number, offset in zip(row.numbers, row.offsets, strict=True)
         }
 
-    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return stored_rows(self.rows(sql.READ_PARTITIONS, group=group))
+    def read_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, StoredOffset]:
+        if partitions is None:
+            return stored_rows(self.rows(sql.READ_PARTITIONS, group=group))
+        return stored_rows(self.rows(sql.READ_THESE, group=group, **_keys(partitions)))
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         with translated():
@@ -449,8 +453,11 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         self.run(sql.TAKE_PARTITIONS, group=group, **_keys(partitions), **_token(token))
 
-    def beat_member(self, group: str, fleet_id: uuid.UUID, member_id: uuid.UUID, owner: str) -> bool:
-        return self.run(sql.BEAT_MEMBER, group=group, fleet_id=fleet_id, member_id=member_id, owner=owner) == 1
+    def add_member(self, group: str, fleet: Token, member_id: uuid.UUID, owner: str) -> None:
+        self.run(sql.ADD_MEMBER, group=group, fleet_id=fleet.claim_id, member_id=member_id, owner=owner)
+
+    def beat_member(self, group: str, fleet: Token, member_id: uuid.UUID) -> bool:
+        return self.run(sql.BEAT_MEMBER, group=group, member_id=member_id, **_token(fleet)) == 1
 
     def drop_member(self, group: str, member_id: uuid.UUID) -> None:
         self.run(sql.DROP_MEMBER, group=group, member_id=member_id)

@@ -93,11 +93,14 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 # FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
-# Of a fleet, the last heartbeat of its members counts.
+# Of a fleet, the last heartbeat of its members counts. One in the future does not (see `is_live`), and would hide the
+# others.
 OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at,
        clock_timestamp() - coalesce(h.beat_at, (SELECT max(m.beat_at) FROM {s}group_members AS m
                                                 WHERE m.consumer_group = g.consumer_group
-                                                  AND m.fleet_id = g.claim_id)) AS alive_for,
+                                                  AND m.fleet_id = g.claim_id
+                                                  AND m.beat_at < clock_timestamp() + interval '15 seconds'))
+           AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
        coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending,
        CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet"""
@@ -166,12 +169,17 @@ FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS taken (t
 WHERE p.consumer_group = (SELECT :group) AND p.topic = taken.topic AND p.partition = taken.partition
 """
 
-# No row if the group is no longer the fleet's.
-BEAT_MEMBER = """
+ADD_MEMBER = """
 INSERT INTO {s}group_members (consumer_group, member_id, fleet_id, owner)
-SELECT g.consumer_group, CAST(:member_id AS uuid), g.claim_id, CAST(:owner AS text) FROM {s}consumer_groups AS g
-WHERE g.consumer_group = :group AND g.claim_id = :fleet_id
-ON CONFLICT (consumer_group, member_id) DO UPDATE SET beat_at = clock_timestamp()
+VALUES (:group, :member_id, :fleet_id, :owner)
+ON CONFLICT (consumer_group, member_id) DO UPDATE SET fleet_id = excluded.fleet_id, beat_at = clock_timestamp()
+"""
+
+# An UPDATE, so that one that comes late does not bring a member back that has left.
+BEAT_MEMBER = """
+UPDATE {s}group_members AS m SET beat_at = clock_timestamp() FROM {s}consumer_groups AS g
+WHERE m.consumer_group = :group AND m.member_id = :member_id
+  AND g.consumer_group = m.consumer_group AND g.epoch = :epoch AND g.claim_id = :claim_id AND m.fleet_id = g.claim_id
 """
 
 DROP_MEMBER = "DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id = :member_id"
@@ -204,6 +212,13 @@ FROM {s}kafka_partitions AS p
 WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
 """
+
+READ_THESE = READ_PARTITIONS.replace(
+    "WHERE",
+    """JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
+  ON p.topic = asked.topic AND p.partition = asked.partition
+WHERE""",
+).replace("= :group", "= (SELECT :group)")
 
 # Each batch begins with this read, and a note may be as long as 1 MiB.
 READ_OFFSETS = READ_PARTITIONS.replace("p.metadata", "NULL AS metadata")

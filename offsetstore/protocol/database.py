@@ -303,8 +303,10 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Save
         """Lock the rows FOR UPDATE in order of (topic, partition), not in that of ``partitions``."""
         ...
 
-    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        """All rows of the group, in order, without a lock."""
+    def read_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, StoredOffset]:
+        """All rows of the group, or those of some partitions, in order, without a lock."""
         ...
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:

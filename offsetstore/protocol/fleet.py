@@ -26,14 +26,16 @@ def fleet_name(cluster_id: str | None, kafka_group: str) -> str:
     return json.dumps([cluster_id, kafka_group])
 
 
-def may_share(found: str | None, fleet: str, *, decides: bool) -> bool:
+def may_share(found: str | None, fleet: str, *, is_live: bool, decides: bool = False) -> bool:
     """Whether a process joins the claim that the group has; otherwise it founds a fleet, which fences what it finds.
 
     :param found: the fleet that has the group, ``None`` if that is none.
+    :param is_live: whether any of its members is. Otherwise there is nobody to share with; and a copy of the database
+        has the fleet's row too, but its processes must not have the fleet's epoch: that is what tells them apart.
     :param decides: whether the policy decides where a partition starts: to read a recreated topic again, or to trust a
         restored database. That holds for all partitions and takes an epoch of its own, so no single member may do it.
     """
-    return found == fleet and not decides
+    return found == fleet and is_live and not decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,15 @@ class FleetSession(Protocol):
         """Write a member's token to rows. Needs their locks."""
         ...
 
-    def beat_member(self, group: str, fleet_id: UUID, member_id: UUID, owner: str) -> bool:
-        """Write a member's heartbeat, and its row if there is none.
+    def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
+        """Write a member's row, with a first heartbeat.
 
-        :param fleet_id: of the fleet's token.
-        :return: ``False`` if the group is no longer the fleet's; nothing is written then.
+        :param fleet: its token, which the group has.
         """
+        ...
+
+    def beat_member(self, group: str, fleet: Token, member_id: UUID) -> bool:
+        """Write a member's heartbeat; return ``False`` if it has no row, or the group is no longer the fleet's."""
         ...
 
     def drop_member(self, group: str, member_id: UUID) -> None:

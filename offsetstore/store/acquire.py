@@ -21,6 +21,7 @@ from offsetstore.errors import (
     KafkaGroupInUse,
     OffsetOutOfRange,
     OffsetStoreError,
+    StartError,
     StoreRewound,
     StoreUnavailable,
     TopicRecreated,
@@ -85,10 +86,16 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
     return until_believed(store, request, lambda asked, evidence: _attempt(store, asked, claim_id, evidence))
 
 
-def until_believed(store: Connected, request: ClaimRequest, attempt: Callable[[ClaimRequest, Evidence], _T]) -> _T:
+def until_believed(
+    store: Connected,
+    request: ClaimRequest,
+    attempt: Callable[[ClaimRequest, Evidence], _T],
+    *,
+    proven: Callable[[Mapping[TopicPartition, str]], Mapping[TopicPartition, str]] = lambda confirmed: confirmed,
+) -> _T:
     """Take the group, or a part of it, and again after an error that may pass; wait for its owner if that is asked for.
 
-    What the last attempt has confirmed of logs that lost records is recorded.
+    :param proven: what is recorded of that which the last attempt has confirmed of logs that lost records.
     """
     deadline = time.monotonic() + request.takeover_timeout
     evidence = Evidence()
@@ -101,7 +108,7 @@ def until_believed(store: Connected, request: ClaimRequest, attempt: Callable[[C
             return attempt(replace(request, policy=policy), evidence)
         except OffsetOutOfRange:
             if is_last:
-                _record(store, request.group, evidence)
+                _record(store, request.group, evidence, proven(evidence.confirmed))
             raise
 
     while True:
@@ -149,10 +156,10 @@ class Evidence:
         return {tp: what for tp, what in self._latest.items() if tp in self._former}
 
 
-def _record(store: Connected, group: str, evidence: Evidence) -> None:
+def _record(store: Connected, group: str, evidence: Evidence, proven: Mapping[TopicPartition, str]) -> None:
     """Record it for later starts, by which time the log may have grown; this fences nobody."""
     of_tokens: dict[Token, dict[TopicPartition, str]] = {}  # of a fleet each member has its own
-    for tp, what in evidence.confirmed.items():
+    for tp, what in proven.items():
         of_tokens.setdefault(evidence.tokens[tp], {})[tp] = what
     name = f"{name_prefix(group)}evidence"
     try:
@@ -169,16 +176,33 @@ def _may_pass(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an attempt has found before it locks anything; ``view`` and ``starting`` are ``None`` without a broker."""
+    """What an attempt has found before it locks anything; ``view`` and ``starting`` are ``None`` without a broker.
+
+    ``stored`` are the rows, without their metadata, as they were before Kafka was asked. ``passed_over`` are partitions
+    that can't start, ``None`` if all can.
+    """
 
     identity: StoreIdentity
     checkpoint: QueryCheckpoint | None
+    stored: Mapping[TopicPartition, StoredOffset]
     view: BrokerView | None
     starting: StartingOffsets | None
+    passed_over: Mapping[TopicPartition, StartError] | None = None
 
 
-def ask(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evidence: Evidence) -> Asked:
-    """Find errors here if possible, before this waits for another job's transaction, or ends it."""
+def ask(
+    store: Connected,
+    request: ClaimRequest,
+    claim_id: uuid.UUID,
+    evidence: Evidence,
+    *,
+    is_shared: Callable[[BrokerView], bool] = lambda _: False,
+) -> Asked:
+    """Find errors here if possible, before this waits for another job's transaction, or ends it.
+
+    :param is_shared: whether the group is only to be joined: partitions that can't start are then left to whoever takes
+        them, and are ``passed_over`` here.
+    """
     evidence.begin()
     if request.takeover != "fence":
         _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
@@ -188,18 +212,29 @@ def ask(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evidence: 
     view = request.view()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
     if view is None:
-        return Asked(identity, checkpoint, None, None)
+        return Asked(identity, checkpoint, stored, None, None)
     # Asked here, where no lock waits for the answer, and no job was fenced if a log is truncated.
     looked = evidence.unlocked = look(stored, same_logs(stored, view), request.find_truncated)
-    evidence.note(stored, looked)
+    passed_over: dict[TopicPartition, StartError] | None = {} if is_shared(view) else None
+    if passed_over is None:
+        evidence.note(stored, looked)
     adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
     starting = resolve_unlocked(
-        store.database, request.group, stored, view, request.policy, store_id=identity.store_id, adopted=adopted
+        store.database,
+        request.group,
+        stored,
+        view,
+        request.policy,
+        store_id=identity.store_id,
+        adopted=adopted,
+        passed_over=passed_over,
     )
+    if passed_over is not None:
+        return Asked(identity, checkpoint, stored, view, starting, passed_over)
     for tp, what in looked.truncated.items():
         raise log_truncated(tp, Suspect(what))
     looked.expect_told()
-    return Asked(identity, checkpoint, view, starting)
+    return Asked(identity, checkpoint, stored, view, starting)
 
 
 def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evidence: Evidence) -> Claim:
@@ -325,6 +360,36 @@ def resolve_locked(
     return view, starting
 
 
+def resolve_again(
+    session: Session, request: ClaimRequest, asked: Asked, rows: Mapping[TopicPartition, StoredOffset]
+) -> StartingOffsets:
+    """Resolve from rows that can't change any more, by what Kafka has answered before: no lock waits for it.
+
+    A row may have been advanced since. Kafka's answer is compared with the row as it was then, and it starts where it
+    is now.
+    """
+    view, store_id = asked.view, asked.identity.store_id
+    assert view is not None
+    known = _caught_up(asked.stored, rows, view)
+    starting = resolve(
+        known,
+        view,
+        request.policy,
+        store_id=store_id,
+        group=request.group,
+        deleted=session.deleted_epoch(request.group) if _is_behind(known, view, store_id) else 0,
+    )
+    starts = {tp: _start_of(start, asked.stored.get(tp), rows.get(tp)) for tp, start in starting.starts.items()}
+    return replace(starting, starts=starts)
+
+
+def _start_of(start: Start, before: StoredOffset | None, row: StoredOffset | None) -> Start:
+    was_moved = row is not None and (before is None or before.next_offset < row.next_offset)
+    if row is not None and was_moved and row.next_offset > start.offset and start.reason not in _PINS:
+        return Start(row.next_offset, Reason.STORED, row, start.committed, start.log)
+    return replace(start, stored=row)
+
+
 def _write_claim(
     session: Session,
     request: ClaimRequest,
@@ -414,6 +479,7 @@ def resolve_unlocked(
     *,
     store_id: uuid.UUID,
     adopted: Mapping[TopicPartition, int] | None = None,
+    passed_over: dict[TopicPartition, StartError] | None = None,
 ) -> StartingOffsets:
     """Resolve while a job may be running, from rows that were read before Kafka was asked.
 
@@ -425,12 +491,30 @@ def resolve_unlocked(
     is_behind = _is_behind(stored, view, store_id)
     deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
     try:
-        starting = resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+        starting = resolve(
+            stored,
+            view,
+            policy,
+            store_id=store_id,
+            group=group,
+            adopted=adopted,
+            deleted=deleted,
+            passed_over=passed_over,
+        )
     except StoreRewound:
         caught_up = _caught_up(stored, read_offsets(database, group), view)
         if caught_up == stored:
             raise
-        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+        return resolve(
+            caught_up,
+            view,
+            policy,
+            store_id=store_id,
+            group=group,
+            adopted=adopted,
+            deleted=deleted,
+            passed_over=passed_over,
+        )
     if starting.warning is None:
         return starting
     others = read(database, lambda session: session.names_of_groups())

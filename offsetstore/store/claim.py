@@ -221,6 +221,9 @@ class Claim:
         if not was_lost:
             self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="fenced"))
 
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """Do nothing: a job shares its partitions with nobody."""
+
     def note_lost(self, found: Mapping[TopicPartition, str]) -> None:
         """Record logs that lost records while the job ran, and why that is known: it must not go on in them."""
         self._lost = dict(found)

@@ -6,33 +6,46 @@ alone, under a share of the group's row, which keeps claims out and no other mem
 
 from __future__ import annotations
 
+import logging
+import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, StaleClaim, TopicMissing
-from offsetstore.offsets import Token, TopicPartition
+from offsetstore.errors import (
+    ConfigurationError,
+    LockTimeout,
+    OffsetStoreError,
+    PartitionLost,
+    StaleClaim,
+    TopicMissing,
+)
+from offsetstore.offsets import BrokerView, Token, TopicPartition
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.database import Session
+from offsetstore.protocol.database import GroupRow, Session
 from offsetstore.protocol.fleet import fleet_name, may_share
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.acquire import (
     AGAIN,
+    Asked,
     Evidence,
     ask,
     decided,
     decisions,
     lock_whole,
-    resolve_locked,
+    resolve_again,
     until_believed,
     write_starts,
     write_whole,
 )
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
-from offsetstore.store.sessions import Connected, deciding, fencing, patiently
+from offsetstore.store.mirror import LOOK_SECONDS
+from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read
 from offsetstore.store.term import Terms, begin
 
+_log = logging.getLogger(__name__)
 _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
 
 
@@ -41,12 +54,14 @@ class Member(Claim):
 
     ``fleet`` is the token of the group's row, which all members share. ``partitions`` are those that it has: a
     transaction with any other raises `PartitionLost`, and without those it may be made again. Once it ``is_lost``, the
-    group is no longer the fleet's.
+    group is no longer the fleet's. ``doubts`` are partitions that could not be taken because their logs end below the
+    stored offsets, and since when, by the monotonic clock: for half a minute a new leader may not know the end.
     """
 
     def __init__(self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token) -> None:
         self.fleet = fleet  # the first heartbeat may be sent before this returns
         self._request = request
+        self.doubts: dict[TopicPartition, float] = {}
         super().__init__(store, request, acquired)
 
     @property
@@ -84,6 +99,7 @@ class Member(Claim):
         :return: where they start; nothing without partitions.
         :raises StaleClaim: the group is no longer the fleet's; or where they start is a decision of the policy, which
             is made for the whole group: by the next process that joins, since that founds a fleet.
+        :raises OffsetOutOfRange: a log ends below its stored offset, which may pass: see ``doubts``.
         :raises StartError: where they start can't be decided safely; nothing was taken.
         :raises BrokerError: a request to Kafka failed; nothing was taken.
         """
@@ -97,14 +113,42 @@ class Member(Claim):
             return StartingOffsets({})
         request = replace(self._request, partitions=wanted, takeover="fence")
         try:
-            acquired = until_believed(self, request, lambda asked, evidence: _assign(self, asked, evidence))
+            acquired = until_believed(
+                self, request, lambda asked, evidence: _assign(self, asked, evidence), proven=self._proven
+            )
         except StaleClaim:
             self.lose()
             raise
         assert acquired.starting is not None
         with self._binding:
             self.terms = {**self.terms, **acquired.terms}
+        for tp in wanted:
+            self.doubts.pop(tp, None)
         return acquired.starting
+
+    def _proven(self, confirmed: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
+        """The logs that have been too short for so long that it is no new leader which does not know their ends yet.
+
+        Leaders change when members come and go, and what is recorded stays until an operator resets.
+        """
+        now = time.monotonic()
+        for tp in confirmed:
+            self.doubts.setdefault(tp, now)
+        return {tp: what for tp, what in confirmed.items() if now - self.doubts[tp] >= LOOK_SECONDS}
+
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """End what has held the rows for longer than the request's ``takeover_timeout``: a member that is frozen.
+
+        :raises StaleClaim: the group is no longer the fleet's.
+        """
+        try:
+            with _holding(self, self._request.takeover_timeout, partitions):
+                pass
+        except StaleClaim:
+            self.lose()
+            raise
+        except OffsetStoreError as error:  # then the next attempt meets it, too
+            _log.warning("could not end what holds rows of group %r: %s", self.group, error)
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Give partitions back: from now on no transaction of this member locks them.
@@ -124,20 +168,28 @@ class Member(Claim):
             super().lose()
 
     def _beat(self, session: Session) -> bool:
-        return session.beat_member(self.group, self.fleet.claim_id, self.token.claim_id, self.owner)
+        member_id = self.token.claim_id
+        if session.beat_member(self.group, self.fleet, member_id):
+            return True
+        owner = session.group(self.group)
+        is_ours = owner is not None and owner.token == self.fleet
+        if is_ours and not self.is_closed:  # it was silent for so long that it was forgotten
+            session.add_member(self.group, self.fleet, member_id, self.owner)
+        return is_ours
 
     def _end_beat(self, session: Session) -> None:
         session.drop_member(self.group, self.token.claim_id)
 
 
 def join(store: Connected, request: ClaimRequest) -> Member:
-    """Join the fleet that has the group; if there is none of this cluster and Kafka group, found one.
+    """Join the fleet that has the group; if there is no live one of this cluster and Kafka group, found one.
 
     A new fleet fences what has the group, as a claim does: a job, unless the request's ``takeover`` spares it, and
     another fleet in any case. It starts with a row for each partition, so that members resolve no more than their own.
 
     :raises GroupBusy: a job is live, and is to be spared.
-    :raises StartError, BrokerError, LockTimeout: as a claim does.
+    :raises StartError, BrokerError, LockTimeout: as a claim does, where the group is to be founded. A fleet is joined
+        although partitions can't start: whoever takes them is told.
     """
     if request.broker is None:
         raise ConfigurationError("a fleet needs a broker: Kafka deals out the partitions to its members")
@@ -154,20 +206,78 @@ def _join(
     store: Connected, request: ClaimRequest, fleet_id: uuid.UUID, member_id: uuid.UUID, evidence: Evidence
 ) -> tuple[Token, Acquired]:
     """Return the fleet's token, and what the new member has of its own."""
-    asked = ask(store, request, fleet_id, evidence)
+    group = request.group
+
+    def is_shared(view: BrokerView) -> bool:
+        name = fleet_name(view.cluster_id, request.kafka_group)
+        return _shared(read(store.database, lambda session: session.group(group)), name)
+
+    asked = ask(store, request, fleet_id, evidence, is_shared=is_shared)
     assert asked.view is not None
     assert asked.starting is not None
-    fleet = fleet_name(asked.view.cluster_id, request.kafka_group)
-    group, found = request.group, None
+    fleet, store_id = fleet_name(asked.view.cluster_id, request.kafka_group), asked.identity.store_id
+    found = None
     if not decided(asked.starting):
-        # A share is enough, and waits for no member that takes partitions, nor ends its transaction.
-        with deciding(store.database, group, name="join", lock_timeout=store.timeouts.lock, again=AGAIN) as session:
-            session.share_group(group)
-            found = _enter(session, group, fleet, member_id)
+        # What holds the group's row is not waited for: to found a fleet ends it, if it must.
+        with suppress(LockTimeout):
+            found = _enter(store, request, fleet, member_id, asked=asked, evidence=evidence)
     if found is None:
-        found = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
-    token = Token(found.epoch, member_id)
-    return found, Acquired(token, {}, None, this_process(), asked.identity.store_id)
+        if asked.passed_over is not None:
+            ask(store, request, fleet_id, evidence)  # all of its partitions have to start
+        found, store_id = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
+    return found, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
+
+
+def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:
+    return owner is not None and may_share(owner.fleet, fleet, is_live=owner.is_live, decides=decides)
+
+
+def _enter(
+    store: Connected, request: ClaimRequest, fleet: str, member_id: uuid.UUID, *, asked: Asked, evidence: Evidence
+) -> Token | None:
+    """Become a member of the fleet, and return its token, if it has the group.
+
+    A share of the group's row is enough, and waits for no member that takes partitions, nor ends its transaction. But
+    where a topic starts that is new to the group is decided for all of its partitions at once, by whoever brings it:
+    of several members, the first that took a partition would make the topic a known one.
+    """
+    group = request.group
+    new = {*request.topics}.difference(tp.topic for tp in asked.stored)
+    waits = deciding(store.database, group, name="join", lock_timeout=store.timeouts.lock, again=AGAIN)
+    with (
+        fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) if new else waits as session
+    ):
+        if new:
+            session.lock_group(group)
+        else:
+            session.share_group(group)
+        owner = session.group(group)
+        if owner is None or not _shared(owner, fleet):
+            return None
+        if topics := new.difference(tp.topic for tp in session.read_partitions(group)) if new else ():
+            _begin_topics(session, group, owner.token, topics, asked=asked, evidence=evidence)
+        _add(session, group, owner.token, member_id)
+        return owner.token
+
+
+def _begin_topics(
+    session: Session, group: str, fleet: Token, topics: Collection[str], *, asked: Asked, evidence: Evidence
+) -> None:
+    """Write where these topics start, none of which has a row: for the fleet, as by its foundation."""
+    assert asked.view is not None
+    assert asked.starting is not None
+    for tp, error in sorted((asked.passed_over or {}).items()):
+        if tp.topic in topics:
+            raise error
+    starts = {tp: start for tp, start in asked.starting.starts.items() if tp.topic in topics}
+    starting = replace(asked.starting, starts=starts, vanished=())
+    write_starts(session, group, fleet, {}, view=asked.view, starting=starting, looked=evidence.unlocked)
+    session.append_history(group, decisions({}, starting, fleet, this_process()))
+
+
+def _add(session: Session, group: str, fleet: Token, member_id: uuid.UUID) -> None:
+    session.trim_members(group, fleet.claim_id)
+    session.add_member(group, fleet, member_id, this_process())
 
 
 def _found_fleet(
@@ -178,60 +288,75 @@ def _found_fleet(
     *,
     fleet_id: uuid.UUID,
     member_id: uuid.UUID,
-) -> Token:
+) -> tuple[Token, uuid.UUID]:
+    """Return the fleet's token, and the store's id."""
     group = request.group
     with fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) as session:
         locked = lock_whole(session, request, fleet_id, evidence, schema=store.database.schema)
         owner = session.group(group)
         assert locked.starting is not None
         # Another process may have founded the fleet, or made the decision, since nothing was locked.
-        if not may_share(owner and owner.fleet, fleet, decides=bool(decided(locked.starting))):
+        if owner is not None and _shared(owner, fleet, decides=bool(decided(locked.starting))):
+            token = owner.token
+        else:
             why = f"takeover={request.takeover}, for a fleet of group {request.kafka_group!r} in Kafka"
-            write_whole(session, request, fleet_id, locked, evidence, why=why)
+            token = write_whole(session, request, fleet_id, locked, evidence, why=why).token
             session.end_beat(fleet_id)  # a fleet has those of its members
             session.write_fleet(group, fleet)
-        token = _enter(session, group, fleet, member_id)
+        _add(session, group, token, member_id)
         failpoints.reach("in_claim")
-    assert token is not None
-    return token
+    return token, locked.store_id
 
 
-def _enter(session: Session, group: str, fleet: str, member_id: uuid.UUID) -> Token | None:
-    """Become a member of the fleet, and return its token, if it has the group. Needs a share of the group's row."""
-    owner = session.group(group)
-    if owner is None or not may_share(owner.fleet, fleet, decides=False):
-        return None
-    session.trim_members(group, owner.token.claim_id)
-    session.beat_member(group, owner.token.claim_id, member_id, this_process())
-    return owner.token
+@contextmanager
+def _holding(
+    member: Member,
+    timeout: float,
+    partitions: Collection[TopicPartition],
+    new: Mapping[TopicPartition, int] | None = None,
+) -> Generator[tuple[Session, Collection[TopicPartition]]]:
+    """Hold the rows of partitions, and a share of the group's row: what holds these rows is ended after a time.
 
+    What holds the group's row is about to fence this member, and is not ended; but for a member that looks whether its
+    COMMIT has happened, and is frozen.
 
-def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquired:
-    """Take the request's partitions: lock their rows, resolve, and write the member's token to them."""
-    group, token, wanted = request.group, member.token, sorted(request.partitions or ())
-    asked = ask(member, request, token.claim_id, evidence)
-    assert asked.starting is not None
-    offsets = asked.starting.offsets
-    for tp in wanted:
-        if tp not in offsets:
-            raise TopicMissing("Kafka has assigned the partition, and does not show it yet", topic_partition=tp)
-    timeout = request.takeover_timeout
-    with patiently(member.database, group, timeout, name="assign", again=_TAKE_AGAIN) as session:
-        # Nothing is ended for the group's row: a claim that has it is about to fence this member.
-        if (found := session.share_group(group)) != member.fleet:
+    :param new: where partitions start that may have no rows; the block gets those whose rows were made.
+    :raises StaleClaim: the group is no longer the fleet's.
+    """
+    group, database = member.group, member.database
+    with patiently(database, group, timeout, name="assign", again=_TAKE_AGAIN) as session:
+        with database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}{member.fleet.epoch}:"):
+            found = session.share_group(group)
+        if found != member.fleet:
             raise StaleClaim(
                 f"group {group!r} is no longer this fleet's: it was claimed, reset or renamed",
                 found=str(found or "no row"),
                 expected=str(member.fleet),
             )
-        with member.database.unblocking(session, after=timeout, older_than=name_prefix(group)):
+        with database.unblocking(session, after=timeout, older_than=name_prefix(group)):
             # Rows that are missing are made first: of two members that make one, the second then waits for it here.
-            made = session.insert_partitions(group, token, {tp: offsets[tp] for tp in wanted})
-            session.lock_partitions(group, wanted)
-        rows = {tp: row for tp, row in session.read_partitions(group).items() if tp not in made}
-        view, starting = resolve_locked(session, request, rows, evidence, store_id=member.store_id)
-        assert view is not None
-        assert starting is not None
+            made = session.insert_partitions(group, member.token, dict(new)) if new else ()
+            session.lock_partitions(group, sorted(partitions))
+        yield session, made
+
+
+def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquired:
+    """Take the request's partitions: lock their rows, resolve, and write the member's token to them.
+
+    Kafka is asked before: a member that is frozen while it waits for Kafka must not hold the rows of others.
+    """
+    group, token, wanted = request.group, member.token, sorted(request.partitions or ())
+    asked = ask(member, request, token.claim_id, evidence)
+    assert asked.view is not None
+    assert asked.starting is not None
+    offsets = asked.starting.offsets
+    for tp in wanted:
+        if tp not in offsets:
+            raise TopicMissing("Kafka has assigned the partition, and does not show it yet", topic_partition=tp)
+    new = {tp: offsets[tp] for tp in wanted}
+    with _holding(member, request.takeover_timeout, wanted, new) as (session, made):
+        rows = {tp: row for tp, row in session.read_partitions(group, wanted).items() if tp not in made}
+        starting = resolve_again(session, request, asked, rows)
         for tp in decided(starting):
             raise StaleClaim(
                 "where the partition starts is decided for the whole group, by the next process that joins",
@@ -240,11 +365,14 @@ def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquir
                 next_step="Start this process again: it founds a fleet, which fences the other members.",
             )
         session.take_partitions(group, token, wanted)
-        new = write_starts(session, group, token, rows, view=view, starting=starting, looked=evidence.unlocked)
+        new_rows = write_starts(
+            session, group, token, rows, view=asked.view, starting=starting, looked=evidence.unlocked
+        )
         session.append_history(group, decisions(rows, starting, token, member.owner))
-        kept = {tp: rows[tp] for tp in wanted if tp in rows}
         metadata = {
-            tp: row.metadata for tp, row in kept.items() if tp not in new or new[tp].next_offset == row.next_offset
+            tp: row.metadata
+            for tp, row in rows.items()
+            if tp not in new_rows or new_rows[tp].next_offset == row.next_offset
         }
         terms = begin(session, group, wanted, metadata)
         failpoints.reach("in_claim")

@@ -74,6 +74,10 @@ class ClaimInfo(Protocol):
         """
         ...
 
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """End what has held the rows of these partitions for too long, if another member of the fleet may hold them."""
+        ...
+
     def require_log(self) -> None:
         """Refuse to go on in a log that is known to have lost records.
 
@@ -126,6 +130,9 @@ class TaskClaim:
 
     def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""
+
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """Do nothing: nobody shares the partitions of a job."""
 
     def require_log(self) -> None:
         """Do nothing: the driver has looked before it sent the task."""

@@ -139,8 +139,8 @@ def read(
 
 
 def read_offsets(database: Database, group: str) -> dict[TopicPartition, StoredOffset]:
-    """The group's rows, in order of (topic, partition)."""
-    return read(database, lambda session: session.read_partitions(group))
+    """The group's rows, in order of (topic, partition), without their metadata."""
+    return read(database, lambda session: session.read_group(group)[1])
 
 
 def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) -> None:

@@ -106,6 +106,7 @@ class Transaction:
         self._sequences: list[tuple[TopicPartition, int]] = []
         self._settled: Mapping[TopicPartition, OffsetRange] = {}
         self._had_connection = False
+        self._makes_rows = False
         self._is_finished = False
         self._is_trial = False
 
@@ -179,6 +180,7 @@ class Transaction:
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
             self._lock_error = self._not_locked(error)
+            self._claim.unblock(self._partitions)  # the next attempt then finds them free
             raise self._lock_error from error.__cause__
         except BaseException as error:
             # Kept, so that code that swallows it can't commit half a lock.
@@ -204,6 +206,7 @@ class Transaction:
             if unknown and self._is_member:
                 raise self._lost(unknown)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
+            self._makes_rows = bool(unknown)
         self._rows = session.lock_partitions(self._claim.group, self._partitions) if ranges else {}
         self._terms = self._locked_terms(session, planned)
         for tp in self._partitions:
@@ -778,6 +781,7 @@ class Transaction:
                 before,
                 tuple(self._partitions),
                 wrote=self._had_connection,
+                makes_rows=self._makes_rows,
                 mark=self._batch_mark,
             )
             self._settle(advanced, error)

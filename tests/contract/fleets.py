@@ -755,7 +755,7 @@ class FleetContract(ContractParts):
         assert not is_live()
         third = join()
         assert is_live()
-        assert third.fleet == first.fleet, "the same, since nothing else had the group"
+        assert third.fleet.epoch == first.fleet.epoch + 1, "another, since there was nobody to share it with"
         with transaction(store.database, name="test") as session:
             assert third._beat(session)
 

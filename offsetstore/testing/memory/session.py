@@ -23,7 +23,7 @@ from offsetstore.protocol.database import (
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
+from offsetstore.protocol.runs import LIVE, Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
 
@@ -85,7 +85,8 @@ class MemorySession(LetterMemory):
             if row is None or row.token.epoch == 0:
                 return None
             now = self._clock()
-            of_members = [one.beat_at for one in self._members(group, row.token.claim_id).values()]
+            beats = (one.beat_at for one in self._members(group, row.token.claim_id).values())
+            of_members = [one for one in beats if one < now + LIVE]
             beat = self.get(_BEATS, row.token.claim_id) or max(of_members, default=None)
             [ending] = self.get(_ENDINGS, row.token.claim_id) or [None]
             is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
@@ -165,8 +166,11 @@ class MemorySession(LetterMemory):
             rows = self.rows(group)
             return {tp: rows[tp] for tp in asked}
 
-    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return self.rows(group)
+    def read_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, StoredOffset]:
+        rows = self.rows(group)
+        return rows if partitions is None else {tp: row for tp, row in rows.items() if tp in set(partitions)}
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         return self.group(group), self.rows(group)
@@ -357,16 +361,22 @@ class MemorySession(LetterMemory):
                 self.lock(PARTITIONS, group, tp)
                 self._set(group, tp, token=token)
 
-    def beat_member(self, group: str, fleet_id: UUID, member_id: UUID, owner: str) -> bool:
+    def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
         with self.statement():
-            has_group = self._group(group)
-            if has_group is None or has_group.token.claim_id != fleet_id:
-                return False
             self.lock(_MEMBERS, group, member_id)
             now = self._clock()
             before: Member | None = self.get(_MEMBERS, group, member_id)
-            row = Member(fleet_id, owner, now, now) if before is None else replace(before, beat_at=now)
-            self.put(_MEMBERS, (group, member_id), row)
+            joined_at = now if before is None else before.joined_at
+            self.put(_MEMBERS, (group, member_id), Member(fleet.claim_id, owner, joined_at, now))
+
+    def beat_member(self, group: str, fleet: Token, member_id: UUID) -> bool:
+        with self.statement():
+            has_group = self._group(group)
+            self.lock(_MEMBERS, group, member_id)
+            row: Member | None = self.get(_MEMBERS, group, member_id)
+            if row is None or has_group is None or has_group.token != fleet or row.fleet_id != fleet.claim_id:
+                return False
+            self.put(_MEMBERS, (group, member_id), replace(row, beat_at=self._clock()))
             return True
 
     def drop_member(self, group: str, member_id: UUID) -> None:

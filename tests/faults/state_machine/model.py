@@ -140,7 +140,7 @@ class Model:
         if name != self.name:
             return "GroupRenamed"
         fleet = self._holders.get(name, 0)
-        if self._fleets.get(fleet) != kafka_group:
+        if self._fleets.get(fleet) != kafka_group or not self._has_live_members(name):
             fleet = self._take(name, starts)
             self._fleets[fleet] = kafka_group
         self._members.append(member := Claim(-1 - len(self._members), name, sees_kafka=False, known=set(), fleet=fleet))

@@ -17,12 +17,13 @@ def test_a_fleet_is_told_by_its_cluster_and_its_group_in_kafka() -> None:
 @pytest.mark.behaviour("CONS-12")
 @pytest.mark.parametrize("found", [None, fleet_name("cluster", "other"), fleet_name(None, "billing")])
 def test_what_is_no_fleet_of_the_same_group_is_not_shared(found: str | None) -> None:
-    assert not may_share(found, OURS, decides=False)
+    assert not may_share(found, OURS, is_live=True)
 
 
-def test_the_same_fleet_is_shared_unless_the_policy_decides_where_it_starts() -> None:
-    assert may_share(OURS, OURS, decides=False)
-    assert not may_share(OURS, OURS, decides=True)
+def test_the_same_fleet_is_shared_while_it_lives_unless_the_policy_decides_where_it_starts() -> None:
+    assert may_share(OURS, OURS, is_live=True)
+    assert not may_share(OURS, OURS, is_live=False)
+    assert not may_share(OURS, OURS, is_live=True, decides=True)
 
 
 def test_a_view_of_some_partitions_knows_how_many_there_are() -> None:
