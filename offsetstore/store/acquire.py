@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from offsetstore.errors import (
@@ -490,31 +491,23 @@ def resolve_unlocked(
     """
     is_behind = _is_behind(stored, view, store_id)
     deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
+    resolved = partial(
+        resolve,
+        view=view,
+        policy=policy,
+        store_id=store_id,
+        group=group,
+        adopted=adopted,
+        deleted=deleted,
+        passed_over=passed_over,
+    )
     try:
-        starting = resolve(
-            stored,
-            view,
-            policy,
-            store_id=store_id,
-            group=group,
-            adopted=adopted,
-            deleted=deleted,
-            passed_over=passed_over,
-        )
+        starting = resolved(stored)
     except StoreRewound:
         caught_up = _caught_up(stored, read_offsets(database, group), view)
         if caught_up == stored:
             raise
-        return resolve(
-            caught_up,
-            view,
-            policy,
-            store_id=store_id,
-            group=group,
-            adopted=adopted,
-            deleted=deleted,
-            passed_over=passed_over,
-        )
+        return resolved(caught_up)
     if starting.warning is None:
         return starting
     others = read(database, lambda session: session.names_of_groups())

@@ -16,6 +16,7 @@ from offsetstore.errors import (
     LogTruncated,
     OffsetGap,
     OffsetOutOfRange,
+    OffsetsDisagree,
     PartitionLost,
     ProtocolMisuse,
     StaleClaim,
@@ -35,7 +36,8 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.store import acquire
+from offsetstore.protocol.starting import Reason
+from offsetstore.store import acquire, fleet
 from offsetstore.store.claim import Claim, ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.sessions import transaction
@@ -314,7 +316,7 @@ class FleetContract(ContractParts):
             with pytest.raises(PartitionLost):
                 refused()
 
-    @pytest.mark.behaviour("CONS-3", "DLQ-5")
+    @pytest.mark.behaviour("CONS-3", "DLQ-14")
     def test_a_transaction_supersedes_the_letters_that_it_passes_although_their_partition_is_given_back(
         self, store: OffsetStore, join: Join
     ) -> None:
@@ -492,6 +494,144 @@ class FleetContract(ContractParts):
         assert read() == [5, 6]
         last = store.history(GROUP)[-1]
         assert (last.event, last.topic_partition, last.from_offset, last.to_offset) == ("adopt", P3, None, 5)
+
+    @pytest.mark.behaviour("CONS-3", "CONS-13")
+    def test_kafka_is_asked_while_nothing_is_locked_and_what_was_stored_meanwhile_counts(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        owner, late = join(), join()
+        owner.assign([P0, P1])
+        give(owner, {P0: OffsetRange(0, 90)})
+        for tp in (P0, P1):
+            broker.set_log(tp, 0, 200)
+        broker.set_committed({P1: 50})
+        broker.script = [lambda: give(owner, {P0: OffsetRange(90, 120), P1: OffsetRange(0, 20)})]
+        before = len(broker.asked)
+
+        assert late.assign([P0, P1]).offsets == {P0: 120, P1: 50}
+
+        assert len(broker.asked) == before + 1
+        assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 120, P1: 50, P2: 0}
+        assert late.terms.keys() == {P0, P1}
+
+    @pytest.mark.behaviour("CONS-3", "CONS-13")
+    def test_what_was_stored_after_kafka_was_asked_is_not_beyond_its_end(
+        self, join: Join, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        owner, late = join(), join()
+        owner.assign([P0])
+        give(owner, {P0: OffsetRange(0, 90)})
+        holding = fleet._holding
+
+        def later(*given: Any) -> Any:
+            give(owner, {P0: OffsetRange(90, 120)})
+            return holding(*given)
+
+        monkeypatch.setattr(fleet, "_holding", later)
+
+        starting = late.assign([P0])
+
+        assert (starting.offsets, starting.starts[P0].reason) == ({P0: 120}, Reason.STORED)
+
+    @pytest.mark.behaviour("CONS-13")
+    def test_brokers_that_disagree_about_a_new_partition_leave_none_without_a_start(
+        self, store: OffsetStore, broker: StaticBroker, join: Join
+    ) -> None:
+        member = join()
+        before = broker.current
+        broker.set_log(P3, 5, 100)
+        broker.script = [broker.current, before, before]
+
+        assert member.assign([P0, P3]).offsets == {P0: 0, P3: 5}
+
+        row = store.offsets(GROUP)[P3]
+        assert (row.next_offset, row.topic_id, row.cluster_id) == (5, "payments-id", "cluster")
+
+    @pytest.mark.behaviour("CONS-13")
+    def test_where_a_new_topic_starts_is_decided_for_all_of_its_partitions_by_whoever_brings_it(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        latest = StartPolicy(auto_offset_reset="latest")
+        before = join()
+        before.assign([P0])
+        refunds = [TopicPartition("refunds", number) for number in range(2)]
+        for tp in refunds:
+            broker.set_log(tp, 0, 100)
+
+        one, other = (join(topics=("payments", "refunds"), policy=latest) for _ in range(2))
+
+        assert one.fleet == other.fleet == before.fleet
+        assert {store.offsets(GROUP)[tp].token for tp in refunds} == {before.fleet}
+        assert [(line.event, line.to_offset) for line in store.history(GROUP)][-2:] == [("adopt", 100)] * 2
+        assert one.assign(refunds[:1]).offsets == {refunds[0]: 100}
+        assert other.assign(refunds[1:]).offsets == {refunds[1]: 100}
+        give(before, {P0: OffsetRange(0, 1)})
+
+    @pytest.mark.behaviour("CONS-13")
+    def test_a_fleet_is_joined_although_a_partition_can_t_start(
+        self, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        first = join()
+        first.assign([P0, P1])
+        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
+        broker.set_log(P0, 60, 100)
+
+        agreeing, other = join(policy=StartPolicy(prefer="agree")), join()
+
+        assert agreeing.fleet == other.fleet == first.fleet
+        with pytest.raises(OffsetOutOfRange):
+            other.assign([P0])
+        broker.set_committed({P1: 40})
+        with pytest.raises(OffsetsDisagree):
+            agreeing.assign([P1])
+        assert other.assign([P1]).offsets == {P1: 50}
+        for member in (first, agreeing, other):
+            member.close()
+        with pytest.raises(OffsetOutOfRange):
+            join()
+
+    @pytest.mark.behaviour("CONS-13", "START-25")
+    def test_what_a_fleet_could_pass_over_stops_the_foundation_of_another(
+        self, broker: StaticBroker, join: Join, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        last = join()
+        last.assign([P0])
+        give(last, {P0: OffsetRange(0, 50)})
+        last.assign([P0])
+        broker.truncate(P0, 30, end=100)
+
+        def leaves(*_: object, **__: object) -> None:
+            last.close()
+
+        monkeypatch.setattr(fleet, "_enter", leaves)
+        with pytest.raises(LogTruncated):
+            join()
+
+    @pytest.mark.behaviour("CONS-13", "START-25")
+    def test_a_log_that_ends_too_early_is_no_evidence_before_it_has_stayed_so(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = join(), join()
+        first.assign([P0])
+        give(first, {P0: OffsetRange(0, 50)})
+        broker.set_log(P0, 0, 30)
+
+        with pytest.raises(OffsetOutOfRange):
+            second.assign([P0])
+
+        assert store.offsets(GROUP)[P0].suspect is None
+        assert second.doubts.keys() == {P0}
+        broker.set_log(P0, 0, 50)
+        assert second.assign([P0]).offsets == {P0: 50}
+        assert second.doubts == {}
+
+        broker.set_log(P0, 0, 30)
+        monkeypatch.setattr(fleet, "LOOK_SECONDS", 0.0)
+        with pytest.raises(OffsetOutOfRange):
+            first.assign([P0])
+        broker.set_log(P0, 0, 100)
+        with pytest.raises(LogTruncated):
+            second.assign([P0])
 
     def test_a_partition_that_kafka_does_not_show_yet_is_not_taken(self, store: OffsetStore, join: Join) -> None:
         member = join()
@@ -777,6 +917,27 @@ class FleetContract(ContractParts):
         assert owner.is_live
         with transaction(store.database, name="test") as session:
             assert [one.member_id for one in session.members(GROUP)] == [member.token.claim_id]
+
+    def test_a_heartbeat_that_comes_late_does_not_bring_a_member_back(self, store: OffsetStore, join: Join) -> None:
+        member = join()
+        member.close()
+
+        with transaction(store.database, name="test") as session:
+            assert member._beat(session)
+            assert session.members(GROUP) == []
+            assert not session.beat_member(GROUP, member.fleet, member.token.claim_id)
+        owner = store.owner(GROUP)
+        assert owner is not None
+        assert not owner.is_live
+
+    def test_a_heartbeat_is_of_one_epoch(self, store: OffsetStore, join: Join) -> None:
+        """A fleet that was founded again after a lost answer has the same id."""
+        member = join()
+        later = replace(member.fleet, epoch=member.fleet.epoch + 2)
+        with transaction(store.database, name="test") as session:
+            session.lock_group(GROUP)
+            session.write_group(GROUP, later, "the same process, again")
+            assert not member._beat(session)
 
     def test_a_member_that_was_fenced_leaves_no_life_sign_behind(
         self, store: OffsetStore, broker: StaticBroker, join: Join

@@ -15,10 +15,8 @@ _ANEW: Final = f"{_MEMORY}test_what_was_known_of_a_partition_is_read_anew_when_i
 _GIVEN_BACK: Final = f"{_MEMORY}test_a_partition_that_was_given_back_is_not_written_to_although_its_row_has_the_token"
 _OWN: Final = f"{_ORDERS}test_a_member_that_takes_its_own_partition_again_keeps_its_older_transactions_out_meanwhile"
 
-_UNBLOCKED: Final = (
-    "with patiently(..., **...) as session, "
-    "member.database.unblocking(session, after=timeout, older_than=name_prefix(group)): ..."
-)
+_ROWS: Final = "database.unblocking(session, after=timeout, older_than=name_prefix(group))"
+_SHARE: Final = 'database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}{member.fleet.epoch}:")'
 
 WRITES: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -110,52 +108,131 @@ WRITES: Final[tuple[Mutant, ...]] = (
 TAKES: Final[tuple[Mutant, ...]] = (
     mutant(
         "assignment-of-a-fenced-fleet",
-        ("_assign", "(found := session.share_group(group)) != member.fleet", "(found := member.fleet) != member.fleet"),
+        ("_holding", "found = session.share_group(group)", "found = member.fleet"),
         tests=(f"{_MEMORY}test_a_job_that_takes_over_fences_the_whole_fleet",),
         why="A member of a fleet that was fenced would take partitions from the job that has fenced it.",
     ),
     mutant(
         "assignment-without-a-share",
-        ("_assign", "session.share_group(group)", "session.group(group).token"),
+        ("_holding", "session.share_group(group)", "session.group(group).token"),
         tests=(f"{_ORDERS}test_a_job_that_takes_over_fences_members_that_write_or_take_partitions",),
         why="The same, where the claim is under way: the token is read before it is replaced.",
     ),
     mutant(
         "assignment-that-ends-a-claim",
-        (
-            "_assign",
-            "with patiently(..., **...) as session: ...",
-            _UNBLOCKED,
-        ),
+        ("_holding", _SHARE, _ROWS),
         tests=(f"{_MEMBERS}test_a_member_that_takes_partitions_does_not_end_the_claim_that_fences_it",),
         why="A fleet could hold off whoever takes the group over, by ending its transaction each time.",
     ),
     mutant(
+        "assignment-that-waits-for-a-frozen-look-up",
+        ("_holding", _SHARE, _SHARE.replace("after=timeout", "after=60.0")),
+        ("sessions:_GRACE", "15.0", "1.0"),
+        tests=(
+            f"{_MEMBERS}test_a_member_that_is_frozen_while_it_looks_for_its_commit_is_ended_by_whoever_takes_partitions",
+        ),
+        why="One member that froze after a lost answer would keep all others from taking partitions.",
+    ),
+    mutant(
         "assignment-without-locks",
-        ("_assign", "session.lock_partitions(group, wanted)", ""),
+        ("_holding", "session.lock_partitions(group, sorted(partitions))", ""),
         tests=(f"{_MEMBERS}test_a_transaction_that_ends_in_time_is_waited_for",),
         why="It would start where the former owner's open transaction began, and write its records again.",
     ),
     mutant(
         "assignment-that-waits-for-a-frozen-member",
-        (
-            "_assign",
-            "member.database.unblocking(session, after=timeout, older_than=name_prefix(group))",
-            "member.database.unblocking(session, after=60.0, older_than=name_prefix(group))",
-        ),
+        ("_holding", _ROWS, _ROWS.replace("after=timeout", "after=60.0")),
         ("sessions:_GRACE", "15.0", "1.0"),
         tests=(f"{_MEMBERS}test_a_frozen_member_s_transaction_is_ended_and_its_partition_goes_on",),
         why="A member that is frozen in a transaction would hold its partitions for ever.",
     ),
     mutant(
+        "late-assignment-that-is-frozen",
+        ("Transaction.lock", "self._claim.unblock(self._partitions)", ""),
+        tests=(f"{_MEMBERS}test_a_member_ends_a_late_assignment_that_is_frozen_on_its_rows_and_goes_on",),
+        why="A frozen process that no longer has a partition would stop the one that has it.",
+    ),
+    mutant(
         "row-that-two-members-make",
-        (
-            "_assign",
-            "session.insert_partitions(group, token, {tp: offsets[tp] for tp in wanted})",
-            "set[TopicPartition]()",
-        ),
+        ("_holding", "session.insert_partitions(group, member.token, dict(new))", "set[TopicPartition]()"),
         tests=(f"{_ORDERS}test_one_of_two_members_makes_the_row_of_a_new_partition_and_the_last_has_it",),
         why="The second of two members would put the offset back to the beginning, over what the first has stored.",
+    ),
+    mutant(
+        "row-that-was-advanced-since-kafka-was-asked",
+        ("_start_of", "row is not None and was_moved and ...", "False"),
+        tests=(f"{_MEMORY}test_what_was_stored_after_kafka_was_asked_is_not_beyond_its_end",),
+        why="The offset would be put back to where it was when Kafka was asked, over what the former owner has stored.",
+    ),
+    mutant(
+        "evidence-at-first-sight",
+        ("Member._proven", "now - self.doubts[tp] >= LOOK_SECONDS", "True"),
+        tests=(f"{_MEMORY}test_a_log_that_ends_too_early_is_no_evidence_before_it_has_stayed_so",),
+        why="A leader that knows a low end for a second would stop the partition until an operator resets it.",
+    ),
+    mutant(
+        "evidence-that-is-never-written",
+        ("Member._proven", "now - self.doubts[tp] >= LOOK_SECONDS", "False"),
+        tests=(f"{_MEMORY}test_a_log_that_ends_too_early_is_no_evidence_before_it_has_stayed_so",),
+        why="A truncated log that has grown past the offset would be read on from there.",
+    ),
+    mutant(
+        "look-up-that-locks-the-group",
+        (
+            "unknown_commit:_look",
+            "mark is not None or advanced.makes_rows",
+            "mark is not None or None in advanced.before.values()",
+        ),
+        tests=(f"{_MEMBERS}test_a_lost_commit_of_a_partition_s_first_records_is_told_while_a_member_takes_partitions",),
+        why="A look-up and another member's assignment would wait for each other until the time is up.",
+    ),
+    mutant(
+        "start-of-a-new-topic-by-its-first-partition",
+        ("_enter", "{*request.topics}.difference(tp.topic for tp in asked.stored)", "set[str]()"),
+        tests=(f"{_MEMORY}test_where_a_new_topic_starts_is_decided_for_all_of_its_partitions_by_whoever_brings_it",),
+        why='With auto_offset_reset="latest" only one partition of a new topic would start at its end.',
+    ),
+    mutant(
+        "join-that-every-partition-allows",
+        (
+            "_join",
+            "ask(store, request, fleet_id, evidence, is_shared=is_shared)",
+            "ask(store, request, fleet_id, evidence)",
+        ),
+        tests=(f"{_MEMORY}test_a_fleet_is_joined_although_a_partition_can_t_start",),
+        why="One partition that can't start would take the healthy rest down, one process after the other.",
+    ),
+    mutant(
+        "founding-without-a-look",
+        ("_join", "if asked.passed_over is not None: ...", ""),
+        tests=(f"{_MEMORY}test_what_a_fleet_could_pass_over_stops_the_foundation_of_another",),
+        why="A truncated log would be read on by a fleet that is founded just when the last member leaves.",
+    ),
+    mutant(
+        "caches-of-an-earlier-term",
+        ("Recovery._know_terms", "if self._terms is not self._claim.terms: ...", ""),
+        tests=(
+            "tests/unit/processing/test_sequences.py::test_a_letter_that_another_member_has_written_keeps_later_records_of_its_key_waiting",
+        ),
+        why="Later records would overtake the letter, whose replay then puts an old value over a new one.",
+    ),
+    mutant(
+        "replays-of-other-members",
+        ("PutBack._next", "None if claim.group_token == claim.token else sorted(self._terms)", "None"),
+        tests=("tests/unit/processing/test_put_back.py::test_each_member_replays_the_letters_of_its_partitions",),
+        why="One request would stop the replays of all members but one, each time.",
+    ),
+    mutant(
+        "replay-of-an-earlier-term",
+        (
+            "PutBack._commit",
+            "Unit(self._stored(letters), rows, [along], Ending.TOUCH, terms=self._terms)",
+            "Unit(self._stored(letters), rows, [along], Ending.TOUCH)",
+        ),
+        tests=(
+            "tests/unit/processing/test_put_back.py::test_a_replay_that_was_read_before_a_partition_came_back_writes_nothing",
+        ),
+        why="A replay would go by what it knew before others went on with the partition.",
     ),
     mutant(
         "row-that-was-just-made-is-no-start",
@@ -171,7 +248,7 @@ TAKES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "decision-without-a-new-fleet",
-        ("may_share", "found == fleet and not decides", "found == fleet"),
+        ("may_share", "found == fleet and is_live and not decides", "found == fleet and is_live"),
         ("_join", "if not decided(asked.starting): ...", "if asked.starting: ..."),
         tests=(
             _RECREATED,
@@ -233,7 +310,7 @@ FENCES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "fleet-of-another-group-in-kafka",
-        ("may_share", "found == fleet and not decides", "found is not None and not decides"),
+        ("may_share", "found == fleet and is_live and not decides", "found is not None and is_live and not decides"),
         tests=(f"{_MEMORY}test_another_fleet_fences_the_earlier_one_whole_whether_it_lives_or_not",),
         why="Kafka deals out the same partitions twice: two fleets would take each from the other without end.",
     ),
@@ -245,9 +322,59 @@ FENCES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "heartbeat-of-a-fenced-member",
-        text("BEAT_MEMBER", "AND g.claim_id = :fleet_id", "AND :fleet_id IS NOT NULL"),
+        text(
+            "BEAT_MEMBER",
+            "AND g.epoch = :epoch AND g.claim_id = :claim_id AND m.fleet_id = g.claim_id",
+            "AND :epoch > 0 AND CAST(:claim_id AS uuid) IS NOT NULL",
+        ),
         tests=(f"{_MEMBERS}test_a_fenced_member_knows_it_by_its_heartbeat",),
         why="A member without records would never learn that it is fenced, and keep its partitions in Kafka.",
+    ),
+    mutant(
+        "heartbeat-that-comes-late",
+        ("Member._beat", "is_ours and not self.is_closed", "is_ours"),
+        tests=(f"{_MEMORY}test_a_heartbeat_that_comes_late_does_not_bring_a_member_back",),
+        why="A fleet that has left would seem live, and a job that is to spare it would not start.",
+    ),
+    mutant(
+        "heartbeat-of-another-epoch",
+        text("BEAT_MEMBER", "AND g.epoch = :epoch AND", "AND :epoch > 0 AND"),
+        tests=(f"{_POSTGRES}test_a_heartbeat_is_of_one_epoch",),
+        why="A member would not learn that its fleet was fenced and founded again.",
+    ),
+    mutant(
+        "heartbeat-in-the-future",
+        text("OWNER", "AND m.beat_at < clock_timestamp() + interval '15 seconds'", ""),
+        tests=(f"{_MEMBERS}test_a_dead_member_s_heartbeat_in_the_future_does_not_hide_those_of_the_live_ones",),
+        why="After a failover one dead member would hide all live ones, and a job that is to spare them fence them.",
+    ),
+    mutant(
+        "fleet-of-nobody",
+        ("may_share", "found == fleet and is_live and not decides", "found == fleet and not decides"),
+        tests=(f"{_MEMORY}test_a_fleet_lives_as_long_as_one_of_its_members",),
+        why="Processes of a copy of the database would have the fleet's epoch, and nothing tell the two apart.",
+    ),
+    mutant(
+        "founder-with-the-store-s-former-id",
+        (
+            "_join",
+            "found, store_id = _found_fleet(store, request, fleet, evidence, **...)",
+            "found, _ = _found_fleet(store, request, fleet, evidence, **...)",
+        ),
+        tests=(f"{_MEMBERS}test_an_id_that_is_given_to_the_store_meanwhile_is_the_members",),
+        why="A copy's members would mark Kafka's offsets as the original's.",
+    ),
+    mutant(
+        "founder-that-is-frozen",
+        ("_join", "with suppress(LockTimeout): ...", "with suppress(): ..."),
+        tests=(f"{_MEMBERS}test_a_process_that_is_frozen_while_it_founds_is_ended_by_the_next_that_joins",),
+        why="One process that froze at its start would keep all others from starting.",
+    ),
+    mutant(
+        "pause-behind-a-frozen-member",
+        ("_OfGroup.begin", "by.lock_timeout / 2", "60.0"),
+        tests=(f"{_MEMBERS}test_a_pause_ends_a_member_that_is_frozen_while_it_takes_partitions",),
+        why="A group could not be paused just when one of its members is frozen.",
     ),
     mutant(
         "heartbeat-of-the-founder",

@@ -43,8 +43,8 @@ START: Final[tuple[Mutant, ...]] = (
         "stamp-at-the-claim",
         (
             "resolve_unlocked",
-            "resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)",
-            "resolve(stored, view, policy, adopted=adopted)",
+            "partial(resolve, view=view, policy=policy, store_id=store_id, group=group, **...)",
+            "partial(resolve, view=view, policy=policy, **...)",
         ),
         ("resolve_locked", "resolve(..., store_id=store_id, group=request.group, **...)", "resolve(..., **...)"),
         tests=(f"{_MIRRORED}test_a_rewound_row_is_noticed_also_after_claims_that_did_not_look_at_it",),
@@ -272,7 +272,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "evidence-is-recorded",
-        ("until_believed", "_record(store, request.group, evidence)", "pass"),
+        ("until_believed", "_record(store, request.group, evidence, proven(evidence.confirmed))", "pass"),
         tests=(f"{_LOGS}test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset",),
         why="A truncated log that has grown past the stored offset by the next start would be read on from there.",
     ),

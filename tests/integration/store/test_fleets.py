@@ -8,14 +8,22 @@ from functools import partial
 from random import Random
 from threading import Barrier, Event
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, Outcome, StartPolicy, TopicPartition
-from offsetstore.errors import PartitionLost, StaleClaim, TransactionLost
+from offsetstore import OffsetRange, OffsetStore, Outcome, Retries, StartPolicy, Timeouts, TopicPartition, Transaction
+from offsetstore.errors import ConnectionLost, GroupBusy, PartitionLost, StaleClaim, TransactionLost
+from offsetstore.operations.operation import By, carry_out
+from offsetstore.operations.pauses import PauseGroup
+from offsetstore.operations.people import ask
+from offsetstore.processing.pause import is_paused
 from offsetstore.store import heartbeat
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
+from offsetstore.store.identity import name_prefix
+from offsetstore.store.sessions import read
+from offsetstore.store.unknown_commit import Advanced, settle
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.support.background import in_background
@@ -141,6 +149,118 @@ def test_a_claim_ends_a_frozen_member_that_takes_partitions(store: OffsetStore, 
         other.assign([P1])
     assert {row.token for row in store.offsets("billing").values()} == {claim.token}
     frozen.rollback()
+
+
+@pytest.mark.behaviour("CONS-3", "CONS-6")
+def test_a_member_ends_a_late_assignment_that_is_frozen_on_its_rows_and_goes_on(
+    store: OffsetStore, joins: Joins
+) -> None:
+    late, owner = joins(), joins()
+    owner.assign([P0, P1])
+    frozen = store.database.begin(name=f"{name_prefix('billing')}assign")
+    assert frozen.share_group("billing") == late.fleet
+    frozen.lock_partitions("billing", [P0])
+
+    def work(tx: Transaction) -> None:
+        plan = tx.lock({P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
+        tx.advance({tp: one.remaining for tp, one in plan.items()})
+
+    owner.timeouts = Timeouts(lock=0.5)
+    owner.retries = Retries(attempts=2, shortest=0.01, longest=0.01)
+    owner.run(work)
+
+    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 5, P1: 5, P2: 0}
+    frozen.rollback()
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_member_that_is_frozen_while_it_looks_for_its_commit_is_ended_by_whoever_takes_partitions(
+    store: OffsetStore, joins: Joins
+) -> None:
+    looking, other = joins(), joins()
+    frozen = store.database.begin(name=f"{looking.name}:12345678")
+    frozen.lock_group("billing")
+
+    assert other.assign([P0]).offsets == {P0: 0}
+
+    frozen.rollback()
+
+
+@pytest.mark.behaviour("CONS-4", "CONS-12")
+def test_a_process_that_is_frozen_while_it_founds_is_ended_by_the_next_that_joins(
+    store: OffsetStore, joins: Joins
+) -> None:
+    store.claim("billing", broker()).close()
+    store.timeouts = Timeouts(lock=0.5)
+    frozen = store.database.begin(name=f"{name_prefix('billing')}join")
+    frozen.lock_group("billing")
+
+    assert joins().fleet.epoch == 2
+
+    frozen.rollback()
+
+
+def test_a_pause_ends_a_member_that_is_frozen_while_it_takes_partitions(store: OffsetStore, joins: Joins) -> None:
+    member = joins()
+    frozen = store.database.begin(name=f"{name_prefix('billing')}assign")
+    assert frozen.share_group("billing") == member.fleet
+
+    carry_out(store.database, PauseGroup("billing", "ticket 17"), By("ticket 17", lock_timeout=4.0))
+
+    assert is_paused(member)
+    frozen.rollback()
+
+
+@pytest.mark.behaviour("CONS-12")
+def test_an_id_that_is_given_to_the_store_meanwhile_is_the_members(store: OffsetStore, joins: Joins) -> None:
+    asked, before = broker(), store.identity().store_id
+    asked.script = [lambda: store.new_id(reason="a copy")]
+
+    member = joins(broker=asked)
+
+    assert member.store_id == ask(store.database, lambda session: session.identity().store_id) != before
+
+
+@pytest.mark.behaviour("CONS-4", "START-22")
+def test_a_dead_member_s_heartbeat_in_the_future_does_not_hide_those_of_the_live_ones(
+    store: OffsetStore, joins: Joins, query: Query
+) -> None:
+    """The server's clock has gone back, by a failover."""
+    live, dead = joins(), joins()
+    dead._heartbeat._beats.stop(5)
+    query(f"UPDATE group_members SET beat_at = beat_at + interval '1 h' WHERE member_id = '{dead.token.claim_id}'")
+
+    with pytest.raises(GroupBusy):
+        store.claim("billing", broker(), takeover="refuse")
+
+    assert joins().fleet == live.fleet
+
+
+@pytest.mark.behaviour("TX-11")
+def test_a_lost_commit_of_a_partition_s_first_records_is_told_while_a_member_takes_partitions(
+    store: OffsetStore, joins: Joins
+) -> None:
+    member = joins()
+    member.assign([P0])
+    taking = store.database.begin(name=f"{name_prefix('billing')}assign")
+    assert taking.share_group("billing") == member.fleet
+    lost = Advanced("billing", member.token, f"{member.name}:1", uuid4(), {P0: None}, (P0,), wrote=True)
+
+    with pytest.raises(TransactionLost):
+        settle(store.database, lost, timeout=5.0, cause=ConnectionLost("no answer"))
+
+    taking.rollback()
+
+
+def test_rows_of_some_partitions_are_read_with_their_metadata(store: OffsetStore, joins: Joins) -> None:
+    member = joins()
+    member.assign([P0, P1])
+    with store.transaction(member) as tx:
+        tx.advance({P1: tx.lock({P1: OffsetRange(0, 5)})[P1].remaining}, metadata="a note")
+
+    rows = read(store.database, lambda session: session.read_partitions("billing", [P1, P2]))
+
+    assert {tp: (row.next_offset, row.metadata) for tp, row in rows.items()} == {P1: (5, '"a note"'), P2: (0, None)}
 
 
 @pytest.mark.behaviour("CONS-12")
