@@ -7,6 +7,10 @@ from typing import Final
 from tests.mutants.mutant import Mutant, mutant
 
 _DELIVERIES: Final = "tests/integration/consumer/test_deliveries.py::"
+_SHORT: Final = (
+    "tests/integration/consumer/test_members.py::"
+    "test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_consumer"
+)
 _FEED: Final = "tests/unit/consumer/test_records.py::"
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
@@ -21,6 +25,22 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         ("with_replanning", "(PlanOutdated, PartitionLost)", "PlanOutdated"),
         tests=(f"{_DELIVERIES}test_what_another_member_has_taken_is_left_out_and_the_rest_is_written",),
         why="A member that has lost one partition would end, and leave all others to nobody.",
+    ),
+    mutant(
+        "log-that-a-new-leader-does-not-know",
+        (
+            "Membership._take",
+            "isinstance(error, OffsetOutOfRange) and not self._member.doubts",
+            "isinstance(error, OffsetOutOfRange)",
+        ),
+        tests=(f"{_SHORT}[mock-perhaps a new leader]",),
+        why="A leader that knows a low end for a second would end all consumers.",
+    ),
+    mutant(
+        "log-that-begins-too-late",
+        ("Membership._take", "isinstance(error, OffsetOutOfRange) and not self._member.doubts", "False"),
+        tests=(f"{_SHORT}[mock-records that are gone]",),
+        why="A consumer whose records are gone would look for them again each second, and never say so.",
     ),
     mutant(
         "records-that-are-not-the-member-s",

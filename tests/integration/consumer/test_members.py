@@ -19,7 +19,15 @@ from confluent_kafka import Producer
 
 from offsetstore import Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
 from offsetstore.consumer import Consumer
-from offsetstore.errors import FunctionFailed, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TopicMissing
+from offsetstore.errors import (
+    FunctionFailed,
+    GroupBusy,
+    LockTimeout,
+    OffsetOutOfRange,
+    PartitionLost,
+    StaleClaim,
+    TopicMissing,
+)
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
@@ -265,6 +273,34 @@ def test_partitions_that_cant_be_taken_at_once_are_taken_later(
     assert not refused
     cluster.produce(100)
     wait_for(query, cluster, running)
+
+
+@pytest.mark.behaviour("CONS-13")
+@pytest.mark.parametrize("is_doubtful", [True, False], ids=["perhaps a new leader", "records that are gone"])
+def test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_consumer(
+    cluster: Cluster,
+    query: Query,
+    starts: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
+    is_doubtful: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    assign, refused = Member.assign, [OffsetOutOfRange("the log ends too early, or begins too late")]
+
+    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        if not refused:
+            return assign(member, partitions)
+        if is_doubtful:
+            member.doubts = dict.fromkeys(partitions, time.monotonic())
+        raise refused.pop()
+
+    monkeypatch.setattr(Member, "assign", refuse)
+    cluster.produce(100)
+    running = starts()
+    if is_doubtful:
+        wait_for(query, cluster, running)
+    else:
+        with pytest.raises(OffsetOutOfRange):
+            running.ended.result(timeout=60)
 
 
 @pytest.mark.behaviour("CONS-1", "OPS-2")
