@@ -39,6 +39,7 @@
      |    +-- UncertainBatch         the last batch of the checkpoint to adopt may or may not have been written
      +-- ClaimError
      |    +-- StaleClaim             another claim took the group over; nothing was written
+     |    |    +-- PartitionLost     another member of the fleet has the partition; nothing was written
      |    +-- GroupBusy              the group has a live owner, and takeover= does not allow fencing it
      |    +-- ClaimInUse             a second query on one claim
      |    +-- GroupRenamed           the group has another name now
@@ -501,6 +502,15 @@ class StaleClaim(ClaimError):
     """Another claim has taken over the group, or it was reset or renamed. Nothing of this transaction was written."""
 
     default_next_step = "Another job now owns this group. Restart this one only if the other should not be running."
+
+
+class PartitionLost(StaleClaim):
+    """Another member of the fleet has taken the partition, or this one has given it back. Nothing was written.
+
+    The fleet still has the group. The member's claim no longer has the partitions that it has lost; others may go on.
+    """
+
+    default_next_step = "Leave the partition out, and write the rest again; take it again if Kafka assigns it."
 
 
 class GroupBusy(ClaimError):

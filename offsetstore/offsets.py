@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import wraps
@@ -264,3 +264,20 @@ class BrokerView:
     topics: dict[str, TopicLog]
     committed: dict[TopicPartition, CommittedOffset]
     timestamps: dict[TopicPartition, int] | None = None
+
+    def of(self, partitions: Collection[TopicPartition]) -> BrokerView:
+        """The same of these partitions alone; a topic still tells how many it has."""
+        numbers: dict[str, set[int]] = {}
+        for tp in partitions:
+            numbers.setdefault(tp.topic, set()).add(tp.partition)
+        topics = {
+            topic: TopicLog(
+                log.topic_id,
+                {number: ends for number, ends in log.partitions.items() if number in numbers[topic]},
+                len(log.partitions) if log.partition_count is None else log.partition_count,
+            )
+            for topic, log in self.topics.items()
+            if topic in numbers
+        }
+        committed = {tp: offset for tp, offset in self.committed.items() if tp in partitions}
+        return BrokerView(self.cluster_id, topics, committed, self.timestamps)

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,8 +13,9 @@ from offsetstore.errors import ConfigurationError, UnknownGroup
 from offsetstore.offsets import Pause, Token, TopicPartition
 from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
 from offsetstore.operations.resets import unknown_partition
-from offsetstore.protocol.database import GroupRow, Session
+from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.metadata import Text
+from offsetstore.store.identity import name_prefix
 from offsetstore.store.sessions import end_pause
 from offsetstore.text import LAST_TIME
 
@@ -38,8 +40,26 @@ class PauseDecided(Plan):
         return self.before is None and self.after is None
 
 
+class _OfGroup(Operation[PauseDecided]):
+    """A decision under the lock of the group's row."""
+
+    group: str
+
+    @contextmanager
+    def begin(self, database: Database, by: By) -> Generator[Session]:
+        # Members of a fleet share the row while they take partitions. One that is frozen then is ended; nobody else is.
+        frozen = f"{name_prefix(self.group)}assign"
+        with super().begin(database, by) as session:
+            with database.unblocking(session, after=by.lock_timeout / 2, older_than=frozen):
+                session.lock_group(self.group)
+            yield session
+
+    def locked(self, session: Session) -> Iterator[PauseDecided]:
+        yield self.plan(session)
+
+
 @dataclass(frozen=True)
-class PauseGroup(Operation[PauseDecided]):
+class PauseGroup(_OfGroup):
     """Pause the group; see `OffsetStore.pause`."""
 
     group: str
@@ -75,10 +95,6 @@ class PauseGroup(Operation[PauseDecided]):
         digest = digest_of("pause", self.group, _identity(owner.pause), until)
         return PauseDecided(self.group, owner.pause, Pause(now, until, self.reason), owner, digest=digest)
 
-    def locked(self, session: Session) -> Iterator[PauseDecided]:
-        session.lock_group(self.group)
-        yield self.plan(session)
-
     def write(self, session: Session, plan: PauseDecided, by: By) -> History:
         end_pause(session, self.group, plan.owner, by.who)
         session.write_pause(self.group, plan.after)
@@ -87,7 +103,7 @@ class PauseGroup(Operation[PauseDecided]):
 
 
 @dataclass(frozen=True)
-class ResumeGroup(Operation[PauseDecided]):
+class ResumeGroup(_OfGroup):
     """End the group's pause; see `OffsetStore.resume`."""
 
     group: str
@@ -99,10 +115,6 @@ class ResumeGroup(Operation[PauseDecided]):
         owner = known(session, self.group)
         digest = digest_of("resume", self.group, _identity(owner.pause))
         return PauseDecided(self.group, owner.pause, None, owner, digest=digest)
-
-    def locked(self, session: Session) -> Iterator[PauseDecided]:
-        session.lock_group(self.group)
-        yield self.plan(session)
 
     def write(self, session: Session, plan: PauseDecided, by: By) -> History:
         session.write_pause(self.group, None)

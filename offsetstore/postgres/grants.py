@@ -12,6 +12,7 @@ _USUAL = ("SELECT", "INSERT", "UPDATE")
 # The exceptions: a job only adds to the history, only reads the store's identity, and only renames samples.
 _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
+    "group_members": (*_USUAL, "DELETE"),
     "offset_history": ("SELECT", "INSERT"),
     "failures": (*_USUAL, "DELETE"),
     "job_runs": (*_USUAL, "DELETE"),

@@ -31,12 +31,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-HEAD = "0009"
+HEAD = "0010"
 """The Alembic revision that this version works with.
 
 Its number says what it does to earlier code (decision 0056). One that *expands* only adds what earlier code can do
-without, and counts on: 0010. One that *contracts*, and takes away or changes what earlier code needs, begins another
-series: 1.0011; the next one that expands is then 1.0012. Code runs on its own revision and on later ones of its series.
+without, and counts on: 0011. One that *contracts*, and takes away or changes what earlier code needs, begins another
+series: 1.0012; the next one that expands is then 1.0013. Code runs on its own revision and on later ones of its series.
 """
 
 VERSION_TABLE = "offsetstore_version"
@@ -103,8 +103,26 @@ consumer_groups = Table(
     Column("paused_at", DateTime(timezone=True)),
     Column("paused_until", DateTime(timezone=True)),
     Column("pause_reason", Text),
+    Column("fleet", Text),
+    Column("fleet_id", Uuid),
     PrimaryKeyConstraint("consumer_group", name="consumer_groups_pkey"),
 )
+"""``fleet`` says whose claim it is if several processes share it, and counts only while ``fleet_id`` is ``claim_id``:
+earlier code, which knows neither, claims the group and leaves them."""
+
+group_members = Table(
+    "group_members",
+    metadata,
+    Column("consumer_group", _NAME, nullable=False),
+    Column("member_id", Uuid, nullable=False),
+    Column("fleet_id", Uuid, nullable=False),
+    Column("owner", Text, nullable=False),
+    _timestamp("joined_at"),
+    _timestamp("beat_at"),
+    PrimaryKeyConstraint("consumer_group", "member_id", name="group_members_pkey"),
+    postgresql_with={"fillfactor": 80},
+)
+"""Who shares a group's claim. The partitions of a member are those whose ``claim_id`` is its id."""
 
 heartbeats = Table(
     "heartbeats",

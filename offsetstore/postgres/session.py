@@ -50,6 +50,7 @@ from offsetstore.protocol.database import (
     MetadataRow,
     NewOffset,
 )
+from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
@@ -270,8 +271,12 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
             for number, offset in zip(row.numbers, row.offsets, strict=True)
         }
 
-    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return stored_rows(self.rows(sql.READ_PARTITIONS, group=group))
+    def read_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, StoredOffset]:
+        if partitions is None:
+            return stored_rows(self.rows(sql.READ_PARTITIONS, group=group))
+        return stored_rows(self.rows(sql.READ_THESE, group=group, **_keys(partitions)))
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         with translated():
@@ -442,6 +447,27 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
     def end_beat(self, claim_id: uuid.UUID) -> None:
         self.run(sql.END_BEAT, claim_id=claim_id)
 
+    def write_fleet(self, group: str, fleet: str) -> None:
+        self.run(sql.WRITE_FLEET, group=group, fleet=fleet)
+
+    def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        self.run(sql.TAKE_PARTITIONS, group=group, **_keys(partitions), **_token(token))
+
+    def add_member(self, group: str, fleet: Token, member_id: uuid.UUID, owner: str) -> None:
+        self.run(sql.ADD_MEMBER, group=group, fleet_id=fleet.claim_id, member_id=member_id, owner=owner)
+
+    def beat_member(self, group: str, fleet: Token, member_id: uuid.UUID) -> bool:
+        return self.run(sql.BEAT_MEMBER, group=group, member_id=member_id, **_token(fleet)) == 1
+
+    def drop_member(self, group: str, member_id: uuid.UUID) -> None:
+        self.run(sql.DROP_MEMBER, group=group, member_id=member_id)
+
+    def trim_members(self, group: str, fleet_id: uuid.UUID) -> None:
+        self.run(sql.TRIM_MEMBERS, group=group, fleet_id=fleet_id)
+
+    def members(self, group: str) -> list[FleetMember]:
+        return [FleetMember(*row) for row in self.rows(sql.MEMBERS, group=group)]
+
     def expect_grants(self) -> None:
         tables, needed, columns = zip(*needed_columns(), strict=True)
         with translated():
@@ -564,7 +590,8 @@ def group_row(rows: Sequence[Any]) -> GroupRow | None:
     [row] = rows
     pause = None if row.paused_at is None else Pause(row.paused_at, row.paused_until, row.pause_reason)
     pauses = (None, pause) if row.pause_ended else (pause, None)
-    return GroupRow(Token(row.epoch, row.claim_id), row.owner, row.claimed_at, row.alive_for, *pauses, row.ending)
+    token = Token(row.epoch, row.claim_id)
+    return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

@@ -93,9 +93,17 @@ LOCK_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_grou
 # FOR KEY SHARE would be weaker, and would read an old epoch without waiting.
 SHARE_GROUP = "SELECT epoch, claim_id FROM {s}consumer_groups WHERE consumer_group = :group FOR SHARE"
 
-OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at, clock_timestamp() - h.beat_at AS alive_for,
+# Of a fleet, the last heartbeat of its members counts. One in the future does not (see `is_live`), and would hide the
+# others.
+OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at,
+       clock_timestamp() - coalesce(h.beat_at, (SELECT max(m.beat_at) FROM {s}group_members AS m
+                                                WHERE m.consumer_group = g.consumer_group
+                                                  AND m.fleet_id = g.claim_id
+                                                  AND m.beat_at < clock_timestamp() + interval '15 seconds'))
+           AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
-       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending"""
+       coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending,
+       CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet"""
 
 OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
@@ -153,6 +161,45 @@ BEAT = "UPDATE {s}heartbeats SET beat_at = clock_timestamp() WHERE claim_id = :c
 
 END_BEAT = "DELETE FROM {s}heartbeats WHERE claim_id = :claim_id"
 
+WRITE_FLEET = "UPDATE {s}consumer_groups SET fleet = :fleet, fleet_id = claim_id WHERE consumer_group = :group"
+
+TAKE_PARTITIONS = """
+UPDATE {s}kafka_partitions AS p SET epoch = :epoch, claim_id = :claim_id
+FROM unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS taken (topic, partition)
+WHERE p.consumer_group = (SELECT :group) AND p.topic = taken.topic AND p.partition = taken.partition
+"""
+
+ADD_MEMBER = """
+INSERT INTO {s}group_members (consumer_group, member_id, fleet_id, owner)
+VALUES (:group, :member_id, :fleet_id, :owner)
+ON CONFLICT (consumer_group, member_id) DO UPDATE SET fleet_id = excluded.fleet_id, beat_at = clock_timestamp()
+"""
+
+# An UPDATE, so that one that comes late does not bring a member back that has left.
+BEAT_MEMBER = """
+UPDATE {s}group_members AS m SET beat_at = clock_timestamp() FROM {s}consumer_groups AS g
+WHERE m.consumer_group = :group AND m.member_id = :member_id
+  AND g.consumer_group = m.consumer_group AND g.epoch = :epoch AND g.claim_id = :claim_id AND m.fleet_id = g.claim_id
+"""
+
+DROP_MEMBER = "DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id = :member_id"
+
+TRIM_MEMBERS = """
+DELETE FROM {s}group_members WHERE consumer_group = :group AND member_id IN (
+    SELECT member_id FROM {s}group_members
+    WHERE consumer_group = :group AND (fleet_id <> :fleet_id OR beat_at < clock_timestamp() - interval '1 day')
+    FOR UPDATE SKIP LOCKED)
+"""
+
+MEMBERS = """
+SELECT m.member_id, m.owner, m.joined_at, clock_timestamp() - m.beat_at AS alive_for
+FROM {s}group_members AS m
+JOIN {s}consumer_groups AS g
+  ON g.consumer_group = m.consumer_group AND g.claim_id = m.fleet_id AND g.fleet_id = m.fleet_id
+WHERE m.consumer_group = :group
+ORDER BY m.joined_at, m.member_id
+"""
+
 NOW = "SELECT clock_timestamp()"
 
 NOTHING = "SELECT 1 AS nothing"
@@ -165,6 +212,13 @@ FROM {s}kafka_partitions AS p
 WHERE p.consumer_group = :group
 ORDER BY p.topic, p.partition
 """
+
+READ_THESE = READ_PARTITIONS.replace(
+    "WHERE",
+    """JOIN unnest(CAST(:topics AS text[]), CAST(:partitions AS integer[])) AS asked (topic, partition)
+  ON p.topic = asked.topic AND p.partition = asked.partition
+WHERE""",
+).replace("= :group", "= (SELECT :group)")
 
 # Each batch begins with this read, and a note may be as long as 1 MiB.
 READ_OFFSETS = READ_PARTITIONS.replace("p.metadata", "NULL AS metadata")

@@ -277,6 +277,9 @@ REQUESTED_LETTERS: Final = _WITHIN % (
 SELECT {_SUMMARY}{_CONTENTS}{_SIZE}
 FROM {{s}}dead_letters AS l
 WHERE l.consumer_group = :group AND l.state = 'requested' AND l.topic = ANY (CAST(:topics AS text[]))
+  AND (CAST(:numbers AS integer[]) IS NULL OR (l.topic, l.partition) IN (
+      SELECT asked.topic, asked.partition
+      FROM unnest(CAST(:of_topics AS text[]), CAST(:numbers AS integer[])) AS asked (topic, partition)))
   AND EXISTS (SELECT FROM {{s}}kafka_partitions AS p
               WHERE p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
                 AND (l.record_offset < p.next_offset OR l.topic_id NOT IN ('', coalesce(p.topic_id, l.topic_id))))
@@ -428,8 +431,26 @@ class StoredLetterStatements(Statements):
     def has_requested(self, group: str) -> bool:
         return self.one(HAS_REQUESTED, group=group)[0]
 
-    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
-        rows = self.rows(REQUESTED_LETTERS, group=group, topics=[*topics], limit=limit, max_bytes=max_bytes)
+    def requested_letters(
+        self,
+        group: str,
+        topics: Collection[str],
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        limit: int,
+        max_bytes: int,
+    ) -> list[Letter]:
+        of_topics = None if partitions is None else [tp.topic for tp in partitions]
+        numbers = None if partitions is None else [tp.partition for tp in partitions]
+        rows = self.rows(
+            REQUESTED_LETTERS,
+            group=group,
+            topics=[*topics],
+            of_topics=of_topics,
+            numbers=numbers,
+            limit=limit,
+            max_bytes=max_bytes,
+        )
         return [_letter(row, contents=True) for row in rows]
 
     def lock_letters(self, group: str, keys: Collection[LetterKey]) -> dict[LetterKey, ChosenLetter]:

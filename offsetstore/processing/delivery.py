@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.unit import Coordinates, Ranges, Rows
 from offsetstore.protocol.letters import Cause, Headers, Letter, LetterError, Payload
+from offsetstore.store.term import Terms
 
 
 class CountedRows(Rows, Protocol):
@@ -123,7 +124,12 @@ class Delivery(Protocol):
 
     @property
     def ranges(self) -> Ranges:
-        """The exact ranges of its records, without empty ones."""
+        """The exact ranges of its records, without empty ones; of partitions that the claim has lost there are none."""
+        ...
+
+    @property
+    def terms(self) -> Terms:
+        """Those in which a member of a fleet has read the records. A job needs none: it has one of each partition."""
         ...
 
     def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> Mapping[str, KeptRows]:

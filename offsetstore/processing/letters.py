@@ -97,6 +97,7 @@ from offsetstore.protocol.outages import chain
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
+from offsetstore.store.term import may_have_letters
 from offsetstore.store.transaction import Transaction
 
 PART: Final = 500_000
@@ -195,6 +196,7 @@ class Recovery:
         self._has_read = False
         self._refused_in_a_row = 0
         self._open: set[bytes] | None = None
+        self._terms = claim.terms
         self._run: _Run | None = None
         """The last batch, if it has not ended: it is planned again, or has failed."""
 
@@ -209,10 +211,18 @@ class Recovery:
         With sequences also while any record waits. And if it has letters, after a reset: Kafka may have lost their
         records, and they are then all that is left of them.
         """
-        has_failed = not self._claim.ahead.failures.keys().isdisjoint(ranges)
+        self._know_terms()
+        terms = self._claim.terms
+        has_failed = any(tp in terms and terms[tp].has_failure for tp in ranges)
         if has_failed or self._careful > 0 or self._run is not None or self._open_sequences():
             return True
         return bool(self._letters_in(ranges))
+
+    def _know_terms(self) -> None:
+        """Forget what was read in other terms: other members of the fleet have written meanwhile."""
+        if self._terms is not self._claim.terms:
+            self._terms = self._claim.terms
+            self.forget()
 
     def forget(self) -> None:
         """Read again what is stored: a new run of the query may follow a COMMIT whose outcome is unknown."""
@@ -290,10 +300,10 @@ class Recovery:
         self._write_part(run, cut(ranges, place, size))
 
     def _write_whole(self, run: _Run, ranges: Ranges) -> None:
-        plan = Plan.of(self._claim, ranges)
+        plan = Plan.of(self._claim, ranges, run.delivery.terms)
         run.watch.lap("plan")
         if not plan.is_worth_computing(self._claim):
-            commit_plan(self._claim, plan, Unit(plan.decisions, None), run.watch)
+            commit_plan(self._claim, plan, Unit(plan.decisions, None, terms=plan.terms), run.watch)
             return
         create_rows(self._claim, plan)
         remaining = plan.remaining()
@@ -381,7 +391,15 @@ class Recovery:
         texts = self._metadata.texts(run.delivery.number, remaining, rows)
 
         along = [NewLetters(letters, skipped)] if dead else []
-        unit = Unit(plan.decisions, rows, along, metadata=texts, gone=gone, in_sequence=self.has_sequences)
+        unit = Unit(
+            plan.decisions,
+            rows,
+            along,
+            metadata=texts,
+            terms=plan.terms,
+            gone=gone,
+            in_sequence=self.has_sequences,
+        )
         written = commit_plan(self._claim, plan, unit, run.watch)
         if written is None:
             return
@@ -408,7 +426,7 @@ class Recovery:
 
     def _letters_in(self, ranges: Ranges) -> Mapping[Coordinates, bytes | None]:
         """The open letters of the ranges, which only a reset can put ahead."""
-        if not self._claim.ahead.has_letters(ranges):
+        if not may_have_letters(self._claim.terms, ranges):
             return {}
         return self._claim.read(lambda session: session.letters_in(self._claim.group, ranges))
 
@@ -430,9 +448,10 @@ class Recovery:
         return letters, skipped
 
     def _open_sequences(self) -> set[bytes]:
-        """The keys with an open letter. Only this job adds to them; a person may close one."""
+        """The keys with an open letter. Only this claim adds to them in its terms; a person may close one."""
         if not self.has_sequences:
             return set()
+        self._know_terms()
         if self._open is None:
             self._open = set(self._claim.read(lambda session: session.open_sequences(self._claim.group)))
         return self._open
@@ -571,6 +590,7 @@ class Recovery:
 
     def _known(self) -> dict[Coordinates, Failed]:
         """The attempts so far, of this run and of earlier ones."""
+        self._know_terms()
         if not self._has_read:
             self._failures = self._claim.read(lambda session: session.failures(self._claim.group))
             self._has_read = True
@@ -579,7 +599,7 @@ class Recovery:
     def _store(self, plan: Plan, failed: Mapping[Coordinates, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
         at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
-        commit(self._claim, Unit(at, along=[Failures(failed)]))
+        commit(self._claim, Unit(at, along=[Failures(failed)], terms=plan.terms))
         self._failures |= failed
 
     def _check_count(self, run: _Run, part: CarefulPart, dead: Mapping[int, _Dead]) -> None:
@@ -730,6 +750,7 @@ class PutBack:
         self._claim = claim
         self._settings = settings
         self._compute = compute
+        self._terms = claim.terms
 
     def run(self, check: Callable[[], None] = lambda: None, *, seconds: float = math.inf) -> int:
         """Replay all that is requested, and can be; return how many letters are in the results now.
@@ -765,8 +786,11 @@ class PutBack:
     def _next(self) -> list[Letter]:
         """The next letters, all of one topic each: one that was created again has other records at the same offsets."""
         claim = self._claim
+        self._terms = claim.terms
+        # A member replays those of its partitions; a job also those of partitions that Kafka no longer has.
+        own = None if claim.group_token == claim.token else sorted(self._terms)
         found = claim.read(
-            lambda session: session.requested_letters(claim.group, claim.topics, limit=MOST, max_bytes=MOST_BYTES)
+            lambda session: session.requested_letters(claim.group, claim.topics, own, limit=MOST, max_bytes=MOST_BYTES)
         )
         ids: dict[str, str] = {}
         later: set[bytes | None] = set()
@@ -884,7 +908,7 @@ class PutBack:
         keys = {letter.key for letter in kept} | failed.keys()
         settled = [letter for letter in letters if letter.key in keys]
         along = _Settled(settled, kept, failed)
-        commit(self._claim, Unit(self._stored(letters), rows, [along], Ending.TOUCH))
+        commit(self._claim, Unit(self._stored(letters), rows, [along], Ending.TOUCH, terms=self._terms))
 
     def _give_back(self, run: _Replay, letters: Sequence[Letter], error: Exception) -> None:
         """None of them can be computed or written, for a reason that no single one of them shows."""

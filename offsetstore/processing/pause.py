@@ -43,7 +43,7 @@ def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     :raises StaleClaim: the group was renamed.
     """
     owner, rows = claim.read(lambda session: session.read_group(claim.group))
-    if not rows and (owner is None or owner.token != claim.token):  # renamed; else the rows' tokens show it
+    if not rows and (owner is None or owner.token != claim.group_token):  # renamed; else the rows' tokens show it
         commit(claim, Unit())  # the transaction has the last word
     pause = _pause_of(claim, owner)
     if pause is not None:
@@ -90,7 +90,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
             continue
         if _pause_of(claim, owner) is None:
             break
-    if owner is not None and owner.token == claim.token:
+    if owner is not None and owner.token == claim.group_token:
         claim.observers.on(PauseChanged(group=claim.group, pause=None))
 
 
@@ -104,7 +104,7 @@ def _name(error: Exception) -> str:
 
 def _pause_of(claim: Claim, owner: GroupRow | None) -> Pause | None:
     """The group's pause, ``None`` for a stale claim."""
-    if owner is None or owner.token != claim.token:
+    if owner is None or owner.token != claim.group_token:
         return None
     if owner.ended is not None:
         _record_end(claim)

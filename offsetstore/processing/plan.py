@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from offsetstore.errors import MetadataError, TopicRecreated
@@ -12,9 +12,10 @@ from offsetstore.processing.delivery import CountedRows
 from offsetstore.processing.pause import read_offsets
 from offsetstore.processing.unit import Decisions, Ranges, Stopwatch, Unit, Written, commit, only_locks
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.metadata import Keep, Text
+from offsetstore.protocol.metadata import Keep, Text, dump
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
+from offsetstore.store.term import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +23,33 @@ class Plan:
     """The stored offsets, read without a lock, and the decision for each range.
 
     A partition without a row is planned from the beginning of its range.
+
+    :param terms: the claim's, and those in which the records were read: only with these they are written.
     """
 
     stored: dict[TopicPartition, StoredOffset]
     decisions: Decisions
+    terms: Terms
 
     @classmethod
     def of(
         cls,
         claim: Claim,
         ranges: Mapping[TopicPartition, OffsetRange],
-        delivered: Mapping[TopicPartition, int] | None = None,
+        terms: Terms | None = None,
+        delivered: Callable[[Terms], Mapping[TopicPartition, int]] = lambda _: {},
     ) -> Plan:
         """Read the stored offsets, and plan.
 
-        :param delivered: where it differs from what is stored, with manual marking or a buffer.
+        :param terms: see `Delivery`.
+        :param delivered: how far the job has come, where that differs from what is stored.
         :raises GroupPaused: the group is paused.
         """
+        known = {**claim.terms, **(terms or {})}
         stored = read_offsets(claim)
-        bases = {tp: row.next_offset for tp, row in stored.items()} | dict(delivered or {})
+        bases = {tp: row.next_offset for tp, row in stored.items()} | dict(delivered(known))
         decisions = {tp: decide(bases.get(tp, range_.from_), range_) for tp, range_ in ranges.items()}
-        return cls(stored, decisions)
+        return cls(stored, decisions, known)
 
     def remaining(self) -> dict[TopicPartition, OffsetRange]:
         """The range still to be written of each partition that has any."""
@@ -56,7 +63,7 @@ class Plan:
             tp: decide(self.decisions[tp].stored, OffsetRange(self.decisions[tp].range.from_, range_.until))
             for tp, range_ in part.items()
         }
-        return Plan(self.stored, decisions)
+        return replace(self, decisions=decisions)
 
     def is_worth_computing(self, claim: Claim) -> bool:
         """Whether to compute at all: not for a stale claim, after a gap, or if nothing remains.
@@ -75,7 +82,7 @@ def create_rows(claim: Claim, plan: Plan) -> None:
     """
     unknown = {tp: decision.range.from_ for tp, decision in plan.decisions.items() if tp not in plan.stored}
     if unknown:
-        commit(claim, Unit(only_locks(unknown)))
+        commit(claim, Unit(only_locks(unknown), terms=plan.terms))
 
 
 def commit_plan(claim: Claim, plan: Plan, unit: Unit, watch: Stopwatch) -> Written | None:
@@ -158,9 +165,9 @@ class BatchMetadata:
         returned = self._function(BatchInfo(number, ranges, counts))
         if isinstance(returned, Keep):
             return {}
-        dump = self._claim.claim_metadata.dump
+        formats = self._claim.formats
         if not _is_by_partition(returned):
-            return dump(ranges, returned)
+            return dump(formats, ranges, returned)
         by_partition = cast("Mapping[TopicPartition, object]", returned)
         unknown = sorted(by_partition.keys() - ranges.keys() - self._claim.partitions)
         if unknown:
@@ -172,7 +179,7 @@ class BatchMetadata:
         texts: dict[TopicPartition, Text] = {}
         for tp, value in by_partition.items():
             if tp in ranges and not isinstance(value, Keep):
-                texts |= dump([tp], value)
+                texts |= dump(formats, [tp], value)
         return texts
 
 

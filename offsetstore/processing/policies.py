@@ -38,6 +38,7 @@ from offsetstore.protocol.events import FlushEnded
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
+from offsetstore.store.term import delivered, unmarked
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Whole:
         with naming_record(delivery, lambda failed: self.blame_failed(failed, delivery, stored)):
             if self._recovery is not None and self._recovery.is_careful(delivery.ranges):
                 return self._recovery.write(delivery, stored)
-            watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges)
+            watch, plan = Stopwatch(), Plan.of(self._claim, delivery.ranges, delivery.terms)
             watch.lap("plan")
             try:
                 return self._compute_and_commit(delivery, plan, watch)
@@ -101,7 +102,7 @@ class Whole:
 
         def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
             rows = delivery.rows(part, without)
-            tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK))
+            tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK, terms=plan.terms))
             return sum(tried.rows.values()) if tried is not None else 0
 
         return blame(
@@ -121,7 +122,7 @@ class Whole:
         :raises Exception: the source's own, if it does not recur. With dead letters also if the records can be read:
             recovery has found each bad record then, and it alone knows which good ones have to wait.
         """
-        plan = Plan.of(self._claim, delivery.ranges)
+        plan = Plan.of(self._claim, delivery.ranges, delivery.terms)
         create_rows(self._claim, plan)
         if self._recovery is not None:
             return unreadable(failed, delivery, plan.remaining(), self._claim) or _raise_own(failed)
@@ -140,11 +141,11 @@ class Whole:
 
     def _compute_and_commit(self, delivery: Delivery, plan: Plan, watch: Stopwatch) -> Written | None:
         if not plan.is_worth_computing(self._claim):
-            return commit_plan(self._claim, plan, Unit(plan.decisions, None), watch)
+            return commit_plan(self._claim, plan, Unit(plan.decisions, None, terms=plan.terms), watch)
         remaining = plan.remaining()
         rows = delivery.rows(remaining)
         texts = self._metadata.texts(delivery.number, remaining, rows)
-        return commit_plan(self._claim, plan, Unit(plan.decisions, rows, metadata=texts), watch)
+        return commit_plan(self._claim, plan, Unit(plan.decisions, rows, metadata=texts, terms=plan.terms), watch)
 
 
 @contextmanager
@@ -267,14 +268,14 @@ class Marked:
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
         with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
-            plan = Plan.of(claim, delivery.ranges, claim.delivered)
+            plan = Plan.of(claim, delivery.ranges, delivery.terms, delivered)
             watch.lap("plan")
             rows = None
             if plan.is_worth_computing(claim):
                 rows = {name: Once(output) for name, output in delivery.rows(plan.remaining()).items()}
         # Rows of earlier deliveries may wait in the function's memory: their partitions can be marked too.
-        waiting = only_locks({tp: range_.until for tp, range_ in claim.unmarked().items()})
-        unit = Unit({**waiting, **plan.decisions}, rows, ending=Ending.MARK)
+        waiting = only_locks({tp: range_.until for tp, range_ in unmarked(plan.terms).items()})
+        unit = Unit({**waiting, **plan.decisions}, rows, ending=Ending.MARK, terms=plan.terms)
         try:
             return commit_plan(claim, plan, unit, watch)
         except BaseException as error:
@@ -359,8 +360,8 @@ class Buffered:
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
         with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
-            delivered = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
-            plan = Plan.of(claim, delivery.ranges, delivered)
+            kept_until = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
+            plan = Plan.of(claim, delivery.ranges, delivery.terms, lambda _: kept_until)
             watch.lap("plan")
             if not plan.is_worth_computing(claim):
                 self._check(plan)
@@ -376,14 +377,14 @@ class Buffered:
         self._buffer.append(kept)
         if self.is_due and not self._flush_with(kept):
             written = self._alone.write(delivery, stored)  # which finds the record
-            claim.positions |= {tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()}
+            claim.note_positions({tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()})
             return written
         self._tell_delivered()
         return Written({name: output.rows for name, output in rows.items()}, watch.seconds, is_kept=True)
 
     def _tell_delivered(self) -> None:
         ranges = self._buffer.ranges.items()
-        self._claim.positions |= {tp: Position(range_.from_, range_.until) for tp, range_ in ranges}
+        self._claim.note_positions({tp: Position(range_.from_, range_.until) for tp, range_ in ranges})
 
     def _check(self, plan: Plan) -> None:
         """Raise the error of a plan that is not worth computing; return if all of it was delivered already."""
@@ -451,7 +452,7 @@ class Buffered:
             name: first.joined([each.outputs[name] for each in kept[1:]]) for name, first in kept[0].outputs.items()
         }
         texts = self._metadata.texts(kept[-1].number, ranges, rows)
-        plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()})
+        plan = Plan({}, {tp: decide(range_.from_, range_) for tp, range_ in ranges.items()}, claim.terms)
         try:
             written = commit_plan(claim, plan, Unit(plan.decisions, rows, metadata=texts), Stopwatch())
         except PlanOutdated:
@@ -463,7 +464,7 @@ class Buffered:
             self._memory.broke(unknown)
             raise
         self._buffer.remove(kept)
-        claim.positions |= {tp: Position(range_.until, range_.until) for tp, range_ in ranges.items()}
+        claim.note_positions({tp: Position(range_.until, range_.until) for tp, range_ in ranges.items()})
         self._tell_delivered()
         if written is not None:
             numbers = (kept[0].number, kept[-1].number)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, SinkError
+from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.between import Between, Flush, Tick
@@ -28,6 +28,7 @@ from offsetstore.protocol.context import check_propagate, propagated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.marking import Marking
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.store.claim import Claim
 
 LOOK: Final = 0.5
@@ -58,6 +59,31 @@ class Settings:
     def has_unstored(self) -> bool:
         """Whether the source may take a delivery for done before its offset is stored."""
         return self.marking == "manual" or self.flush is not None
+
+    def check_dead_letters(self, writers: Iterable[Writer]) -> None:
+        """Check that records can become letters.
+
+        :raises ConfigurationError: it does not go with another setting, or with a writer.
+        """
+        if self.dead_letters is None:
+            return
+        if not isinstance(cast("object", self.dead_letters), DeadLetters):
+            raise ConfigurationError(
+                "dead_letters must say how they are handled", found=repr(self.dead_letters), expected="DeadLetters()"
+            )
+        if self.has_unstored:
+            raise ConfigurationError(
+                "dead_letters= does not go with rows or records that wait in memory",
+                found="dead_letters= and flush= or marking=",
+                expected="one of them",
+            )
+        functions = [str(one) for one in writers if not declares(one, "splittable", otherwise=True)]
+        if functions:
+            raise ConfigurationError(
+                "dead_letters= needs writers that can be given the rows of single records, again and again",
+                found=", ".join(functions),
+                expected="Append, Upsert, or Execute(fn, splittable=True)",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +251,9 @@ class Runner:
                 self._is_waiting = False
 
         def plan_and_write() -> Written | None:
-            return self.policy.write(delivery, stored) if own is None else own(stored)
+            if own is not None:
+                return own(stored)
+            return self.policy.write(delivery, stored) if delivery.ranges else None
 
         def write() -> Written | None:
             if self.requests is not None:
@@ -233,7 +261,7 @@ class Runner:
             return with_replanning(plan_and_write, f"batch {number}")
 
         written = when_not_paused(self.claim, write, sleep)
-        ended = partial(BatchEnded, group=group, batch=number, ranges=ranges)
+        ended = partial(BatchEnded, group=group, batch=number, ranges=delivery.ranges)
         if written is None:
             return ended(outcome="skipped")
         outcome = "kept" if written.is_kept else "written"
@@ -277,7 +305,10 @@ class Runner:
 def with_replanning(write: Callable[[], Written | None], name: str) -> Written | None:
     """Plan and write a delivery; if its plan is outdated, plan it again, up to five times in all.
 
-    :param write: plans and writes; raises `PlanOutdated` if it wrote nothing and the delivery must be planned again.
+    A delivery no longer has the partitions that a member of a fleet has lost.
+
+    :param write: plans and writes; raises `PlanOutdated` or `PartitionLost` if it wrote nothing and the delivery must
+        be planned again.
     :param name: the delivery's name, for the error.
     :return: what ``write`` returned: ``None`` if all of it was in the results already.
     :raises SinkError: every plan was outdated.
@@ -286,7 +317,7 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
     for _ in range(_MAX_PLANS):
         try:
             return write()
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             reason = str(outdated)
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",

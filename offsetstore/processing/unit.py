@@ -25,6 +25,7 @@ from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
+from offsetstore.store.term import Term, Terms
 from offsetstore.store.transaction import Transaction
 
 UNNAMED: Final = ""
@@ -107,7 +108,7 @@ class Unit:
     :param decisions: of the plan, by partition. A partition with an empty range is only locked.
     :param rows: of each output; ``None`` if they were not worth computing, since nothing remains.
     :param metadata: the text of each partition that gets another one.
-    :param gone, in_sequence: see `Transaction.lock`.
+    :param terms, gone, in_sequence: see `Transaction.lock`.
     """
 
     decisions: Decisions = field(default_factory=dict[TopicPartition, Decision])
@@ -115,6 +116,7 @@ class Unit:
     along: Sequence[Along] = ()
     ending: Ending = Ending.ADVANCE
     metadata: Mapping[TopicPartition, Text] = field(default_factory=dict[TopicPartition, "Text"])
+    terms: Terms = field(default_factory=dict[TopicPartition, Term])
     gone: Collection[Coordinates] = ()
     in_sequence: bool = False
 
@@ -234,7 +236,7 @@ class _RolledBack(Exception):
 def _lock_as_planned(tx: Transaction, unit: Unit) -> Ranges:
     """Lock the partitions, and return the remaining range of each one that has any."""
     ranges = {tp: decision.range for tp, decision in unit.decisions.items()}
-    locked = tx.lock(ranges, gone=unit.gone, in_sequence=unit.in_sequence)
+    locked = tx.lock(ranges, terms=unit.terms, gone=unit.gone, in_sequence=unit.in_sequence)
     remaining = {tp: decision.remaining for tp, decision in locked.items() if decision.outcome is not Outcome.SKIP}
     if locked != unit.decisions:
         raise PlanOutdated(is_stored=not remaining)

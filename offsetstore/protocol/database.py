@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_arg
 from uuid import UUID
 
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
+from offsetstore.protocol.fleet import FleetSession
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
@@ -98,7 +99,8 @@ class GroupRow:
 
     ``alive_for`` is the time since the owner's last heartbeat, if there is one. ``pause`` is ``None`` if the group is
     not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that. ``ending`` is
-    how the owner's run ended, ``None`` if no end is recorded.
+    how the owner's run ended, ``None`` if no end is recorded. ``fleet`` is the name of the fleet that has the group,
+    ``None`` if that is none; see `offsetstore.protocol.fleet`.
     """
 
     token: Token
@@ -108,6 +110,7 @@ class GroupRow:
     pause: Pause | None = None
     ended: Pause | None = None
     ending: Ending | None = None
+    fleet: str | None = None
 
     @property
     def state(self) -> RunState:
@@ -221,7 +224,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL
@@ -300,8 +303,10 @@ class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protoc
         """Lock the rows FOR UPDATE in order of (topic, partition), not in that of ``partitions``."""
         ...
 
-    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        """All rows of the group, in order, without a lock."""
+    def read_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, StoredOffset]:
+        """All rows of the group, or those of some partitions, in order, without a lock."""
         ...
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:

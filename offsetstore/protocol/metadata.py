@@ -7,7 +7,7 @@ another version or language, and loading an attacker's pickle runs code.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias, cast
@@ -141,6 +141,15 @@ def load(formats: Formats, tp: TopicPartition, text: Text) -> object:
     except MetadataError as error:
         error.locate(tp)
         raise
+
+
+def dump(formats: Formats, partitions: Collection[TopicPartition], value: object) -> dict[TopicPartition, Text]:
+    """Return the value's text for each partition.
+
+    :raises MetadataError: the serializer fails.
+    """
+    by_topic = {topic: format_of(formats, topic).dump(value) for topic in {tp.topic for tp in partitions}}
+    return {tp: by_topic[tp.topic] for tp in partitions}
 
 
 def check_formats(formats: object, topics: tuple[str, ...]) -> None:

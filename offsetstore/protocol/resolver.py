@@ -19,6 +19,7 @@ from offsetstore.errors import (
     NoStartingOffset,
     OffsetOutOfRange,
     OffsetsDisagree,
+    StartError,
     StoreRewound,
     TopicRecreated,
     WrongCluster,
@@ -50,6 +51,7 @@ def resolve(
     group: str | None = None,
     adopted: Mapping[TopicPartition, int] | None = None,
     deleted: int = 0,
+    passed_over: dict[TopicPartition, StartError] | None = None,
 ) -> StartingOffsets:
     """Decide for every partition of every topic in ``view``.
 
@@ -59,6 +61,8 @@ def resolve(
     :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
     :param deleted: the epoch in which the group was deleted, 0 if it never was: older copies of its offsets in Kafka
         are as if they were not there.
+    :param passed_over: gets the error of each partition that can't start for a reason of its own, where no policy
+        decides for the whole group. Otherwise it is raised.
     :raises WrongCluster: a row belongs to another cluster.
     :raises TopicRecreated: a row belongs to another log or to a missing partition, or lies beyond the end and the
         topic's id does not show that the topic is the same; unless ``policy.on_recreated`` is ``"restart"``.
@@ -75,7 +79,7 @@ def resolve(
     group_digest = None if group is None else digest(group)
     if deleted:
         view = _without_deleted(view, store_id, group_digest, deleted)
-    asked = _Asked(view, policy or StartPolicy(), store_id, group_digest)
+    asked = _Asked(view, policy or StartPolicy(), store_id, group_digest, passed_over)
     _judge_cluster(stored, view)
     starts: dict[TopicPartition, Start] = {}
     vanished: list[TopicPartition] = []
@@ -160,6 +164,7 @@ class _Asked:
     policy: StartPolicy
     store_id: UUID | None
     group: str | None
+    passed_over: dict[TopicPartition, StartError] | None
 
 
 @dataclass(slots=True)  # not frozen: making ten thousand of those takes three times as long
@@ -199,8 +204,6 @@ def _starts(
     for partition, watermarks in sorted(log.partitions.items()):
         tp = of_numbers.get(partition) or TopicPartition(topic, partition)
         row = rows.get(tp)
-        if row is not None and row.suspect is not None:
-            raise log_truncated(tp, row.suspect)
         committed = asked.view.committed.get(tp)
         facts = _Facts(
             tp=tp,
@@ -218,7 +221,14 @@ def _starts(
             policy=asked.policy,
             is_same_log=row is not None and log.topic_id is not None and (row.topic_id or topic_id) == log.topic_id,
         )
-        starts[tp] = _judge_range(facts, _choose(facts))
+        try:
+            if row is not None and row.suspect is not None:
+                raise log_truncated(tp, row.suspect)
+            starts[tp] = _judge_range(facts, _choose(facts))
+        except (OffsetOutOfRange, OffsetsDisagree, NoStartingOffset) as error:
+            if asked.passed_over is None:
+                raise
+            asked.passed_over[tp] = error
     return starts
 
 

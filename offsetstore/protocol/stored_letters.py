@@ -213,6 +213,7 @@ class StoredLetterSession(Protocol):
     ) -> tuple[list[Letter], LetterCursor | None]:
         """Read letters, the newest first, and where those begin that follow, if there are any.
 
+        :param partitions: whose letters; by default those of all of the topics' partitions.
         :param max_bytes: end with the letter before this many bytes of keys, values and headers, but read at least one;
             ``None``: without contents. Those are not even read from the table then.
         :param within: look only at the first so many letters in these states; for lists without contents.
@@ -263,13 +264,22 @@ class StoredLetterSession(Protocol):
         """Whether any letter is requested, even if it can't be replayed yet."""
         ...
 
-    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
+    def requested_letters(
+        self,
+        group: str,
+        topics: Collection[str],
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        limit: int,
+        max_bytes: int,
+    ) -> list[Letter]:
         """The next letters to replay, in order, with their contents.
 
         Each is below its partition's stored offset, or of an earlier topic of the same name; the others are ahead of
         the job, which reads their records itself. A letter that follows a dead one of its sequence waits. Look at both
         again under the locks.
 
+        :param partitions: whose letters; by default those of all of the topics' partitions.
         :param max_bytes: end with the letter before this many bytes, but return at least one.
         """
         ...

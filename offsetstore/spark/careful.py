@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
-from offsetstore.protocol.ports import Writer, declares
+from offsetstore.protocol.ports import declares
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
@@ -40,50 +40,12 @@ from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
 from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage, reject_of
 from offsetstore.writers.arrow.batches import KAFKA
-from offsetstore.writers.arrow.misfits import finds_misfits
+from offsetstore.writers.arrow.by_record import RowsByRecord
 
 _NUMBER: Final = "_offsetstore_number"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
-_FEW: Final = 64  # slices of a table that are better than copying their rows
 _compute: Any = pc
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """One output's rows, in order of their records.
-
-    :param first: by record number, the first row of the record, or where it would be; one more at the end.
-    """
-
-    writer: Writer
-    table: pa.Table
-    first: array[int]
-
-    def of(self, numbers: Sequence[int]) -> pa.Table:
-        """The rows of some records, in ascending order."""
-        runs: list[list[int]] = []
-        for number in numbers:
-            begin, end = self.first[number], self.first[number + 1]
-            if runs and runs[-1][1] == begin:
-                runs[-1][1] = end
-            elif begin != end:
-                runs.append([begin, end])
-        if len(runs) > _FEW:
-            rows = array("q", chain.from_iterable(range(*run) for run in runs))
-            return self.table.take(pa.array(rows, pa.int64()))
-        slices = [self.table.slice(begin, end - begin) for begin, end in runs]
-        return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
-
-    def nth(self, numbers: Sequence[int], row: int) -> int | None:
-        """The record of a row among the rows `of` these records; both are counted from 0."""
-        ends = [*accumulate(self.first[number + 1] - self.first[number] for number in numbers)]
-        place = bisect_right(ends, row)
-        return numbers[place] if place < len(numbers) else None
-
-    def number_of(self, row: int) -> int:
-        """The record of a row."""
-        return bisect_right(self.first, row) - 1
 
 
 class Numbering(Protocol):
@@ -157,7 +119,7 @@ class Careful:
     rejected: Mapping[int, Rejected]
     failed: Mapping[int, FunctionFailed]
     _computation: _Computation = field(repr=False)
-    _outputs: Mapping[str, _Rows] = field(repr=False)
+    _outputs: Mapping[str, RowsByRecord] = field(repr=False)
     _check: Callable[[], None] = field(repr=False, default=lambda: None)
     is_handled: bool = False
 
@@ -165,11 +127,7 @@ class Careful:
     def with_rows(self) -> list[int]:
         """Those of the records that make any rows, and are not rejected."""
         outputs = self._outputs.values()
-        return [
-            n
-            for n in self.numbers
-            if n not in self.rejected and any(one.first[n] < one.first[n + 1] for one in outputs)
-        ]
+        return [n for n in self.numbers if n not in self.rejected and any(one.has(n) for one in outputs)]
 
     @property
     def accepted(self) -> Sequence[int]:
@@ -192,14 +150,9 @@ class Careful:
         """The records with a value that can never fit. Custom writers can't report these."""
         found: dict[int, RowsRefused] = {}
         for name, output in self._outputs.items():
-            writer, begin = output.writer, 0
-            if not finds_misfits(writer):
-                continue
-            for batch in output.table.to_batches():
-                for misfit in writer.misfits(connection, batch):
-                    misfit.error.output = name
-                    found.setdefault(output.number_of(begin + misfit.row), misfit.error)
-                begin += batch.num_rows
+            for number, error in output.misfits(connection).items():
+                error.output = name
+                found.setdefault(number, error)
         return found
 
     def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
@@ -458,7 +411,7 @@ def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table
     return table.drop_columns([REJECT])
 
 
-def _ordered(outputs: Outputs, name: str, table: pa.Table, size: int) -> _Rows:
+def _ordered(outputs: Outputs, name: str, table: pa.Table, size: int) -> RowsByRecord:
     listed = _values(table, _NUMBER)
     if any(one > next_ for one, next_ in pairwise(listed)):
         table = table.take(_compute.sort_indices(table.column(_NUMBER)))
@@ -466,7 +419,7 @@ def _ordered(outputs: Outputs, name: str, table: pa.Table, size: int) -> _Rows:
     for number in listed:
         counts[number] += 1
     first = array("q", accumulate(counts, initial=0))
-    return _Rows(outputs.writers[name], table.drop_columns([_NUMBER]), first)
+    return RowsByRecord(outputs.writers[name], table.drop_columns([_NUMBER]), first)
 
 
 def _values(table: pa.Table, column: str) -> list[Any]:

@@ -26,6 +26,7 @@ from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import HandlerFailed
 from offsetstore.store.claim import Claim
+from offsetstore.store.term import Terms
 
 _UNREADABLE: Final = (
     "Spark's source can't read a record: its timestamp is out of range. Start with maxOffsetsPerTrigger=1: then what "
@@ -49,6 +50,11 @@ class MicroBatch:
     outputs: Outputs = field(repr=False)
     or_by_partition: bool = True
     handled: Handled | None = None
+
+    @property
+    def terms(self) -> Terms:
+        """See `Delivery`: a job's."""
+        return {}
 
     def part(self, part: Ranges, without: Collection[Coordinates] = ()) -> DataFrame:
         """The records of some ranges, except some."""

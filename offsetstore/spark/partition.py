@@ -85,7 +85,7 @@ class PerPartition:
             )
         [self._writer] = outputs.writers.values()
         _check_pickles(self._writer, "a writer that can be pickled, with all that its function uses")
-        _check_pickles(claim.claim_metadata.formats, "metadata=Metadata(...) of functions that can be pickled")
+        _check_pickles(claim.formats, "metadata=Metadata(...) of functions that can be pickled")
         self._store = ExecutorStore.of(claim)
         self._claim = claim
         self._outputs = outputs
@@ -219,10 +219,12 @@ class PerPartition:
 
         :param done: their rows.
         """
-        self._claim.claim_metadata.forget(claim.claim_metadata.next(done))
-        remaining = plan.remaining()
+        terms, remaining = self._claim.new_terms(done), plan.remaining()
         ranges = {tp: remaining[tp] for tp in done if tp in remaining}
-        self._claim.ahead.passed(ranges)
+        for tp in done:
+            terms[tp].forget(claim.terms[tp].next)
+        for tp, range_ in ranges.items():
+            terms[tp].passed(range_)
         stored.add(ranges, {UNNAMED: sum(done.values())})
 
     def _forget_stored(self, claim: TaskClaim, plan: Plan, stored: Stored) -> None:

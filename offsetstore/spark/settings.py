@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
-from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.marking import check_marking
@@ -51,7 +50,7 @@ class SinkSettings(Settings):
             raise ConfigurationError('atomicity must be "batch" or "partition"', found=repr(self.atomicity))
         check_marking(self.marking)
         self._check_unstored(listed)
-        self._check_dead_letters(listed)
+        self.check_dead_letters(listed)
         letters = self.dead_letters
         if handler is not None and letters is not None and (letters.strategy or letters.sequence):
             raise ConfigurationError(
@@ -140,27 +139,6 @@ class SinkSettings(Settings):
                 "metadata= describes the end of a batch, and manual marking stores other offsets",
                 found='metadata= and marking="manual"',
                 expected="work.mark(topic_partition, next_offset, metadata=...)",
-            )
-
-    def _check_dead_letters(self, writers: list[Writer]) -> None:
-        if self.dead_letters is None:
-            return
-        if not isinstance(cast("object", self.dead_letters), DeadLetters):
-            raise ConfigurationError(
-                "dead_letters must say how they are handled", found=repr(self.dead_letters), expected="DeadLetters()"
-            )
-        if self.has_unstored:
-            raise ConfigurationError(
-                "dead_letters= does not go with rows or records that wait in memory",
-                found="dead_letters= and flush= or marking=",
-                expected="one of them",
-            )
-        functions = [str(one) for one in writers if not declares(one, "splittable", otherwise=True)]
-        if functions:
-            raise ConfigurationError(
-                "dead_letters= needs writers that can be given the rows of single records, again and again",
-                found=", ".join(functions),
-                expected="Append, Upsert, or Execute(fn, splittable=True)",
             )
 
     def _check_columns(self, columns: Collection[str]) -> None:

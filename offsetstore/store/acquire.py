@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from offsetstore.errors import (
     BrokerError,
@@ -20,6 +22,7 @@ from offsetstore.errors import (
     KafkaGroupInUse,
     OffsetOutOfRange,
     OffsetStoreError,
+    StartError,
     StoreRewound,
     StoreUnavailable,
     TopicRecreated,
@@ -37,17 +40,19 @@ from offsetstore.protocol.starting import Reason, Start, StartingOffsets, simila
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
-from offsetstore.store.ahead import Ahead
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.mirror import write_evidence
 from offsetstore.store.run_record import new_run
 from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
+from offsetstore.store.term import begin
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
 _RETRIES = Retries(attempts=3, shortest=0.5, longest=1.0)
-_AGAIN = "Claim again; the group's history shows whether this claim succeeded."
+AGAIN = "Claim again; the group's history shows whether this claim succeeded."
 # Seconds between two looks at a group that has a live owner.
 _PAUSE = 0.5
 
@@ -77,25 +82,39 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
     A broker that lags behind its leader reports a log that is too short, so a start that is out of range is tried again
     before it is believed. A claim that lost its connection is retried too.
     """
-    deadline = time.monotonic() + request.takeover_timeout
     # One id for all attempts: if a COMMIT happened and its answer was lost, the next attempt knows its own claim.
     claim_id = uuid.uuid4()
-    evidence = _Evidence()
+    return until_believed(store, request, lambda asked, evidence: _attempt(store, asked, claim_id, evidence))
 
-    def attempt(number: int) -> Claim:
+
+def until_believed(
+    store: Connected,
+    request: ClaimRequest,
+    attempt: Callable[[ClaimRequest, Evidence], _T],
+    *,
+    proven: Callable[[Mapping[TopicPartition, str]], Mapping[TopicPartition, str]] = lambda confirmed: confirmed,
+) -> _T:
+    """Take the group, or a part of it, and again after an error that may pass; wait for its owner if that is asked for.
+
+    :param proven: what is recorded of that which the last attempt has confirmed of logs that lost records.
+    """
+    deadline = time.monotonic() + request.takeover_timeout
+    evidence = Evidence()
+
+    def tried(number: int) -> _T:
         # Only the last attempt may restart: that reads a whole topic again.
         is_last = number == _RETRIES.attempts
         policy = request.policy if is_last else replace(request.policy, on_recreated="fail")
         try:
-            return _attempt(store, replace(request, policy=policy), claim_id, evidence)
+            return attempt(replace(request, policy=policy), evidence)
         except OffsetOutOfRange:
             if is_last:
-                _record(store, request.group, evidence)
+                _record(store, request.group, evidence, proven(evidence.confirmed))
             raise
 
     while True:
         try:
-            return repeat(store, request.group, attempt, retry_if=_may_pass, retries=_RETRIES)
+            return repeat(store, request.group, tried, retry_if=_may_pass, retries=_RETRIES)
         except GroupBusy:
             left = deadline - time.monotonic()
             if request.takeover != "wait" or left <= 0:
@@ -103,12 +122,12 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
             time.sleep(min(_PAUSE, left))
 
 
-class _Evidence:
+class Evidence:
     """The logs that lost records, as the attempts of one claim see them: what two in a row have seen is no transient.
 
     An attempt that broke before it looked has seen nothing, and counts for nothing.
 
-    ``unlocked`` is the latest attempt's first look, before the group was locked; ``token`` is that of the rows, and
+    ``unlocked`` is the latest attempt's first look, before the group was locked; ``tokens`` are those of the rows, and
     ``doubtful`` is of the latest look.
     """
 
@@ -116,7 +135,7 @@ class _Evidence:
         self._former: Mapping[TopicPartition, str] = {}
         self._latest: Mapping[TopicPartition, str] = {}
         self._has_looked = False
-        self.token: Token | None = None
+        self.tokens: Mapping[TopicPartition, Token] = {}
         self.doubtful: Mapping[TopicPartition, int] = {}
         self.unlocked = LogLook()
 
@@ -130,7 +149,7 @@ class _Evidence:
         """Note the latest look, and whose rows these were."""
         self._latest, self._has_looked = found.lost, True
         self.doubtful = found.doubtful
-        self.token = next((row.token for row in rows.values()), None)
+        self.tokens = {tp: rows[tp].token for tp in found.lost}
 
     @property
     def confirmed(self) -> dict[TopicPartition, str]:
@@ -138,21 +157,16 @@ class _Evidence:
         return {tp: what for tp, what in self._latest.items() if tp in self._former}
 
 
-def _record(store: Connected, group: str, evidence: _Evidence) -> None:
+def _record(store: Connected, group: str, evidence: Evidence, proven: Mapping[TopicPartition, str]) -> None:
     """Record it for later starts, by which time the log may have grown; this fences nobody."""
-    if evidence.token is None or not evidence.confirmed:
-        return
+    of_tokens: dict[Token, dict[TopicPartition, str]] = {}  # of a fleet each member has its own
+    for tp, what in proven.items():
+        of_tokens.setdefault(evidence.tokens[tp], {})[tp] = what
     name = f"{name_prefix(group)}evidence"
     try:
-        with transaction(store.database, name=name, lock_timeout=store.timeouts.lock) as session:
-            write_evidence(
-                session,
-                group,
-                evidence.token,
-                evidence.confirmed,
-                actor=this_process(),
-                doubtful=evidence.doubtful,
-            )
+        for token, found in of_tokens.items():
+            with transaction(store.database, name=name, lock_timeout=store.timeouts.lock) as session:
+                write_evidence(session, group, token, found, actor=this_process(), doubtful=evidence.doubtful)
     except OffsetStoreError as error:  # the start is refused all the same
         _log.warning("could not record that a log of group %r lost records: %s", group, error)
 
@@ -161,31 +175,78 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, (OffsetOutOfRange, TopicRecreated, TransactionLost, StoreUnavailable))
 
 
-def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evidence: _Evidence) -> Claim:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an attempt has found before it locks anything; ``view`` and ``starting`` are ``None`` without a broker.
+
+    ``stored`` are the rows, without their metadata, as they were before Kafka was asked. ``passed_over`` are partitions
+    that can't start, ``None`` if all can.
+    """
+
+    identity: StoreIdentity
+    checkpoint: QueryCheckpoint | None
+    stored: Mapping[TopicPartition, StoredOffset]
+    view: BrokerView | None
+    starting: StartingOffsets | None
+    passed_over: Mapping[TopicPartition, StartError] | None = None
+
+
+def ask(
+    store: Connected,
+    request: ClaimRequest,
+    claim_id: uuid.UUID,
+    evidence: Evidence,
+    *,
+    is_shared: Callable[[BrokerView], bool] = lambda _: False,
+) -> Asked:
+    """Find errors here if possible, before this waits for another job's transaction, or ends it.
+
+    :param is_shared: whether the group is only to be joined: partitions that can't start are then left to whoever takes
+        them, and are ``passed_over`` here.
+    """
     evidence.begin()
-    # Find errors here if possible, before this waits for another job's transaction, or ends it.
     if request.takeover != "fence":
         _check_owner(read(store.database, lambda session: session.group(request.group)), request, claim_id)
     identity = read(store.database, lambda session: _look_around(session, store.database.schema))
     # Read before Kafka is asked: a live job may advance meanwhile, and must not seem to be beyond the end.
     stored = read_offsets(store.database, request.group)
     view = request.view()
-    similar: tuple[str, ...] = ()
     checkpoint = adoption.read_for(request.checkpoint, stored, view)
-    if view is not None:
-        # Asked here, where no lock waits for the answer, and no job was fenced if a log is truncated.
-        looked = evidence.unlocked = look(stored, same_logs(stored, view), request.find_truncated)
+    if view is None:
+        return Asked(identity, checkpoint, stored, None, None)
+    # Asked here, where no lock waits for the answer, and no job was fenced if a log is truncated.
+    looked = evidence.unlocked = look(stored, same_logs(stored, view), request.find_truncated)
+    passed_over: dict[TopicPartition, StartError] | None = {} if is_shared(view) else None
+    if passed_over is None:
         evidence.note(stored, looked)
-        adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
-        similar = resolve_unlocked(
-            store.database, request.group, stored, view, request.policy, store_id=identity.store_id, adopted=adopted
-        ).similar
-        for tp, what in looked.truncated.items():
-            raise log_truncated(tp, Suspect(what))
-        looked.expect_told()
+    adopted = checkpoint and checkpoint.starts(request.policy, stored, view.topics)
+    starting = resolve_unlocked(
+        store.database,
+        request.group,
+        stored,
+        view,
+        request.policy,
+        store_id=identity.store_id,
+        adopted=adopted,
+        passed_over=passed_over,
+    )
+    if passed_over is not None:
+        return Asked(identity, checkpoint, stored, view, starting, passed_over)
+    for tp, what in looked.truncated.items():
+        raise log_truncated(tp, Suspect(what))
+    looked.expect_told()
+    return Asked(identity, checkpoint, stored, view, starting)
+
+
+def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evidence: Evidence) -> Claim:
+    asked = ask(store, request, claim_id, evidence)
+    similar = asked.starting.similar if asked.starting is not None else ()
     has_members = _has_members(request)
-    with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=_AGAIN) as session:
-        acquired = _write_claim(request, session, claim_id, checkpoint, evidence=evidence, schema=store.database.schema)
+    with fencing(store.database, request.group, request.takeover_timeout, name="claim", again=AGAIN) as session:
+        locked = lock_whole(
+            session, request, claim_id, evidence, schema=store.database.schema, checkpoint=asked.checkpoint
+        )
+        acquired = _write_claim(session, request, claim_id, locked, evidence, checkpoint=asked.checkpoint)
         if acquired.starting is not None:
             starting = replace(acquired.starting, similar=similar, schema=store.database.schema)
             acquired = replace(acquired, starting=starting)
@@ -239,63 +300,161 @@ def _has_members(request: ClaimRequest) -> bool:
     return has_members
 
 
-def _write_claim(
-    request: ClaimRequest,
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What an attempt has found under its locks; ``view`` and ``starting`` are ``None`` without a broker."""
+
+    epoch: int
+    store_id: uuid.UUID
+    rows: Mapping[TopicPartition, StoredOffset]
+    view: BrokerView | None
+    starting: StartingOffsets | None
+
+
+def lock_whole(
     session: Session,
+    request: ClaimRequest,
     claim_id: uuid.UUID,
-    checkpoint: QueryCheckpoint | None,
+    evidence: Evidence,
     *,
-    evidence: _Evidence,
     schema: str | None,
-) -> Acquired:
+    checkpoint: QueryCheckpoint | None = None,
+) -> Locked:
+    """Lock the group and all of its rows, and resolve where each partition starts."""
     group = request.group
     before = session.lock_group(group)
     # Once more: the connection may be another one, and the id may have been changed.
     identity = session.identity()
     identity.expect_home(schema)
-    store_id = identity.store_id
     if request.takeover != "fence":
         _check_owner(session.group(group), request, claim_id)
     rows = session.lock_group_partitions(group)
     if not rows:
         _refuse_renamed(group, session.history(group))
+    view, starting = resolve_locked(session, request, rows, evidence, store_id=identity.store_id, checkpoint=checkpoint)
+    return Locked(before.epoch, identity.store_id, rows, view, starting)
+
+
+def resolve_locked(
+    session: Session,
+    request: ClaimRequest,
+    rows: Mapping[TopicPartition, StoredOffset],
+    evidence: Evidence,
+    *,
+    store_id: uuid.UUID,
+    checkpoint: QueryCheckpoint | None = None,
+) -> tuple[BrokerView | None, StartingOffsets | None]:
+    """Ask Kafka again, and resolve from rows that can't change any more."""
     view = request.view()
-    if view is not None:
-        evidence.note(rows, look(rows, same_logs(rows, view), None))
-    adopted = checkpoint.starts(request.policy, rows, view.topics) if checkpoint and view else None
-    starting = (
-        None
-        if view is None
-        else resolve(
-            rows,
-            view,
-            request.policy,
-            store_id=store_id,
-            group=group,
-            adopted=adopted,
-            deleted=session.deleted_epoch(group) if _is_behind(rows, view, store_id) else 0,
-        )
+    if view is None:
+        return None, None
+    evidence.note(rows, look(rows, same_logs(rows, view), None))
+    starting = resolve(
+        rows,
+        view,
+        request.policy,
+        store_id=store_id,
+        group=request.group,
+        adopted=checkpoint.starts(request.policy, rows, view.topics) if checkpoint else None,
+        deleted=session.deleted_epoch(request.group) if _is_behind(rows, view, store_id) else 0,
     )
-    copied = latest_epoch(view.committed.values(), store_id) if view is not None else 0
-    token = Token(max(before.epoch, copied) + 1, claim_id)
+    return view, starting
+
+
+def resolve_again(
+    session: Session, request: ClaimRequest, asked: Asked, rows: Mapping[TopicPartition, StoredOffset]
+) -> StartingOffsets:
+    """Resolve from rows that can't change any more, by what Kafka has answered before: no lock waits for it.
+
+    A row may have been advanced since. Kafka's answer is compared with the row as it was then, and it starts where it
+    is now.
+    """
+    view, store_id = asked.view, asked.identity.store_id
+    assert view is not None
+    known = _caught_up(asked.stored, rows, view)
+    starting = resolve(
+        known,
+        view,
+        request.policy,
+        store_id=store_id,
+        group=request.group,
+        deleted=session.deleted_epoch(request.group) if _is_behind(known, view, store_id) else 0,
+    )
+    starts = {tp: _start_of(start, asked.stored.get(tp), rows.get(tp)) for tp, start in starting.starts.items()}
+    return replace(starting, starts=starts)
+
+
+def _start_of(start: Start, before: StoredOffset | None, row: StoredOffset | None) -> Start:
+    was_moved = row is not None and (before is None or before.next_offset < row.next_offset)
+    if row is not None and was_moved and row.next_offset > start.offset and start.reason not in _PINS:
+        return Start(row.next_offset, Reason.STORED, row, start.committed, start.log)
+    return replace(start, stored=row)
+
+
+def _write_claim(
+    session: Session,
+    request: ClaimRequest,
+    claim_id: uuid.UUID,
+    locked: Locked,
+    evidence: Evidence,
+    *,
+    checkpoint: QueryCheckpoint | None,
+) -> Acquired:
+    why = f"takeover={request.takeover}"
+    acquired = write_whole(session, request, claim_id, locked, evidence, why=why, checkpoint=checkpoint)
+    session.begin_run(request.group, acquired.token, new_run(acquired.owner, request.topics))
+    return acquired
+
+
+def write_whole(
+    session: Session,
+    request: ClaimRequest,
+    claim_id: uuid.UUID,
+    locked: Locked,
+    evidence: Evidence,
+    *,
+    why: str,
+    checkpoint: QueryCheckpoint | None = None,
+) -> Acquired:
+    """Give the group and all of its rows a new token, and write where each partition starts."""
+    group, rows = request.group, locked.rows
+    copied = latest_epoch(locked.view.committed.values(), locked.store_id) if locked.view is not None else 0
+    token = Token(max(locked.epoch, copied) + 1, claim_id)
     owner = this_process()
     session.write_group(group, token, owner)
-    session.begin_run(group, token, new_run(owner, request.topics))
-    history = [HistoryEvent("claim", None, None, None, token, owner, f"takeover={request.takeover}")]
+    history = [HistoryEvent("claim", None, None, None, token, owner, why)]
     partitions = set(rows)
     metadata = {tp: row.metadata for tp, row in rows.items()}
-    if starting is not None and view is not None:
-        new = new_offsets(rows, starting, view, evidence.unlocked)
-        session.set_partitions(group, token, new)
+    if locked.starting is not None and locked.view is not None:
+        new = write_starts(
+            session, group, token, rows, view=locked.view, starting=locked.starting, looked=evidence.unlocked
+        )
         metadata |= {tp: None for tp, row in rows.items() if tp in new and new[tp].next_offset != row.next_offset}
-        decided = decisions(rows, starting, token, owner)
-        history += checkpoint.annotate(decided, starting, request.policy) if checkpoint else decided
-        partitions |= starting.starts.keys()
-        learned = {tp.topic: new[tp].topic_id for tp, row in rows.items() if tp in new and row.topic_id is None}
-        if ids := {topic: topic_id for topic, topic_id in learned.items() if topic_id is not None}:
-            session.adopt_letters(group, ids)
+        decided = decisions(rows, locked.starting, token, owner)
+        history += checkpoint.annotate(decided, locked.starting, request.policy) if checkpoint else decided
+        partitions |= locked.starting.starts.keys()
     session.append_history(group, history)
-    return Acquired(token, partitions, starting, owner, metadata, Ahead.read(session, group), store_id)
+    terms = begin(session, group, partitions, metadata)
+    return Acquired(token, terms, locked.starting, owner, locked.store_id)
+
+
+def write_starts(
+    session: Session,
+    group: str,
+    token: Token,
+    rows: Mapping[TopicPartition, StoredOffset],
+    *,
+    view: BrokerView,
+    starting: StartingOffsets,
+    looked: LogLook,
+) -> dict[TopicPartition, NewOffset]:
+    """Write where the partitions start; return the rows that differ from that."""
+    new = new_offsets(rows, starting, view, looked)
+    session.set_partitions(group, token, new)
+    learned = {tp.topic: new[tp].topic_id for tp, row in rows.items() if tp in new and row.topic_id is None}
+    if ids := {topic: topic_id for topic, topic_id in learned.items() if topic_id is not None}:
+        session.adopt_letters(group, ids)
+    return new
 
 
 def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
@@ -306,6 +465,8 @@ def _refuse_renamed(group: str, history: Sequence[HistoryEvent]) -> None:
 
 def _check_owner(owner: GroupRow | None, request: ClaimRequest, claim_id: uuid.UUID) -> None:
     if owner is None or owner.token.claim_id == claim_id or not owner.is_live:
+        return
+    if request.shared and owner.fleet is not None:
         return
     raise GroupBusy(f"group {request.group!r} has a live owner", found=owner.in_words())
 
@@ -319,6 +480,7 @@ def resolve_unlocked(
     *,
     store_id: uuid.UUID,
     adopted: Mapping[TopicPartition, int] | None = None,
+    passed_over: dict[TopicPartition, StartError] | None = None,
 ) -> StartingOffsets:
     """Resolve while a job may be running, from rows that were read before Kafka was asked.
 
@@ -329,13 +491,23 @@ def resolve_unlocked(
     """
     is_behind = _is_behind(stored, view, store_id)
     deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
+    resolved = partial(
+        resolve,
+        view=view,
+        policy=policy,
+        store_id=store_id,
+        group=group,
+        adopted=adopted,
+        deleted=deleted,
+        passed_over=passed_over,
+    )
     try:
-        starting = resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+        starting = resolved(stored)
     except StoreRewound:
         caught_up = _caught_up(stored, read_offsets(database, group), view)
         if caught_up == stored:
             raise
-        return resolve(caught_up, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)
+        return resolved(caught_up)
     if starting.warning is None:
         return starting
     others = read(database, lambda session: session.names_of_groups())
@@ -429,6 +601,11 @@ def decisions(
         )
         for tp in starting.vanished
     ]
+
+
+def decided(starting: StartingOffsets) -> list[TopicPartition]:
+    """Those whose start is a decision of the policy, which what Kafka has must not undo; see `_PINS`."""
+    return [tp for tp, one in starting.starts.items() if one.reason in _PINS or _starts_below_committed(one)]
 
 
 def _before(start: Start) -> int | None:

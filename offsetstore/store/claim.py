@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,7 +21,7 @@ from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
 from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
 from offsetstore.protocol.marking import Marking, Position
-from offsetstore.protocol.metadata import Formats, Text, check_formats, load
+from offsetstore.protocol.metadata import Formats, check_formats, dump, format_of, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
@@ -28,13 +29,13 @@ from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.texts import check_new_name, check_text
-from offsetstore.store.ahead import Ahead
-from offsetstore.store.claim_metadata import ClaimMetadata, read_own
+from offsetstore.store.claim_metadata import read_own
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import Connected, read, repeat
+from offsetstore.store.term import Term, Terms, delivered, unmarked
 from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
 
 Takeover = Literal["fence", "wait", "refuse"]
@@ -57,6 +58,10 @@ class ClaimRequest:
     mirror_every: float | None = INTERVAL
     checkpoint: CheckpointFiles | None = None
     metadata: Formats = None
+    shared: bool = False
+    """Whether it is for a fleet: one is replaced by another whether it lives or not."""
+    partitions: frozenset[TopicPartition] | None = None
+    """Those that a member takes; ``None`` for the whole group."""
 
     def __post_init__(self) -> None:
         """Check the arguments, before any request.
@@ -89,7 +94,8 @@ class ClaimRequest:
         """Kafka's current offsets, ``None`` without a broker."""
         if self.broker is None:
             return None
-        return self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+        view = self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
+        return view if self.partitions is None else view.of(self.partitions)
 
     @property
     def find_truncated(self) -> FindTruncated | None:
@@ -109,11 +115,9 @@ class Acquired:
     """What the claim's transaction wrote; see `Claim`."""
 
     token: Token
-    partitions: set[TopicPartition]
+    terms: Terms
     starting: StartingOffsets | None
     owner: str
-    metadata: Mapping[TopicPartition, Text]
-    ahead: Ahead
     store_id: UUID
 
 
@@ -145,10 +149,8 @@ class Claim:
         self.broker = request.broker
         self.topics = request.topics
         self.token = acquired.token
-        self.partitions = acquired.partitions
-        self.positions: dict[TopicPartition, Position] = {}
-        self.ahead = acquired.ahead
-        self.claim_metadata = ClaimMetadata(request.metadata, acquired.metadata)
+        self.terms = acquired.terms
+        self.formats = request.metadata
         self.starting = acquired.starting
         self.owner = acquired.owner
         self.store_id = acquired.store_id
@@ -165,8 +167,9 @@ class Claim:
         self._binding = threading.Lock()
         self._heartbeat = Heartbeat(
             self.database,
-            self.token.claim_id,
             self.name,
+            beat=self._beat,
+            end=self._end_beat,
             on_lost=self.lose,
             on_asked=self._tell_answer,
             run=self._run,
@@ -174,12 +177,52 @@ class Claim:
         self.mirror = self._start_mirror(request, has_members=has_members)
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
-    def lose(self) -> None:
+    @property
+    def group_token(self) -> Token:
+        """The token of the group's row."""
+        return self.token
+
+    @property
+    def partitions(self) -> AbstractSet[TopicPartition]:
+        """The partitions known to have rows; a member's are those that it has."""
+        return {tp for tp, term in self.terms.items() if term.has_row}
+
+    def term(self, tp: TopicPartition) -> Term | None:
+        """What the claim keeps of the partition, ``None`` if it does not have it; see `offsetstore.store.term`."""
+        return self.terms.get(tp)
+
+    def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
+        """See `ClaimInfo`."""
+        if any(tp not in self.terms for tp in partitions):
+            with self._binding:
+                self.terms = {**{tp: Term(has_row=False) for tp in partitions}, **self.terms}
+        return self.terms
+
+    def no_term(self, tp: TopicPartition) -> OffsetStoreError | None:  # noqa: ARG002 - nothing is kept of others
+        """See `ClaimInfo`."""
+        return None
+
+    def note_positions(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Record how far the job has come in memory in partitions that it has."""
+        terms = self.terms
+        for tp in terms.keys() & positions.keys():
+            terms[tp].position = positions[tp]
+
+    def _beat(self, session: Session) -> bool:
+        return session.beat(self.token.claim_id)
+
+    def _end_beat(self, session: Session) -> None:
+        session.end_beat(self.token.claim_id)
+
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:  # noqa: ARG002 - it has all or none
         """Record that another claim has taken over, or that the group was reset or renamed."""
         with self._binding:
             was_lost, self.is_lost = self.is_lost, True
         if not was_lost:
             self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="fenced"))
+
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """Do nothing: a job shares its partitions with nobody."""
 
     def note_lost(self, found: Mapping[TopicPartition, str]) -> None:
         """Record logs that lost records while the job ran, and why that is known: it must not go on in them."""
@@ -245,15 +288,11 @@ class Claim:
 
         Only with manual marking or a `Flush`: otherwise the stored offsets say it. See docs/marking.md.
         """
-        return {tp: position.delivered for tp, position in dict(self.positions).items()}
+        return delivered(self.terms)
 
     def unmarked(self) -> dict[TopicPartition, OffsetRange]:
         """An empty range at the end of what was delivered, for each partition where that is not all stored."""
-        return {
-            tp: OffsetRange(position.delivered, position.delivered)
-            for tp, position in dict(self.positions).items()
-            if position.stored < position.delivered
-        }
+        return unmarked(self.terms)
 
     def transaction(self, *, lock_timeout: float | None = None, marking: Marking = "automatic") -> Transaction:
         """One transaction of this claim; see `OffsetStore.transaction`."""
@@ -291,17 +330,20 @@ class Claim:
         :raises StoreUnavailable: see `read`.
         """
         self._require_topic(tp, "claim.metadata")
-        notes = self.claim_metadata
-        if notes.is_cached(tp, cache=cache):
+        term = self.terms.get(tp)
+        if term is None and (error := self.no_term(tp)) is not None:
+            raise error
+        if format_of(self.formats, tp.topic).cache if cache is None else cache:
             if self.is_lost:
                 raise StaleClaim(
                     f"group {self.group!r} has been claimed, reset or renamed; its metadata belongs to another job",
                     topic_partition=tp,
                     expected=str(self.token),
                 )
-            return notes.cached(tp)
-        found = self.read(lambda session: read_own(session, self.group, self.token, tp.topic, tp.partition))
-        return load(notes.formats, tp, found.get(tp))
+            return load(self.formats, tp, None if term is None else term.metadata)
+        own = self.token, tp.topic, tp.partition
+        found = self.read(lambda session: read_own(session, self.group, *own, group_token=self.group_token))
+        return load(self.formats, tp, found.get(tp))
 
     def store_metadata(self, tp: TopicPartition | None, value: object) -> None:
         """Have the next advance of the partition write this value, unless that is given metadata of its own.
@@ -320,7 +362,10 @@ class Claim:
         )
         if tp is not None:
             self._require_topic(tp, "claim.store_metadata")
-        self.claim_metadata.store([*self.partitions] if tp is None else [tp], value)
+        texts = dump(self.formats, self.partitions if tp is None else [tp], value)
+        terms = self.new_terms(texts.keys())
+        for each, text in texts.items():
+            terms[each].store(text)
 
     def _require_topic(self, tp: TopicPartition, where: str) -> None:
         if tp.topic not in self.topics:
@@ -335,7 +380,8 @@ class Claim:
         try:
             return repeat(self, self.group, work, retry_if=self._unless_closed(retry_if))
         except StaleClaim:
-            self.lose()  # a task may have found out
+            if self.group_token == self.token:
+                self.lose()  # a task may have found out; a member may have lost no more than a partition
             raise
 
     def _unless_closed(self, retry_if: Callable[[Exception], bool]) -> Callable[[Exception], bool]:

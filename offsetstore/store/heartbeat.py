@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from uuid import UUID
 
 from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database, Session
@@ -23,21 +22,26 @@ class Heartbeat:
     """Renews the claim's heartbeat until it is stopped or the claim is fenced, except while its query has ended.
 
     After each it saves the record of the run, in a transaction of its own: a heartbeat depends on nothing else.
+
+    :param beat: renews it; ``False`` if the claim was fenced.
+    :param end: removes it.
     """
 
     def __init__(
         self,
         database: Database,
-        claim_id: UUID,
         name: str,
         *,
+        beat: Callable[[Session], bool],
+        end: Callable[[Session], None],
         on_lost: Callable[[], None],
         on_asked: Callable[[Exception | None], None],
         run: RunRecord,
     ) -> None:
         self._database = database
-        self._claim_id = claim_id
         self._name = name
+        self._renew = beat
+        self._end = end
         self._on_lost = on_lost
         self._on_asked = on_asked
         self._run = run
@@ -86,7 +90,7 @@ class Heartbeat:
         self._beats.stop(2 * INTERVAL)
         try:
             with self._transaction() as session:
-                session.end_beat(self._claim_id)
+                self._end(session)
         except Exception as error:  # noqa: BLE001 - closing must not fail; the next claim waits a little longer
             _log.warning("could not remove the claim's last heartbeat: %s", type(error).__name__)
             return
@@ -98,7 +102,7 @@ class Heartbeat:
             with self._transaction() as session:
                 if has_ended:
                     session.now()  # no heartbeat; but observers are told whether the database answers
-                is_ours = has_ended or session.beat(self._claim_id)
+                is_ours = has_ended or self._renew(session)
         except Exception as error:  # noqa: BLE001 - the next one may succeed
             # The job's own transactions report an unavailable database.
             _log.debug("could not send a heartbeat: %s", type(error).__name__)

@@ -6,14 +6,14 @@ import getpass
 import os
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from offsetstore.errors import ConfigurationError, OffsetStoreError
 from offsetstore.offsets import Token, TopicPartition
-from offsetstore.protocol.marking import Position
+from offsetstore.protocol.metadata import Formats
 from offsetstore.protocol.stamp import digest
-from offsetstore.store.ahead import Ahead
-from offsetstore.store.claim_metadata import ClaimMetadata
+from offsetstore.store.term import Term, Terms
 
 
 class ClaimInfo(Protocol):
@@ -26,7 +26,12 @@ class ClaimInfo(Protocol):
 
     @property
     def token(self) -> Token:
-        """The token that every write is checked against."""
+        """The token that every write is checked against: that of the partitions' rows."""
+        ...
+
+    @property
+    def group_token(self) -> Token:
+        """The token of the group's row: another one only for a fleet's member, see `offsetstore.store.fleet`."""
         ...
 
     @property
@@ -45,27 +50,32 @@ class ClaimInfo(Protocol):
         ...
 
     @property
-    def partitions(self) -> set[TopicPartition]:
-        """The partitions known to have rows; a transaction adds those that it creates."""
+    def terms(self) -> Terms:
+        """What is kept of each partition that it has, or has begun. The mapping is replaced, not changed."""
         ...
 
     @property
-    def positions(self) -> dict[TopicPartition, Position]:
-        """How far the job has come in memory; a transaction with manual marking moves them when it is committed."""
+    def formats(self) -> Formats:
+        """How metadata are read and written."""
         ...
 
-    @property
-    def ahead(self) -> Ahead:
-        """Letters and failed attempts of records that the job has still to read."""
+    def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
+        """Return `terms`, in which each of these has one: of a partition without a row it begins here."""
         ...
 
-    @property
-    def claim_metadata(self) -> ClaimMetadata:
-        """How metadata are read and written, and what was stored for the next advances."""
+    def no_term(self, tp: TopicPartition) -> OffsetStoreError | None:
+        """The error of asking what is kept of a partition that has no term; ``None`` if that is nothing."""
         ...
 
-    def lose(self) -> None:
-        """Record that another claim has taken over, or that the group was reset or renamed."""
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """Record that another claim has taken over, or that the group was reset or renamed.
+
+        :param partitions: those that other members of the fleet have taken, if it is not that.
+        """
+        ...
+
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """End what has held the rows of these partitions for too long, if another member of the fleet may hold them."""
         ...
 
     def require_log(self) -> None:
@@ -85,10 +95,8 @@ class TaskClaim:
     owner: str
     topics: tuple[str, ...]
     name: str
-    partitions: set[TopicPartition]
-    claim_metadata: ClaimMetadata
-    ahead: Ahead = field(default_factory=Ahead)
-    positions: dict[TopicPartition, Position] = field(default_factory=dict[TopicPartition, Position])
+    formats: Formats
+    terms: dict[TopicPartition, Term]
 
     @classmethod
     def of(cls, claim: ClaimInfo, partitions: Collection[TopicPartition] | None = None) -> TaskClaim:
@@ -96,14 +104,35 @@ class TaskClaim:
 
         :param partitions: those of the tasks, all of them known to have rows; by default the claim's.
         """
-        known = set(claim.partitions if partitions is None else partitions)
-        copied = claim.claim_metadata.of_task(known)
-        return cls(
-            claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, known, copied, claim.ahead.of(known)
+        known = claim.terms
+        terms = {tp: replace(known.get(tp) or Term()) for tp in (known if partitions is None else partitions)}
+        return cls(claim.group, claim.token, claim.owner, tuple(claim.topics), claim.name, claim.formats, terms)
+
+    @property
+    def group_token(self) -> Token:
+        """The claim's: members of a fleet have no tasks."""
+        return self.token
+
+    def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
+        """See `ClaimInfo`."""
+        for tp in partitions:
+            self.terms.setdefault(tp, Term(has_row=False))
+        return self.terms
+
+    def no_term(self, tp: TopicPartition) -> OffsetStoreError:
+        """See `ClaimInfo`."""
+        return ConfigurationError(
+            "a task has the cached metadata of its batch's partitions only",
+            topic_partition=tp,
+            expected=", ".join(map(str, sorted(self.terms))),
+            next_step="Read it from the table: cache=False.",
         )
 
-    def lose(self) -> None:
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""
+
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """Do nothing: nobody shares the partitions of a job."""
 
     def require_log(self) -> None:
         """Do nothing: the driver has looked before it sent the task."""

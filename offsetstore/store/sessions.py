@@ -81,14 +81,14 @@ def deciding(database: Database, group: str, *, name: str, lock_timeout: float, 
 
 
 @contextmanager
-def fencing(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
-    """Do `deciding`; jobs of the group can't delay it for longer than ``takeover_timeout`` seconds."""
+def patiently(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
+    """Do `deciding`, and wait for locks until those that may be ended after ``takeover_timeout`` seconds are gone.
+
+    :raises LockTimeout: another transaction holds the group's rows, which may not be ended.
+    """
     limit = takeover_timeout + _GRACE
     try:
-        with (
-            deciding(database, group, name=name, lock_timeout=limit, again=again) as session,
-            database.unblocking(session, after=takeover_timeout, older_than=name_prefix(group)),
-        ):
+        with deciding(database, group, name=name, lock_timeout=limit, again=again) as session:
             yield session
     except LockTimeout as error:
         raise LockTimeout(
@@ -98,6 +98,16 @@ def fencing(database: Database, group: str, takeover_timeout: float, *, name: st
             next_step="See what the holder is doing (pg_stat_activity). To terminate a job's transaction, a role must "
             "be a member of the job's role, or of pg_signal_backend.",
         ) from error.__cause__
+
+
+@contextmanager
+def fencing(database: Database, group: str, takeover_timeout: float, *, name: str, again: str) -> Generator[Session]:
+    """Do `deciding`; jobs of the group can't delay it for longer than ``takeover_timeout`` seconds."""
+    with (
+        patiently(database, group, takeover_timeout, name=name, again=again) as session,
+        database.unblocking(session, after=takeover_timeout, older_than=name_prefix(group)),
+    ):
+        yield session
 
 
 def read(
@@ -129,8 +139,8 @@ def read(
 
 
 def read_offsets(database: Database, group: str) -> dict[TopicPartition, StoredOffset]:
-    """The group's rows, in order of (topic, partition)."""
-    return read(database, lambda session: session.read_partitions(group))
+    """The group's rows, in order of (topic, partition), without their metadata."""
+    return read(database, lambda session: session.read_group(group)[1])
 
 
 def end_pause(session: Session, group: str, owner: GroupRow | None, who: str) -> None:

@@ -25,6 +25,7 @@ from offsetstore.errors import (
     NestedTransaction,
     OffsetGap,
     OffsetStoreError,
+    PartitionLost,
     ProtocolMisuse,
     SinkError,
     StaleClaim,
@@ -39,15 +40,15 @@ from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter, Payload, check_reject, rejected, writable
 from offsetstore.protocol.marking import Marking, Position, base, check_mark, check_marking
-from offsetstore.protocol.metadata import KEEP, Keep, Text, load
+from offsetstore.protocol.metadata import KEEP, Keep, Text, dump, format_of, load
 from offsetstore.protocol.numbers import as_offset, check_seconds
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stored_letters import ChosenLetter, FailedReplay
-from offsetstore.store.claim_metadata import ForNextAdvance
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import Connected, repeat
+from offsetstore.store.term import ForNextAdvance, Term, Terms, settle_passed
 from offsetstore.store.unknown_commit import Advanced, settle
 
 _T = TypeVar("_T")
@@ -92,6 +93,8 @@ class Transaction:
         self._partitions: Collection[TopicPartition] = ()
         self._decisions: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, LockedRow] = {}
+        self._is_member = claim.group_token != claim.token
+        self._terms: dict[TopicPartition, Term] = {}
         self._advanced: set[TopicPartition] = set()
         self._used_metadata: dict[TopicPartition, ForNextAdvance] = {}
         self._written_metadata: set[TopicPartition] = set()
@@ -103,6 +106,7 @@ class Transaction:
         self._sequences: list[tuple[TopicPartition, int]] = []
         self._settled: Mapping[TopicPartition, OffsetRange] = {}
         self._had_connection = False
+        self._makes_rows = False
         self._is_finished = False
         self._is_trial = False
 
@@ -140,6 +144,7 @@ class Transaction:
         self,
         ranges: Mapping[TopicPartition, OffsetRange],
         *,
+        terms: Terms | None = None,
         gone: Collection[tuple[TopicPartition, int]] = (),
         in_sequence: bool = False,
     ) -> dict[TopicPartition, Decision]:
@@ -149,12 +154,16 @@ class Transaction:
         claim does not know gets a row that starts at its range. ``lock({})`` blocks other claims when there is no range
         to lock.
 
+        :param terms: `Claim.terms` as they were when the records were read. A member of a fleet may have lost a
+            partition since then, and taken it again at another offset. By default those of now.
         :param gone: records that Kafka no longer has. Dead letters of the others are superseded: the job reads them
             again.
         :param in_sequence: whether later records of a key with an open dead letter wait, as letters too. Otherwise open
             letters below the ranges' ends are overtaken from now on.
         :return: in order of (topic, partition); write `Decision.remaining` of each, and advance by it.
         :raises StaleClaim: another claim has taken over, or the group was reset or renamed.
+        :raises PartitionLost: another member of the fleet has a partition, and the claim no longer has it; or it has
+            another term of it.
         :raises OffsetGap: a range begins above its stored offset.
         :raises LockTimeout: see `OffsetStore.transaction`.
         :raises ConfigurationError: a partition of a topic that the claim does not have.
@@ -167,10 +176,11 @@ class Transaction:
             raise LockedTwice("tx.lock was called a second time")
         try:
             self._is_in_sequence = in_sequence
-            self._decisions = self._lock(session, ranges, gone)
+            self._decisions = self._lock(session, ranges, terms or {}, gone)
         except LockTimeout as error:
             session.rollback()  # so that this transaction no longer holds these rows
             self._lock_error = self._not_locked(error)
+            self._claim.unblock(self._partitions)  # the next attempt then finds them free
             raise self._lock_error from error.__cause__
         except BaseException as error:
             # Kept, so that code that swallows it can't commit half a lock.
@@ -182,18 +192,23 @@ class Transaction:
         self,
         session: Session,
         ranges: Mapping[TopicPartition, OffsetRange],
+        planned: Terms,
         gone: Collection[tuple[TopicPartition, int]],
     ) -> dict[TopicPartition, Decision]:
         self._partitions = sorted(ranges)
-        # One look-up each: another thread may be adding to the set.
-        unknown = sorted(tp for tp in ranges if tp not in self._claim.partitions)
+        known = self._claim.terms
+        unknown = sorted(tp for tp in ranges if tp not in known or not known[tp].has_row)
         for tp in unknown:
             self._check_topic(tp)
         if unknown or not ranges:
             # Lock the group's row before any partition's, or this deadlocks with a claim.
             self._check_token(session.share_group(self._claim.group), None)
+            if unknown and self._is_member:
+                raise self._lost(unknown)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
+            self._makes_rows = bool(unknown)
         self._rows = session.lock_partitions(self._claim.group, self._partitions) if ranges else {}
+        self._terms = self._locked_terms(session, planned)
         for tp in self._partitions:
             row = self._rows.get(tp)
             self._check_token(row.token if row else None, tp)
@@ -219,14 +234,16 @@ class Transaction:
         gone: Collection[tuple[TopicPartition, int]] = (),
     ) -> None:
         """Settle what the database knows of the records that this transaction stores."""
-        claim = self._claim
-        claim.ahead.settle(session, claim.group, ranges, actor=claim.owner, gone=gone, in_sequence=self._is_in_sequence)
+        claim, terms = self._claim, self._terms
+        settle_passed(
+            session, claim.group, terms, ranges, actor=claim.owner, gone=gone, in_sequence=self._is_in_sequence
+        )
         self._settled = ranges
 
     def _base(self, tp: TopicPartition) -> int:
         """The offset on which the partition's range is decided."""
         stored = self._rows[tp].next_offset
-        return base(tp, stored, self._claim.positions.get(tp)) if self._is_manual else stored
+        return base(tp, stored, self._terms[tp].position) if self._is_manual else stored
 
     def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
@@ -243,7 +260,7 @@ class Transaction:
             raise ProtocolMisuse('tx.advance was called with marking="manual"', next_step="Call tx.mark.")
         session, wanted = self._wanted(ranges)
         new = self._not_stored(wanted)
-        given = {} if isinstance(metadata, Keep) else self._claim.claim_metadata.dump(new, metadata)
+        given = {} if isinstance(metadata, Keep) else dump(self._claim.formats, new, metadata)
         texts = {**self._stored_texts(new), **given}
         failpoints.reach("before_advance")
         if wanted:
@@ -389,7 +406,7 @@ class Transaction:
         session, _ = self._require_lock("tx.write_failures was called before tx.lock")
         session.write_failures(self._claim.group, failures)
         for tp, offset in failures:
-            self._claim.ahead.note_failure(tp, offset)
+            self._terms[tp].note_failure(offset)
 
     def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
         """Store this offset when the block ends; see `offsetstore.protocol.work.Work`.
@@ -416,7 +433,7 @@ class Transaction:
         above = self._rows[tp].next_offset if earlier is None else earlier - 1
         next_offset = check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
         if not isinstance(metadata, Keep):
-            self._mark_metadata |= self._claim.claim_metadata.dump([tp], metadata)
+            self._mark_metadata |= dump(self._claim.formats, [tp], metadata)
         else:
             self._mark_metadata.pop(tp, None)  # it was given for an earlier mark
         session.count_mark()
@@ -454,7 +471,7 @@ class Transaction:
 
     def _stored_texts(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Text]:
         """What the claim stores for the next advance of these partitions; all of it is used up."""
-        stored = self._claim.claim_metadata.next(wanted)
+        stored = {tp: one for tp in wanted if (one := self._terms[tp].next) is not None}
         self._used_metadata |= stored
         return {tp: one.text for tp, one in stored.items() if tp not in self._written_metadata}
 
@@ -464,16 +481,23 @@ class Transaction:
         :raises LockFirst: before `lock`.
         :raises MetadataError: the deserializer fails.
         :raises StaleClaim: the row has another token; this transaction has not locked it.
+        :raises PartitionLost: this member of a fleet does not have the partition.
         """
         session, _ = self._require_lock("tx.metadata was called before tx.lock")
-        notes = self._claim.claim_metadata
-        if notes.is_cached(tp, cache=cache):
-            return notes.cached(tp)
+        claim = self._claim
+        is_cached = format_of(claim.formats, tp.topic).cache if cache is None else cache
+        term = self._terms.get(tp) or claim.terms.get(tp)
+        if term is None and (is_cached or self._is_member) and (error := claim.no_term(tp)) is not None:
+            raise error
+        if is_cached:
+            return load(claim.formats, tp, None if term is None else term.metadata)
         row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
         if row is None:
             return None
+        if self._is_member and row.token != self._claim.token:
+            raise self._lost([tp])  # it is not locked, and its group may still be the fleet's
         self._check_token(row.token, tp)
-        return load(notes.formats, tp, row.text)
+        return load(claim.formats, tp, row.text)
 
     def write_metadata(self, tp: TopicPartition, value: object) -> None:
         """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.
@@ -506,9 +530,7 @@ class Transaction:
         if self._is_replay:
             return
         self._had_connection = True
-        written = session.write_metadata(
-            self._claim.group, self._claim.token, self._claim.claim_metadata.dump([tp], value)
-        )
+        written = session.write_metadata(self._claim.group, self._claim.token, dump(self._claim.formats, [tp], value))
         if written != 1:
             raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
         self._written_metadata.add(tp)
@@ -621,8 +643,35 @@ class Transaction:
             raise LockFirst(too_early)
         return session, self._decisions
 
+    def _locked_terms(self, session: Session, planned: Terms) -> dict[TopicPartition, Term]:
+        """The terms with which this transaction begins, and ends, now that nobody else can take the partitions.
+
+        The claim may have given some back since it planned: to take them anew it needs their locks, so what its terms
+        say is as fresh as the rows.
+        """
+        claim, partitions = self._claim, self._partitions
+        if not self._is_member:
+            terms = claim.new_terms(partitions)
+        else:
+            if taken := [tp for tp in partitions if (row := self._rows.get(tp)) is None or row.token != claim.token]:
+                owner = session.group(claim.group)
+                self._check_token(None if owner is None else owner.token, None)
+                claim.lose(taken)
+            terms = claim.terms
+        if lost := [tp for tp in partitions if tp not in terms or planned.get(tp, terms[tp]) is not terms[tp]]:
+            raise self._lost(lost)
+        return {tp: terms[tp] for tp in partitions}
+
+    def _lost(self, partitions: Sequence[TopicPartition]) -> PartitionLost:
+        return PartitionLost(
+            "this member of the fleet does not have the partition; nothing was written",
+            topic_partition=partitions[0],
+            expected=f"one of its {len(self._claim.terms)} partitions, in the term in which its records were read",
+        )
+
     def _check_token(self, token: Token | None, tp: TopicPartition | None) -> None:
-        if token != self._claim.token:
+        expected = self._claim.group_token if tp is None else self._claim.token
+        if token != expected:
             what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
             row = self._require_session().group(self._claim.group)
             self._claim.lose()
@@ -630,7 +679,7 @@ class Transaction:
                 what,
                 topic_partition=tp,
                 found=f"{token or 'no row'}" + (f", of {row.owner}" if row else ""),
-                expected=str(self._claim.token),
+                expected=str(expected),
             )
 
     def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
@@ -684,15 +733,22 @@ class Transaction:
                 self._raise_ours(error)
             return
         self._commit(session)
-        self._claim.partitions.update(self._rows)  # committed, so their rows exist now
-        self._claim.claim_metadata.forget(self._used_metadata)
-        self._claim.ahead.passed(self._settled, in_sequence=self._is_in_sequence)
+        self._tell_terms()
+
+    def _tell_terms(self) -> None:
+        """Record in the terms what is committed now."""
+        for term in self._terms.values():
+            term.has_row = True
+        for tp, used in self._used_metadata.items():
+            self._terms[tp].forget(used)
+        for tp, range_ in self._settled.items():
+            self._terms[tp].passed(range_, in_sequence=self._is_in_sequence)
         for tp, offset in self._sequences:
-            self._claim.ahead.note_sequence(tp, offset)
+            self._terms[tp].note_sequence(offset)
         if self._is_manual:
             for tp, decision in (self._decisions or {}).items():
                 stored = self._marks.get(tp, self._rows[tp].next_offset)
-                self._claim.positions[tp] = Position(stored, self._delivered(decision))
+                self._terms[tp].position = Position(stored, self._delivered(decision))
 
     def _check_complete(self, session: Session) -> None:
         if self._lock_error is not None:
@@ -725,6 +781,7 @@ class Transaction:
                 before,
                 tuple(self._partitions),
                 wrote=self._had_connection,
+                makes_rows=self._makes_rows,
                 mark=self._batch_mark,
             )
             self._settle(advanced, error)

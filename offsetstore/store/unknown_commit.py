@@ -30,8 +30,8 @@ _PAUSE = 0.2
 class Advanced:
     """What a transaction advanced: its id, and for each partition the id that the row held before.
 
-    ``token`` is its claim's, ``locked`` all partitions that it locked, in order. ``mark`` is the query and the batch
-    that it marked, or found marked.
+    ``token`` is its claim's, ``locked`` all partitions that it locked, in order, and ``makes_rows`` whether it may have
+    inserted some of these rows. ``mark`` is the query and the batch that it marked, or found marked.
     """
 
     group: str
@@ -41,6 +41,7 @@ class Advanced:
     before: dict[TopicPartition, UUID | None]
     locked: tuple[TopicPartition, ...]
     wrote: bool
+    makes_rows: bool = False
     mark: tuple[UUID, int] | None = None
 
     @property
@@ -157,7 +158,7 @@ def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None,
         # If the network dropped the connection without telling the server, the old transaction waits for a COMMIT that
         # won't come, and holds the rows.
         with database.unblocking(session, after=left / 2, older_than=advanced.name):
-            if mark is not None or None in advanced.before.values():
+            if mark is not None or advanced.makes_rows:
                 # A row that an open transaction inserted is invisible and can't be waited for; the lock on the group's
                 # row can.
                 session.lock_group(advanced.group)

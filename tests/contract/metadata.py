@@ -304,9 +304,12 @@ class MetadataContract(ContractParts):
         advance(store, claim, P0, 1, metadata="a note")
         copy = TaskClaim.of(store.claim(GROUP, broker), [P0, P1])
 
-        assert [copy.claim_metadata.cached(tp) for tp in (P0, P1)] == ["a note", None]
-        with pytest.raises(ConfigurationError, match="batch's partitions only"):
-            copy.claim_metadata.cached(P2)
+        with store.transaction(copy) as tx:
+            tx.lock({})
+            assert [tx.metadata(tp) for tp in (P0, P1)] == ["a note", None]
+            with pytest.raises(ConfigurationError, match="batch's partitions only"):
+                tx.metadata(P2)
+            assert tx.metadata(P2, cache=False) is None
 
     @pytest.mark.behaviour("META-8")
     def test_each_topic_has_its_own_serializer(self, store: OffsetStore) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.contract.admin import AdminContract
 from tests.contract.fence import FenceContract
+from tests.contract.fleets import FleetContract, PeopleFleetContract
 from tests.contract.letters import LetterContract, PeopleLetterContract
 from tests.contract.locks import LockContract
 from tests.contract.logs import LogContract, PeopleLogContract
@@ -30,6 +31,7 @@ class JobContract(
     ReplayContract,
     LockContract,
     FenceContract,
+    FleetContract,
     MetadataContract,
     MarkContract,
     MarkingContract,
@@ -49,6 +51,7 @@ class OffsetStoreContract(
     PeoplePauseContract,
     PeopleLetterContract,
     PeopleLogContract,
+    PeopleFleetContract,
     JobContract,
 ):
     """The whole suite, with what people decide and read."""

@@ -18,6 +18,7 @@ OURS = {
     "consumer_groups",
     "dead_letters",
     "failures",
+    "group_members",
     "heartbeats",
     "job_errors",
     "job_runs",

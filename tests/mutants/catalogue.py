@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from tests.mutants.consumer_mutants import CONSUMER
 from tests.mutants.end_mutants import END
+from tests.mutants.fleet_mutants import FLEETS
 from tests.mutants.handler_mutants import HANDLERS
 from tests.mutants.letter_mutants import LETTERS
 from tests.mutants.mutant import Mutant
@@ -19,6 +21,8 @@ from tests.mutants.value_mutants import VALUES
 MUTANTS: Final[tuple[Mutant, ...]] = (
     *START,
     *STORE,
+    *FLEETS,
+    *CONSUMER,
     *OPERATING,
     *SHOWN,
     *END,

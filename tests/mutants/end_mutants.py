@@ -134,7 +134,7 @@ ENDS: Final[tuple[Mutant, ...]] = (
         (
             "Transaction._lock",
             "if unknown or not ranges: ...",
-            "if unknown or not ranges:\n    ...\n    self._claim.partitions.update(unknown)",
+            "if unknown or not ranges:\n    ...\n    self._claim.new_terms(unknown)[unknown[0]].has_row = True",
         ),
         tests=(f"{_CONTRACT}test_a_new_row_that_is_rolled_back_is_made_again",),
         why="After a rollback the row is gone, and the claim would take itself for stale.",

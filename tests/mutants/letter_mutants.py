@@ -416,13 +416,13 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "letters-that-are-overtaken",
-        ("Ahead.settle", "{} if in_sequence else ...", "{} if not in_sequence else ..."),
+        ("settle_passed", "{} if in_sequence else ...", "{} if not in_sequence else ..."),
         tests=(f"{_SEQUENCES}test_letters_are_overtaken_by_a_run_for_which_nothing_waits",),
         why="A replay would replace the row of a later record, which a run without sequences has written.",
     ),
     mutant(
         "letters-that-are-passed-are-locked-in-order",
-        ("Ahead.settle", "session.lock_passed_letters(group, letters | below)", "pass"),
+        ("settle_passed", "session.lock_passed_letters(group, letters | below)", "pass"),
         tests=(
             "tests/integration/operations/test_letters.py::test_letters_read_again_and_below_are_locked_in_one_order",
         ),
@@ -430,7 +430,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "letters-that-are-overtaken-in-this-run",
-        ("Transaction.__exit__", "self._claim.ahead.note_sequence(tp, offset)", "pass"),
+        ("Transaction._tell_terms", "self._terms[tp].note_sequence(offset)", "pass"),
         tests=(f"{_SEQUENCES}test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run",),
         why="The same, where the letters and the later record are of one run.",
     ),

@@ -97,7 +97,7 @@ REPLAY: Final[tuple[Mutant, ...]] = (
 PASSED: Final[tuple[Mutant, ...]] = (
     mutant(
         "supersede",
-        ("Ahead.settle", "session.supersede(group, letters, actor=actor, gone=gone)", "pass"),
+        ("settle_passed", "session.supersede(group, letters, actor=actor, gone=gone)", "pass"),
         tests=(f"{_MEMORY}test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again",),
         why="The job has written the record, and its letter could still be replayed: twice.",
     ),

@@ -326,13 +326,13 @@ PLACEMENT: Final[tuple[Mutant, ...]] = (
 TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "target-found-by-the-driver",
-        ("Outputs._check", "writer.resolve_table(connection)", "repr(writer)"),
+        ("spark:Outputs._check", "writer.resolve_table(connection)", "repr(writer)"),
         tests=(_FOUND,),
         why="Executors do not run the listeners of the driver's engine: their rows went to another schema.",
     ),
     mutant(
         "target-of-each-sink",
-        ("Outputs.__init__", "copy(writer)", "writer"),
+        ("spark:Outputs.__init__", "copy(writer)", "writer"),
         tests=(_FOUND,),
         why="A writer that serves two stores would carry the first one's schema into the second.",
     ),
@@ -378,7 +378,7 @@ KEPT: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "delivered-by-this-run",
-        ("Buffered.write", "Plan.of(claim, delivery.ranges, delivered)", "Plan.of(claim, delivery.ranges)"),
+        ("Buffered.write", "lambda _: kept_until", "lambda _: {}"),
         tests=(f"{_BUFFERING}test_of_refused_rows_the_batches_before_them_are_written[in the last]",),
         why="What is kept would be decided on again, as if it had not been delivered.",
     ),

@@ -43,16 +43,16 @@ START: Final[tuple[Mutant, ...]] = (
         "stamp-at-the-claim",
         (
             "resolve_unlocked",
-            "resolve(stored, view, policy, store_id=store_id, group=group, adopted=adopted, deleted=deleted)",
-            "resolve(stored, view, policy, adopted=adopted)",
+            "partial(resolve, view=view, policy=policy, store_id=store_id, group=group, **...)",
+            "partial(resolve, view=view, policy=policy, **...)",
         ),
-        ("_write_claim", "resolve(..., store_id=store_id, group=group, **...)", "resolve(..., **...)"),
+        ("resolve_locked", "resolve(..., store_id=store_id, group=request.group, **...)", "resolve(..., **...)"),
         tests=(f"{_MIRRORED}test_a_rewound_row_is_noticed_also_after_claims_that_did_not_look_at_it",),
         why="The claim looks twice, without and with its locks. Either alone refuses, so that both go.",
     ),
     mutant(
         "epoch-above-the-copies",
-        ("_write_claim", "max(before.epoch, copied)", "before.epoch"),
+        ("write_whole", "max(locked.epoch, copied)", "locked.epoch"),
         tests=(f"{_MIRRORED}test_after_a_restore_epochs_go_on_above_those_that_kafka_has_seen",),
         why="A late copy of the lost database's job would look newer than the decision that replaced it.",
     ),
@@ -200,7 +200,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "home-under-the-lock",
-        ("_write_claim", "identity.expect_home(schema)", ""),
+        ("lock_whole", "identity.expect_home(schema)", ""),
         tests=(f"{_ADMIN}test_a_store_in_another_database_starts_no_job_before_somebody_says_why",),
         why="A connection that reaches the clone after the first look would claim there.",
     ),
@@ -272,14 +272,14 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "evidence-is-recorded",
-        ("acquire", "_record(store, request.group, evidence)", "pass"),
+        ("until_believed", "_record(store, request.group, evidence, proven(evidence.confirmed))", "pass"),
         tests=(f"{_LOGS}test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset",),
         why="A truncated log that has grown past the stored offset by the next start would be read on from there.",
     ),
     mutant(
         "evidence-is-seen-twice",
         (
-            "_Evidence.confirmed",
+            "Evidence.confirmed",
             "{tp: what for tp, what in self._latest.items() if tp in self._former}",
             "{tp: what for tp, what in self._latest.items()}",
         ),
@@ -360,7 +360,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "truncated-is-refused",
-        ("store:_attempt", "looked.truncated.items()", "()"),
+        ("acquire:ask", "looked.truncated.items()", "()"),
         tests=(f"{_LOGS}test_a_log_that_was_truncated_and_has_regrown_is_refused_until_a_reset",),
         why="The records that took the lost ones' offsets would never be read.",
     ),
@@ -407,7 +407,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "logs-that-can-t-be-told-start-no-job",
-        ("store:_attempt", "looked.expect_told()", ""),
+        ("acquire:ask", "looked.expect_told()", ""),
         tests=(f"{_LOGS}test_a_log_that_can_t_be_asked_about_hides_no_truncation_of_another",),
         why="A job would go on in a log that may have been truncated, if its broker did not answer in time.",
     ),
@@ -419,7 +419,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "broken-attempt-refutes-nothing",
-        ("_Evidence.begin", "if self._has_looked: ...", "if True: ..."),
+        ("Evidence.begin", "if self._has_looked: ...", "if True: ..."),
         tests=(f"{_LOGS}test_an_attempt_that_breaks_before_it_looks_refutes_nothing",),
         why="A lost connection in between would leave a truncated log unrecorded, and it would grow again.",
     ),

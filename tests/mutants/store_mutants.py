@@ -43,8 +43,8 @@ LOCKS: Final[tuple[Mutant, ...]] = (
         text("INSERT_PARTITIONS", 'ORDER BY n.topic COLLATE "C", n.partition\nON', "ON"),
         (
             "Transaction._lock",
-            "sorted(tp for tp in ranges if tp not in self._claim.partitions)",
-            "list(tp for tp in ranges if tp not in self._claim.partitions)",
+            "sorted(tp for tp in ranges if tp not in known or not known[tp].has_row)",
+            "list(tp for tp in ranges if tp not in known or not known[tp].has_row)",
         ),
         tests=(f"{_ORDER}test_rows_are_made_in_order_whatever_was_asked",),
         why="The same for partitions that are new. It is sorted in Python too, so that either alone would do: both go.",
@@ -83,7 +83,7 @@ LOCKS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "claim-locks-rows",
-        ("_write_claim", "session.lock_group_partitions(group)", "session.read_partitions(group)"),
+        ("lock_whole", "session.lock_group_partitions(group)", "session.read_partitions(group)"),
         tests=(
             f"{_STORE}test_claims_takeover.py::test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it",
         ),
@@ -130,8 +130,8 @@ FENCE: Final[tuple[Mutant, ...]] = (
         "token-without-the-claim-id",
         (
             "Transaction._check_token",
-            "token != self._claim.token",
-            "token is None or token.epoch != self._claim.token.epoch",
+            "token != expected",
+            "token is None or token.epoch != expected.epoch",
         ),
         text("ADVANCE", "AND p.claim_id = :claim_id ", ""),
         tests=(f"{_CONTRACT}test_equal_epochs_of_a_restored_backup_are_told_apart",),
@@ -224,19 +224,23 @@ METADATA: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "stored-metadata-forgotten-too-early",
-        ("Transaction._stored_texts", "self._used_metadata |= stored", "self._claim.claim_metadata.forget(stored)"),
+        (
+            "Transaction._stored_texts",
+            "self._used_metadata |= stored",
+            "[self._terms[tp].forget(one) for tp, one in stored.items()]",
+        ),
         tests=(f"{_MEMORY}test_stored_metadata_is_kept_until_a_commit",),
         why="After a rollback the next attempt would write none.",
     ),
     mutant(
         "stored-metadata-never-forgotten",
-        ("ClaimMetadata.forget", "del self._next[tp]", "pass"),
+        ("Term.forget", "self.next = None", "pass"),
         tests=(f"{_MEMORY}test_stored_metadata_is_for_the_next_advance_alone",),
         why="Each later batch would write the old note again.",
     ),
     mutant(
         "stored-meanwhile",
-        ("ClaimMetadata.forget", "tp in self._next and self._next[tp].number == stored.number", "tp in self._next"),
+        ("Term.forget", "self.next is used", "self.next"),
         tests=(f"{_MEMORY}test_stored_metadata_is_kept_until_a_commit",),
         why="A value that is stored while an advance commits would be lost.",
     ),

@@ -13,6 +13,7 @@ from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored, Written
 from offsetstore.protocol.letters import Headers, Payload, rejected
+from offsetstore.store.term import Term, Terms
 
 Row: TypeAlias = tuple[int, int]
 Write: TypeAlias = Callable[[Any, Sequence[Row]], None]
@@ -138,6 +139,7 @@ class FakeDelivery:
     ranges: Ranges
     compute: Callable[..., AbstractContextManager[Any]]
     sleep: Callable[[float], None] = lambda _: None
+    terms: Terms = field(default_factory=dict[TopicPartition, Term])
 
     def careful(self, part: Ranges, *, suspects: Collection[Any], **_: Any) -> AbstractContextManager[Any]:
         return self.compute(part, suspects=suspects)

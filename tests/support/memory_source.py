@@ -27,6 +27,7 @@ from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest, rejected
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
+from offsetstore.store.term import Term, Terms
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 LOG = {P0: [b"0", b"1", b"13", b"3", b"bad", b"5", b"?", b"7"], P1: [b"20", b"21", b"22", b"23", b"24", b"25"]}
@@ -170,6 +171,7 @@ class Batch:
     source: MemorySource = field(repr=False)
     number: int
     ranges: Ranges
+    terms: Terms = field(default_factory=dict[TopicPartition, Term], repr=False)
 
     def _values(self, part: Ranges, without: Collection[Coordinates] = ()) -> Iterator[tuple[Coordinates, bytes]]:
         for tp, range_ in sorted(part.items()):

@@ -19,7 +19,10 @@ ADVANCE = b"SET next_offset = n.until_offset"
 """Marks a transaction that advances offsets; heartbeats and claims pass."""
 
 CLAIM = b"SET epoch = "
-"""Marks a claim's transaction."""
+"""Marks a claim's transaction, and that of a member that takes partitions."""
+
+JOIN = b"group_members (consumer_group, member_id"
+"""Marks the transaction of a process that joins a fleet."""
 
 
 class Lost(Enum):

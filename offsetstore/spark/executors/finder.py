@@ -73,7 +73,7 @@ def metadata_finder(claim: Claim) -> MetadataFinder:
     if context is not None:
         create_key(context)  # a function has it if it is created after this
     _claims.add(claim)
-    return MetadataFinder(ExecutorStore.of(claim), claim.group, claim.token, claim.claim_metadata.formats)
+    return MetadataFinder(ExecutorStore.of(claim), claim.group, claim.token, claim.formats)
 
 
 def has_finder(claim: Claim) -> bool:

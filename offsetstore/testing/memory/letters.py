@@ -218,13 +218,22 @@ class LetterMemory(MemoryTransaction):
     def has_requested(self, group: str) -> bool:
         return bool(self._letters(group, ("requested",)))
 
-    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
+    def requested_letters(
+        self,
+        group: str,
+        topics: Collection[str],
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        limit: int,
+        max_bytes: int,
+    ) -> list[Letter]:
         with self.statement():
             rows, dead = self.rows(group), self._letters(group, ("dead",))
             found = [
                 letter
                 for letter in self._letters(group, ("requested",))
                 if (tp := letter.topic_partition).topic in topics
+                and (partitions is None or tp in partitions)
                 and tp in rows
                 and (letter.offset < rows[tp].next_offset or not _is_current(letter, rows))
                 and not any(_precedes(one, letter) for one in dead)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,9 +20,10 @@ from offsetstore.protocol.database import (
     MetadataRow,
     NewOffset,
 )
+from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
-from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
+from offsetstore.protocol.runs import LIVE, Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
 
@@ -32,6 +33,7 @@ PARTITIONS = "kafka_partitions"
 _MARKS = "batch_marks"
 _HISTORY = "offset_history"
 _BEATS = "heartbeats"
+_MEMBERS = "group_members"
 _ENDINGS = "endings"
 STORE = "store"
 
@@ -44,6 +46,17 @@ class Group:
     owner: str
     claimed_at: datetime
     pause: Pause | None = None
+    fleet: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One row of ``group_members``."""
+
+    fleet_id: UUID
+    owner: str
+    joined_at: datetime
+    beat_at: datetime
 
 
 class MemorySession(LetterMemory):
@@ -71,7 +84,10 @@ class MemorySession(LetterMemory):
             row = self._group(group)
             if row is None or row.token.epoch == 0:
                 return None
-            beat, now = self.get(_BEATS, row.token.claim_id), self._clock()
+            now = self._clock()
+            beats = (one.beat_at for one in self._members(group, row.token.claim_id).values())
+            of_members = [one for one in beats if one < now + LIVE]
+            beat = self.get(_BEATS, row.token.claim_id) or max(of_members, default=None)
             [ending] = self.get(_ENDINGS, row.token.claim_id) or [None]
             is_over = row.pause is not None and row.pause.until is not None and row.pause.until <= now
             return GroupRow(
@@ -81,6 +97,7 @@ class MemorySession(LetterMemory):
                 None if beat is None else now - beat,
                 *((None, row.pause) if is_over else (row.pause, None)),
                 ending,
+                row.fleet,
             )
 
     def names_of_groups(self) -> list[str]:
@@ -149,8 +166,11 @@ class MemorySession(LetterMemory):
             rows = self.rows(group)
             return {tp: rows[tp] for tp in asked}
 
-    def read_partitions(self, group: str) -> dict[TopicPartition, StoredOffset]:
-        return self.rows(group)
+    def read_partitions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, StoredOffset]:
+        rows = self.rows(group)
+        return rows if partitions is None else {tp: row for tp, row in rows.items() if tp in set(partitions)}
 
     def read_group(self, group: str) -> tuple[GroupRow | None, dict[TopicPartition, StoredOffset]]:
         return self.group(group), self.rows(group)
@@ -329,6 +349,64 @@ class MemorySession(LetterMemory):
     def _write_beat(self, claim_id: UUID, at: datetime | None) -> None:
         self.lock(_BEATS, claim_id)
         self.put(_BEATS, (claim_id,), at)
+
+    # -- fleets
+
+    def write_fleet(self, group: str, fleet: str) -> None:
+        self.put(GROUPS, (group,), replace(self.get(GROUPS, group), fleet=fleet))
+
+    def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
+        with self.statement():
+            for tp in sorted(self.rows(group).keys() & set(partitions)):
+                self.lock(PARTITIONS, group, tp)
+                self._set(group, tp, token=token)
+
+    def add_member(self, group: str, fleet: Token, member_id: UUID, owner: str) -> None:
+        with self.statement():
+            self.lock(_MEMBERS, group, member_id)
+            now = self._clock()
+            before: Member | None = self.get(_MEMBERS, group, member_id)
+            joined_at = now if before is None else before.joined_at
+            self.put(_MEMBERS, (group, member_id), Member(fleet.claim_id, owner, joined_at, now))
+
+    def beat_member(self, group: str, fleet: Token, member_id: UUID) -> bool:
+        with self.statement():
+            has_group = self._group(group)
+            self.lock(_MEMBERS, group, member_id)
+            row: Member | None = self.get(_MEMBERS, group, member_id)
+            if row is None or has_group is None or has_group.token != fleet or row.fleet_id != fleet.claim_id:
+                return False
+            self.put(_MEMBERS, (group, member_id), replace(row, beat_at=self._clock()))
+            return True
+
+    def drop_member(self, group: str, member_id: UUID) -> None:
+        with self.statement():
+            self.lock(_MEMBERS, group, member_id)
+            self.put(_MEMBERS, (group, member_id), None)
+
+    def trim_members(self, group: str, fleet_id: UUID) -> None:
+        with self.statement():
+            old = self._clock() - timedelta(days=1)
+            for name, member_id in sorted(self.table(_MEMBERS)):
+                row: Member = self.get(_MEMBERS, name, member_id)
+                is_old = name == group and (row.fleet_id != fleet_id or row.beat_at < old)
+                if is_old and self.is_free(_MEMBERS, group, member_id):
+                    self.drop_member(group, member_id)
+
+    def members(self, group: str) -> list[FleetMember]:
+        with self.statement():
+            owner = self._group(group)
+            if owner is None or owner.fleet is None:
+                return []
+            found = [
+                FleetMember(member_id, row.owner, row.joined_at, self._clock() - row.beat_at)
+                for member_id, row in self._members(group, owner.token.claim_id).items()
+            ]
+            return sorted(found, key=lambda member: (member.joined_at, member.member_id))
+
+    def _members(self, group: str, fleet_id: UUID) -> dict[UUID, Member]:
+        rows: dict[tuple[str, UUID], Member] = self.table(_MEMBERS)
+        return {one: row for (name, one), row in rows.items() if name == group and row.fleet_id == fleet_id}
 
     # -- runs, of which only the ending is kept, by claim: the rest is for people alone
 

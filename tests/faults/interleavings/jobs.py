@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 from uuid import uuid4
@@ -12,7 +13,10 @@ import psycopg
 
 from offsetstore import Claim, OffsetRange, OffsetStore, Outcome, TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import Member, join
 from offsetstore.store.identity import ClaimInfo, TaskClaim, name_prefix
 from offsetstore.testing import StaticBroker
 from tests.faults.interleavings.endings import Found, check_database, check_refused, expected_endings
@@ -23,9 +27,14 @@ from tests.support.postgres import Database
 
 P0, P1, P2, NEW = (TopicPartition("payments", number) for number in range(4))
 """The claims know the first three, each stored at 0."""
+KNOWN_PARTITIONS: Final = (P0, P1, P2)
+KAFKA_GROUP: Final = "in Kafka"
 
 KNOWN: Final = ("lock", "compare", "write", "advance", "commit")
 UNKNOWN: Final = ("share group", "insert", *KNOWN)
+ASSIGN: Final = ("assign's share group", "assign's lock", "assign's write tokens", "assign's commit")
+JOIN: Final = ("join's share group", "join's commit")
+FOUND: Final = (*JOIN, "join's lock group", "join's lock", "join's write tokens", "join's commit")
 CLAIM: Final = ("claim's lock group", "claim's lock", "claim's write tokens", "claim's commit")
 
 TABLES = """
@@ -76,6 +85,10 @@ class Job:
     ``token`` is the one that its group has (``held``), one that a claim has made worthless before all began
     (``stale``), or that of a claim which is the job's first part (``own``). Such a claim asks ``broker``, if there is
     one, and then writes the offsets that it has resolved.
+
+    Or it is done by a ``member`` of the group's fleet, which first takes the partitions of ``takes``; ``a`` has all
+    known ones. Or a process ``joins`` the fleet of this group in Kafka. One that ``may_be_lost`` has waited for its own
+    member, which remembers what it took a moment after that is committed.
     """
 
     ranges: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict[TopicPartition, OffsetRange])
@@ -83,6 +96,10 @@ class Job:
     ends: Literal["commit", "rollback"] = "commit"
     steps: tuple[str, ...] = KNOWN
     broker: StaticBroker | None = None
+    member: str = ""
+    takes: tuple[TopicPartition, ...] = ()
+    joins: str = ""
+    may_be_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,7 @@ class Jobs:
         self._database = database
         self._tokens = {"stale": self._claim(), "held": self._claim()}
         self._claims: list[Claim] = []
+        self._members: dict[str, Member] = {}
         self._watch = psycopg.connect(database.url, autocommit=True)
 
     def explore(self, **jobs: Job) -> Explored:
@@ -137,13 +155,16 @@ class Jobs:
             run = self._play(f"{name}-{len(runs)}", jobs, order)
             known.add(run.played.turns)
             runs.append(run)
-            expected = expected_endings(jobs, (P0, P1, P2), run.played.steps)
+            lost = {one for one, job in jobs.items() if job.may_be_lost and run.endings[one] == "PartitionLost"}
+            expected = expected_endings(jobs, KNOWN_PARTITIONS, run.played.steps, lost)
             assert run.endings == expected, f"{run}\nexpected {expected}"
         self._check(name, runs)
         return Explored(walked, runs)
 
     def _play(self, group: str, jobs: Mapping[str, Job], order: tuple[str, ...]) -> Run:
-        tokens = self._new_group(group)
+        tokens = {} if any(job.member for job in jobs.values()) else self._new_group(group)
+        if not tokens:
+            self._new_fleet(group, {job.member for job in jobs.values() if job.member})
         parts = {name: self._part(job, group, tokens) for name, job in jobs.items()}
         try:
             played = play(parts, order, self._blockers)
@@ -168,9 +189,25 @@ class Jobs:
         self._database.execute(_COPY.format(model=_MODEL, group=group))
         return {name: replace(token, group=group, name=name_prefix(group)) for name, token in self._tokens.items()}
 
+    def _new_fleet(self, group: str, names: AbstractSet[str]) -> None:
+        """Found a fleet, whose member ``a`` has all partitions that it knows; another one is there since then."""
+        broker = StaticBroker.with_topics({P0.topic: len(KNOWN_PARTITIONS)}, end=100)
+        self._members = {
+            name: join(OffsetStore(self._inner), _request(group, broker, KAFKA_GROUP)) for name in sorted(names | {"a"})
+        }
+        self._claims += self._members.values()
+        self._members["a"].assign(KNOWN_PARTITIONS)
+        broker.set_log(NEW, 0, 100)
+
     def _part(self, job: Job, group: str, tokens: Mapping[str, TaskClaim]) -> Part:
         def work(actor: Actor) -> str:
             store = OffsetStore(SteppedDatabase(self._inner, actor))
+            if job.joins:
+                broker = StaticBroker.with_topics({P0.topic: len(KNOWN_PARTITIONS)}, end=100)
+                self._claims.append(join(store, _request(group, broker, job.joins)))
+                return "joined"
+            if job.member:
+                return self._process_as_member(store, job, actor)
             if job.token != "own":
                 return _process(store, TaskClaim.of(tokens[job.token]), job, actor)
             claim = store.claim(group, job.broker, topics=["payments"], mirror_every=None)
@@ -180,7 +217,20 @@ class Jobs:
                 assert claim.starting.offsets == stored, "the claim starts at what was no longer stored"
             return f"claimed {_process(store, claim, job, actor)}" if job.ranges else "claimed"
 
-        return Part(work, (*job.steps, "rollback", "claim's rollback"), len(job.steps))
+        rollbacks = ("rollback", *(f"{what}'s rollback" for what in ("claim", "join", "assign")))
+        return Part(work, (*job.steps, *rollbacks), len(job.steps))
+
+    def _process_as_member(self, store: OffsetStore, job: Job, actor: Actor) -> str:
+        member = self._members[job.member]
+        if not job.takes:
+            return _process(store, member, job, actor)
+        member.database = store.database
+        actor.pause("release")
+        starts = member.assign(job.takes).offsets
+        stored = {tp: row.next_offset for tp, row in store.offsets(member.group).items() if tp in starts}
+        # Nobody but this member can have moved them since.
+        assert starts == stored or not member.partitions.issuperset(starts), "it starts at what was no longer stored"
+        return f"took {_process(store, member, job, actor)}" if job.ranges else "took"
 
     def _blockers(self, pids: Sequence[int]) -> dict[int, list[int]]:
         return dict(self._watch.execute(_BLOCKERS, (list(pids),)).fetchall())
@@ -206,8 +256,13 @@ class Jobs:
         self._watch.close()
 
 
+def _request(group: str, broker: StaticBroker, kafka_group: str) -> ClaimRequest:
+    return ClaimRequest(group, broker, (P0.topic,), StartPolicy(), "fence", 30.0, kafka_group)
+
+
 def _process(store: OffsetStore, claim: ClaimInfo, job: Job, actor: Actor) -> str:
     with store.transaction(claim, lock_timeout=30) as tx:
+        actor.pause("begin")
         plan = tx.lock(job.ranges)
         left = {tp: decision.remaining for tp, decision in plan.items() if decision.outcome is not Outcome.SKIP}
         if left:

@@ -25,13 +25,17 @@ _STEPS: Final = {
     "lock_group_partitions": "lock",
     "lock_partitions": "lock",
     "write_group": "write tokens",
+    "take_partitions": "write tokens",
     "advance": "advance",
     "commit": "commit",
 }
 
 
 class SteppedDatabase:
-    """The database as one actor uses it. A claim's steps are called "claim's ..."."""
+    """The database as one actor uses it.
+
+    A claim's steps are called "claim's ...", those of a member of a fleet "join's ..." and "assign's ...".
+    """
 
     def __init__(self, inner: PostgresDatabase, actor: Actor) -> None:
         self.schema = inner.schema
@@ -43,7 +47,9 @@ class SteppedDatabase:
         if dedicated or name == "offsetstore:read":
             return session
         self._actor.pid = cast("Any", session.connection.connection.driver_connection).info.backend_pid
-        return cast("Session", _SteppedSession(session, self._actor, "claim's " if name.endswith(":claim") else ""))
+        what = name.rpartition(":")[2]
+        prefix = f"{what}'s " if what in {"claim", "join", "assign"} else ""
+        return cast("Session", _SteppedSession(session, self._actor, prefix))
 
     def translate(self, error: BaseException) -> BaseException:
         return self._inner.translate(error)

@@ -1,7 +1,8 @@
 """Two transactions of one group in every order of their steps, each on a connection of its own; with claims in between.
 
 The steps are lock, compare, write, advance and commit (or rollback); before a partition that the claim does not know,
-the group's row is shared and the partition's inserted. A claim locks the group's row, locks the partitions' rows,
+the group's row is shared and the partition's inserted. A member of a fleet takes partitions in the same steps, and then
+writes its token instead of results. A claim locks the group's row, locks the partitions' rows,
 writes the tokens and commits. Lock and compare are two steps here, although `tx.lock` is one call. What one statement
 does is one step: the order in which it locks its rows shows where a third transaction holds one of them.
 
@@ -23,7 +24,23 @@ from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database
-from tests.faults.interleavings.jobs import CLAIM, KNOWN, NEW, P0, P1, P2, TABLES, UNKNOWN, Job, Jobs
+from tests.faults.interleavings.jobs import (
+    ASSIGN,
+    CLAIM,
+    FOUND,
+    JOIN,
+    KAFKA_GROUP,
+    KNOWN,
+    KNOWN_PARTITIONS,
+    NEW,
+    P0,
+    P1,
+    P2,
+    TABLES,
+    UNKNOWN,
+    Job,
+    Jobs,
+)
 from tests.support.postgres import Database
 
 NEWER, NEWEST = (TopicPartition(NEW.topic, NEW.partition + more) for more in (1, 2))
@@ -304,3 +321,139 @@ def test_a_claim_anywhere_between_a_task_that_rolls_back_and_one_that_commits(jo
         ("StaleClaim", "apply", "claimed"),
         ("StaleClaim", "StaleClaim", "claimed"),
     }
+
+
+# -- members of a fleet: ``a`` has the known partitions, until others take them
+
+SHORT_ASSIGN = ("assign's lock", "assign's commit")
+TAKES = Job({P0: RANGE}, member="b", takes=(P0,), steps=(*ASSIGN, *SHORT))
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_whoever_takes_a_partition_goes_on_where_its_owner_ended_or_fences_it(jobs: Jobs) -> None:
+    explored = jobs.explore(owner=Job({P0: RANGE}, member="a"), taker=TAKES)
+
+    assert explored.orders == 462
+    assert explored.endings == {("apply", "took skip"), ("PartitionLost", "took apply")}
+
+
+@pytest.mark.behaviour("CONS-3", "TX-2")
+def test_what_the_owner_rolls_back_is_applied_by_whoever_takes_the_partition(jobs: Jobs) -> None:
+    explored = jobs.explore(owner=Job({P0: RANGE}, member="a", ends="rollback"), taker=TAKES)
+
+    assert explored.orders == 462
+    assert explored.endings == {("rolled back", "took apply"), ("PartitionLost", "took apply")}
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_of_two_members_that_take_a_partition_the_last_has_it(jobs: Jobs) -> None:
+    steps = (*SHORT_ASSIGN, *SHORT)
+    explored = jobs.explore(
+        b=Job({P0: RANGE}, member="b", takes=(P0,), steps=steps),
+        c=Job({P0: RANGE}, member="c", takes=(P0,), steps=steps),
+    )
+
+    assert explored.orders == 70
+    assert explored.endings == {
+        ("took apply", "took skip"),
+        ("took skip", "took apply"),
+        ("PartitionLost", "took apply"),
+        ("took apply", "PartitionLost"),
+    }
+
+
+@pytest.mark.behaviour("CONS-6", "TX-8")
+def test_members_that_take_partitions_in_opposite_orders_never_deadlock(jobs: Jobs) -> None:
+    """While the owner holds a row in the middle, two others stand in the middle of their statements."""
+    up = (*KNOWN_PARTITIONS, NEW)
+    explored = jobs.explore(
+        up=Job(member="b", takes=up, steps=SHORT_ASSIGN),
+        down=Job(member="c", takes=(*reversed(up),), steps=SHORT_ASSIGN),
+        owner=Job({P1: RANGE}, member="a", steps=SHORT),
+    )
+
+    assert explored.orders == 90
+    assert explored.endings == {("took", "took", "apply"), ("took", "took", "PartitionLost")}
+
+
+@pytest.mark.behaviour("CONS-13", "CONS-6")
+def test_one_of_two_members_makes_the_row_of_a_new_partition_and_the_last_has_it(jobs: Jobs) -> None:
+    """Whoever comes second must not put the offset back to where the partition began."""
+    steps = ("assign's insert", "assign's lock", "assign's commit", *SHORT)
+    explored = jobs.explore(
+        b=Job({NEW: RANGE}, member="b", takes=(NEW,), steps=steps),
+        c=Job({NEW: RANGE}, member="c", takes=(NEW,), steps=steps),
+    )
+
+    assert explored.orders == 252
+    assert explored.endings == {
+        ("took apply", "took skip"),
+        ("took skip", "took apply"),
+        ("PartitionLost", "took apply"),
+        ("took apply", "PartitionLost"),
+    }
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_a_member_that_takes_its_own_partition_again_keeps_its_older_transactions_out_meanwhile(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        older=Job({P0: RANGE}, member="a", steps=("begin", *SHORT), may_be_lost=True),
+        again=Job({P0: RANGE}, member="a", takes=(P0,), steps=("release", *SHORT_ASSIGN, *SHORT)),
+    )
+
+    assert explored.orders == 56
+    assert explored.endings == {("PartitionLost", "took apply"), ("apply", "took skip"), ("skip", "took apply")}
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_job_that_takes_over_fences_members_that_write_or_take_partitions(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        owner=Job({P1: RANGE}, member="a", steps=SHORT),
+        taker=Job(member="b", takes=(P0,), steps=("assign's share group", "assign's commit")),
+        job=Job(token="own", steps=SHORT_CLAIM, broker=KAFKA),
+    )
+
+    assert explored.orders == 210
+    assert explored.endings == {
+        (wrote, took, "claimed") for wrote in ("apply", "StaleClaim") for took in ("took", "StaleClaim")
+    }
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_process_that_joins_during_a_claim_is_fenced_by_it_or_fences_it(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        job=Job({P0: RANGE}, token="own", steps=(*SHORT_CLAIM, *SHORT), broker=KAFKA),
+        fleet=Job(joins="another", steps=FOUND),
+    )
+
+    assert explored.orders == 462
+    assert explored.endings == {("claimed apply", "joined"), ("StaleClaim", "joined")}
+
+
+@pytest.mark.behaviour("CONS-12")
+def test_another_fleet_fences_members_that_write_or_take_partitions(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        owner=Job({P1: RANGE}, member="a", steps=SHORT),
+        taker=Job(member="b", takes=(P0,), steps=("assign's share group", "assign's commit")),
+        fleet=Job(
+            joins="another", steps=("join's commit", "join's lock group", "join's write tokens", "join's commit")
+        ),
+    )
+
+    assert explored.orders == 420
+    assert explored.endings == {
+        (wrote, took, "joined") for wrote in ("apply", "StaleClaim") for took in ("took", "StaleClaim")
+    }
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_process_that_joins_a_fleet_waits_for_no_member_and_fences_none(jobs: Jobs) -> None:
+    explored = jobs.explore(
+        owner=Job({P0: RANGE}, member="a", steps=SHORT),
+        taker=Job(member="b", takes=(P1,), steps=SHORT_ASSIGN),
+        new=Job(joins=KAFKA_GROUP, steps=JOIN),
+    )
+
+    assert explored.orders == 90
+    assert explored.endings == {("apply", "took", "joined")}
+    assert not any(turn.waiting for run in explored.runs for turn in run.played.turns)

@@ -8,6 +8,7 @@ for the token, the epoch and the stamp. What an operation leads to is ``DONE``, 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -48,17 +49,27 @@ class Claim:
     known: set[int]
     starts: dict[int, int] = field(default_factory=dict[int, int])
     left: bool = False
+    fleet: int = 0
+    """Of a member: the fleet's number. Its own is negative, and ``known`` are the partitions that it has."""
+
+    @property
+    def epoch(self) -> int:
+        return self.fleet or self.number
 
 
 @dataclass(eq=False)
 class Work:
-    """One open transaction. ``left`` is what its lock has left to be written; ``made`` are the rows that it creates."""
+    """One open transaction. ``left`` is what its lock has left to be written; ``made`` are the rows that it creates.
+
+    Of the partitions ``behind`` all is in the results already: what is noted with them is of an earlier offset.
+    """
 
     number: int
     claim: Claim
     is_lost: bool = False
     shares_group: bool = False
     left: dict[int, list[int]] | None = None
+    behind: set[int] = field(default_factory=set[int])
     before: dict[int, int] = field(default_factory=dict[int, int])
     made: dict[int, int] = field(default_factory=dict[int, int])
     adopted: list[tuple[int, Event]] = field(default_factory=list[tuple[int, Event]])
@@ -93,6 +104,9 @@ class Model:
         self._deleted: dict[str, int] = {}
         self._holders: dict[str, int] = {}
         self._claims: dict[int, Claim] = {}
+        self._fleets: dict[int, str] = {}
+        self._members: list[Claim] = []
+        self._is_paused = False
         self._decided = self._begun = self._told = 0
 
     def rows_of(self, name: str) -> dict[int, Row]:
@@ -104,33 +118,93 @@ class Model:
     # -- job start and end
 
     def claim(self, name: str, *, sees_kafka: bool, politely: bool = False) -> Claim | str:
-        owner = self._claims.get(self._holders.get(name, 0))
-        if politely and owner is not None and not owner.left:
+        if politely and (self._is_live(name) or self._has_live_members(name)):
             return "GroupBusy"
-        starts = {partition: self._start(name, partition) for partition in range(self.partitions)} if sees_kafka else {}
-        if None in starts.values():
-            return "StoreRewound"
+        starts = self._starts(name, name, range(self.partitions)) if sees_kafka else {}
+        if isinstance(starts, str):
+            return starts
         if name != self.name:
             return "GroupRenamed"
-        number = self._decide(name)
-        self._tell(name, ("claim", None, None, None))
-        claim = self._claims[number] = Claim(number, name, sees_kafka, set(self.rows) | set(starts))
-        for partition, offset in starts.items():
-            assert offset is not None
-            claim.starts[partition] = offset
-            row = self.rows.get(partition)
-            if row is None or row.next_offset != offset:
-                self._tell(name, ("adopt", partition, row.next_offset if row else None, offset))
-            row = self.rows.setdefault(partition, Row(offset, number))
-            row.metadata = row.metadata if row.next_offset == offset else None
-            row.next_offset = offset
-            if row.pinned:
-                row.decided = number
+        number = self._take(name, starts)
+        claim = self._claims[number] = Claim(number, name, sees_kafka, set(self.rows))
+        claim.starts = starts
         return claim
 
-    def _start(self, name: str, partition: int) -> int | None:
+    def join(self, name: str, kafka_group: str, *, politely: bool) -> Claim | str:
+        """Join the fleet of this group in Kafka, or found one."""
+        if politely and self._is_live(name):
+            return "GroupBusy"
+        starts = self._starts(name, kafka_group, range(self.partitions))
+        if isinstance(starts, str):
+            return starts
+        if name != self.name:
+            return "GroupRenamed"
+        fleet = self._holders.get(name, 0)
+        if self._fleets.get(fleet) != kafka_group or not self._has_live_members(name):
+            fleet = self._take(name, starts)
+            self._fleets[fleet] = kafka_group
+        self._members.append(member := Claim(-1 - len(self._members), name, sees_kafka=False, known=set(), fleet=fleet))
+        return member
+
+    def assign(self, member: Claim, partitions: set[int]) -> dict[int, int] | str:
+        """Take partitions, whoever has them; open transactions that hold them are terminated."""
+        member.known -= partitions
+        starts = self._starts(member.group, self._fleets[member.fleet], partitions)
+        if isinstance(starts, str):
+            return starts
+        if self.is_stale(member):
+            return "StaleClaim"
+        self._end_open(partitions)
+        for partition, offset in starts.items():
+            self._begin_at(member.group, partition, offset, member)
+        member.known |= partitions
+        return starts
+
+    def release(self, member: Claim, partitions: set[int]) -> None:
+        """Give partitions back, which nobody else notices."""
+        member.known -= partitions
+
+    def has_fleet(self) -> bool:
+        return self._holders.get(self.name, 0) in self._fleets
+
+    def _is_live(self, name: str) -> bool:
+        owner = self._claims.get(self._holders.get(name, 0))
+        return owner is not None and not owner.left
+
+    def _has_live_members(self, name: str) -> bool:
+        return any(one.fleet == self._holders.get(name, 0) and not one.left for one in self._members)
+
+    def _take(self, name: str, starts: dict[int, int]) -> int:
+        """Give the whole group to a new number."""
+        number = self._decide(name)
+        self._tell(name, ("claim", None, None, None))
+        for partition, offset in starts.items():
+            self._begin_at(name, partition, offset, Claim(number, name, sees_kafka=True, known=set()))
+        return number
+
+    def _begin_at(self, name: str, partition: int, offset: int, claim: Claim) -> None:
+        row = self.rows.get(partition)
+        if row is None or row.next_offset != offset:
+            self._tell(name, ("adopt", partition, row.next_offset if row else None, offset))
+        row = self.rows.setdefault(partition, Row(offset, claim.number))
+        row.claim = claim.number
+        row.metadata = row.metadata if row.next_offset == offset else None
+        row.next_offset = offset
+        if row.pinned:
+            row.decided = max(row.decided, claim.epoch)
+
+    def _starts(self, name: str, kafka_group: str, partitions: Iterable[int]) -> dict[int, int] | str:
+        starts: dict[int, int] = {}
+        for partition in sorted(partitions):
+            start = self._start(name, kafka_group, partition)
+            if start is None:
+                return "StoreRewound"
+            starts[partition] = start
+        return starts
+
+    def _start(self, name: str, kafka_group: str, partition: int) -> int | None:
         """Where the partition starts; ``None`` if Kafka has a copy of what the database does not have."""
-        row, copy = self.rows_of(name).get(partition), self.kafka.get((name, partition))
+        row, copy = self.rows_of(name).get(partition), self.kafka.get((kafka_group, partition))
         if copy is not None and copy.stamp is not None and copy.stamp <= self._deleted.get(name, 0):
             copy = None
         if copy is None or (row is not None and row.pinned):
@@ -142,7 +216,7 @@ class Model:
         return None
 
     def is_stale(self, claim: Claim) -> bool:
-        return self._holders[claim.group] != claim.number
+        return self._holders[claim.group] != claim.epoch
 
     def leave(self, claim: Claim) -> None:
         """End well: what is stored is copied to Kafka, if it is still this claim's."""
@@ -168,14 +242,14 @@ class Model:
             other for other in self.open if other is not work and not other.is_lost and other.claim.group == claim.group
         ]
         unknown = ranges.keys() - claim.known
-        if unknown or not ranges:
-            if self.is_stale(claim):
-                return "StaleClaim"
-            work.shares_group = True
+        if (unknown or not ranges) and (refused := self._refused(claim, unknown)):
+            return refused
+        work.shares_group = work.shares_group or bool(unknown) or not ranges
         if any(other.made.keys() & unknown or (other.left or {}).keys() & ranges.keys() for other in others):
             return "LockTimeout"
-        if any(rows[tp].claim != claim.number if tp in rows else tp not in unknown for tp in ranges):
-            return "StaleClaim"
+        taken = {tp for tp in ranges if (rows[tp].claim != claim.number if tp in rows else tp not in unknown)}
+        if taken:
+            return self._refused(claim, taken) or "StaleClaim"
         work.made = {tp: ranges[tp][0] for tp in sorted(unknown - rows.keys())}
         work.adopted = [(self._next_line(), ("adopt", tp, None, offset)) for tp, offset in work.made.items()]
         stored = {tp: rows[tp].next_offset if tp in rows else work.made[tp] for tp in ranges}
@@ -183,7 +257,17 @@ class Model:
             return "OffsetGap"
         work.before = {tp: rows[tp].writer if tp in rows else 0 for tp in ranges}
         work.left = {tp: [offset for offset in range(*ranges[tp]) if offset >= stored[tp]] for tp in ranges}
+        work.behind = {tp for tp, left in work.left.items() if not left and ranges[tp] != (stored[tp], stored[tp])}
         return {tp: _outcome(left, ranges[tp]) for tp, left in work.left.items()}
+
+    def _refused(self, claim: Claim, partitions: set[int]) -> str:
+        """What becomes of a claim that does not have these partitions, nothing if it may make them."""
+        if self.is_stale(claim):
+            return "StaleClaim"
+        if claim.fleet and partitions:
+            claim.known -= partitions
+            return "PartitionLost"
+        return ""
 
     def write(self, work: Work) -> str:
         work.is_written = True
@@ -212,11 +296,12 @@ class Model:
             row = self.rows[partition]
             row.next_offset += len(left[partition])
             row.writer = work.number
-            row.metadata = row.metadata if metadata is KEEP else metadata
+            row.metadata = row.metadata if metadata is KEEP or partition in work.behind else metadata
 
     def learn(self, work: Work) -> None:
         """The job was told that it is committed."""
-        work.claim.known |= (work.left or {}).keys()
+        if not work.claim.fleet:
+            work.claim.known |= (work.left or {}).keys()
 
     def roll_back(self, work: Work) -> None:
         """Nothing of it happens."""
@@ -225,7 +310,7 @@ class Model:
     def answers(self, work: Work, *, happened: bool) -> set[str]:
         """What may be said once the answer to COMMIT was lost: the truth, while any of the rows can tell it."""
         truth = DONE if happened else "TransactionLost"
-        if work.claim.group != self.name or work.claim.number < self._deleted.get(self.name, 0):
+        if work.claim.group != self.name or work.claim.epoch < self._deleted.get(self.name, 0):
             return {truth, "CommitUnknown"}
         writers = {tp: self.rows[tp].writer if tp in self.rows else 0 for tp in work.advanced}
         tell = any(writer == (work.number if happened else work.before[tp]) for tp, writer in writers.items())
@@ -280,6 +365,18 @@ class Model:
             for partition, row in sorted(self.rows.items()):
                 self._tell(self.name, ("delete", partition, row.next_offset, None))
             self.rows.clear()
+            self._is_paused = False
+        return DONE
+
+    def pause(self, *, ends: bool) -> str:
+        """Pause the group, or resume it; that takes the group from nobody."""
+        if not self.rows and self._holders[self.name] == self._deleted.get(self.name):
+            return "UnknownGroup"
+        if any(work.shares_group and not work.is_lost and work.claim.group == self.name for work in self.open):
+            return "LockTimeout"
+        if not ends or self._is_paused:
+            self._tell(self.name, ("resume" if ends else "pause", None, None, None))
+        self._is_paused = not ends
         return DONE
 
     def _decide(self, name: str) -> int:
@@ -291,10 +388,11 @@ class Model:
             row.claim = self._decided
         return self._decided
 
-    def _end_open(self) -> None:
-        """Open transactions in the way of a claim or a decision are terminated."""
+    def _end_open(self, partitions: set[int] | None = None) -> None:
+        """Open transactions in the way of a claim, a decision or, in these partitions, a member are terminated."""
         for work in self.open:
-            work.is_lost = work.is_lost or work.holds_locks
+            is_in_the_way = partitions is None or not partitions.isdisjoint(work.left or {})
+            work.is_lost = work.is_lost or (work.holds_locks and is_in_the_way)
 
     def _tell(self, name: str, event: Event) -> None:
         self.history.setdefault(name, []).append((self._next_line(), event))

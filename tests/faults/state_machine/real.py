@@ -230,7 +230,15 @@ class Side:
     def new_example(self) -> tuple[str, OffsetStore]:
         """Return its name, and a store that closes its claims."""
         self.examples += 1
-        for table in ("results", "kafka_partitions", "moves", "offset_history", "consumer_groups", "heartbeats"):
+        for table in (
+            "results",
+            "kafka_partitions",
+            "moves",
+            "offset_history",
+            "consumer_groups",
+            "heartbeats",
+            "group_members",
+        ):
             self.outside.execute(f"DELETE FROM {table}")
         store = OffsetStore(
             self._store.database,

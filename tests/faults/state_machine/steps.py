@@ -10,6 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine
 from offsetstore import Claim, Transaction
 from offsetstore.errors import OffsetStoreError
 from offsetstore.protocol.metadata import KEEP as KEPT
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import Member, join
 from tests.faults.state_machine import model
 from tests.faults.state_machine.model import DONE, KEEP, Model, Ranges, Work
 from tests.faults.state_machine.real import (
@@ -24,11 +27,12 @@ from tests.faults.state_machine.real import (
     tp,
     write_results,
 )
-from tests.support.proxy import ADVANCE, CLAIM, Lost
+from tests.support.proxy import ADVANCE, CLAIM, JOIN, Lost
 
 _T = TypeVar("_T")
 
 PARTITIONS = 2
+MOST_OF_OWN = 3
 
 
 class Steps(RuleBasedStateMachine):
@@ -50,6 +54,7 @@ class Steps(RuleBasedStateMachine):
         self.transactions = 0
         self.reported: dict[int, str] = {}
         self.calm = 0
+        self.members: list[Member] = []
 
     # -- job start and end
 
@@ -81,6 +86,45 @@ class Steps(RuleBasedStateMachine):
         self.tokens[expected.number] = found.token
         self._start(number, found, expected)
         return number
+
+    def _join(self, *, elsewhere: bool, politely: bool, lost: Lost | None = None) -> None:
+        """A process joins the group's fleet, or founds one, of the group of that name in Kafka or of another."""
+        name = self.model.name
+        kafka_group = f"{name}+elsewhere" if elsewhere else name
+        expected = self.model.join(name, kafka_group, politely=politely)
+        takeover = "refuse" if politely else "fence"
+        request = ClaimRequest(name, self.kafka, (TOPIC,), StartPolicy(), takeover, 0.05, kafka_group)
+        # If it was told that it failed, it looks again, and finds itself a member, or its fleet.
+        found = self._losing(None if isinstance(expected, str) else lost, JOIN, lambda: join(self.store, request))
+        if isinstance(expected, str) or isinstance(found, str):
+            assert found == expected, f"{found}, and the model says {expected}"
+            return
+        self.members.append(found)
+        self.tokens |= {expected.number: found.token, expected.fleet: found.fleet}
+        self._start(next(number for number in range(3) if number not in self.jobs), found, expected)
+
+    def _assign(self, number: int, partitions: set[int], lost: Lost | None) -> None:
+        member, of_model = self._member(number)
+        expected = self.model.assign(of_model, partitions)
+
+        def assign() -> dict[int, int]:
+            return {one.partition: at for one, at in member.assign([tp(one) for one in partitions]).offsets.items()}
+
+        found = self._losing(None if isinstance(expected, str) else lost, CLAIM, assign)
+        assert found == expected, f"{found}, and the model says {expected}"
+
+    def _release(self, number: int, partitions: set[int]) -> None:
+        member, of_model = self._member(number)
+        self.model.release(of_model, partitions)
+        member.release([tp(one) for one in partitions])
+
+    def _member(self, number: int) -> tuple[Member, model.Claim]:
+        member = self.jobs[number].claim
+        assert isinstance(member, Member)
+        return member, self.claims[number]
+
+    def _is_member(self, number: int) -> bool:
+        return bool(self.claims[number].fleet) and not self.claims[number].left
 
     def _start(self, number: int, claim: Claim, expected: model.Claim) -> None:
         self.jobs[number] = Job(claim, self.side.threads[number])
@@ -289,6 +333,12 @@ class Steps(RuleBasedStateMachine):
             lambda: self.store.delete_group(name, reason="because", takeover_timeout=0.05, takeover="fence"),
         )
 
+    def _pause(self, *, ends: bool) -> None:
+        name = self.model.name
+        expected = self.model.pause(ends=ends)
+        decide = self.store.resume if ends else self.store.pause
+        self._decide(expected, None, lambda: decide(name, reason="because"))
+
     def _decide(self, expected: str, lost: Lost | None, decide: Callable[[], object]) -> None:
         if expected == DONE and lost is not None:
             assert self._losing(lost, CLAIM, decide) == "TransactionLost"
@@ -319,7 +369,10 @@ class Steps(RuleBasedStateMachine):
         job = self.jobs[number]
         if not again or not job.last:
             job.last = {}
-            for partition, (back, length) in self._partitions(ranges).items():
+            own = sorted(self.claims[number].known) if self.claims[number].fleet else []
+            # A member reads what it has been given, and now and then what it was given before.
+            ours = {own[one % len(own)]: range_ for one, range_ in sorted(ranges.items()) if own and one < MOST_OF_OWN}
+            for partition, (back, length) in (ours or self._partitions(ranges)).items():
                 first = max(0, self._stored(partition) - back)
                 job.last[partition] = (first, first + length)
         return job.last
@@ -351,7 +404,7 @@ class Steps(RuleBasedStateMachine):
     def teardown(self) -> None:
         for number in self.work:
             self.jobs[number].roll_back()
-        for claim in self.store._claims:
+        for claim in [*self.store._claims, *self.members]:
             claim.close()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from offsetstore.offsets import CommittedOffset
+from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.store import acquire
 from tests.faults.state_machine import model
@@ -33,6 +34,8 @@ asked = st.dictionaries(
     max_size=3,
 )
 steps = st.dictionaries(st.integers(0, MOST_PARTITIONS - 1), st.integers(-5, 5), min_size=1, max_size=2)
+decisions = st.sampled_from(("reset", "rename", "rename back", "copy", "delete", "pause", "resume"))
+some = st.sets(st.integers(0, MOST_PARTITIONS - 1), min_size=1, max_size=2)
 metadata = st.sampled_from((KEEP, KEEP, None, "a", {"n": [1]}))
 mostly = st.sampled_from((True, True, True, False))
 seldom = st.sampled_from((False, False, False, True))
@@ -43,6 +46,8 @@ meanwhile = st.sampled_from(("nothing", "claim", "claim and advance", "reset", "
 
 class StoreMachine(Steps):
     """Up to three jobs, of which at most one is not stale; two may share a claim, as a task and its twin do.
+
+    Or several are members of a fleet, each with partitions of its own.
 
     A rule under two names is chosen twice as often.
     """
@@ -59,6 +64,25 @@ class StoreMachine(Steps):
         self._claim(sees_kafka=sees_kafka, politely=politely, lost=lost)
 
     claim_more = claim
+
+    @precondition(lambda self: self.calm > 3 or self.model.has_fleet() or not self._has_owner())
+    @rule(elsewhere=seldom, politely=seldom, lost=seldom_lost)
+    def join(self, *, elsewhere: bool, politely: bool, lost: Lost | None) -> None:
+        if len(self.jobs) == 3:
+            self._kill(max(self.jobs, key=self._is_stale))
+        self._join(elsewhere=elsewhere and self.calm > 3, politely=politely, lost=lost)
+
+    @precondition(lambda self: any(self._is_member(number) for number in self.jobs))
+    @rule(job=st.integers(0, 2), partitions=some, lost=seldom_lost)
+    def assign(self, job: int, partitions: set[int], lost: Lost | None) -> None:
+        """Kafka gives partitions to a member, or has given them to it some time ago; their owner may be frozen."""
+        self._assign(self._one(job, self._is_member), {one % self.model.partitions for one in partitions}, lost)
+
+    @precondition(lambda self: self.calm % 3 == 2 and any(self._is_member(number) for number in self.jobs))
+    @rule(job=st.integers(0, 2), partitions=some)
+    def release(self, job: int, partitions: set[int]) -> None:
+        """Kafka takes partitions from a member, or it has lost them."""
+        self._release(self._one(job, self._is_member), {one % self.model.partitions for one in partitions})
 
     @precondition(lambda self: 0 < len(self.jobs) < 3)
     @rule(job=jobs)
@@ -154,17 +178,22 @@ class StoreMachine(Steps):
 
     @precondition(lambda self: self.calm > 5)
     @rule(
-        decision=st.sampled_from(("reset", "rename", "rename back", "copy", "delete")),
+        decision=decisions,
         changes=steps,
         lost=seldom_lost,
     )
     def decide(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
+        self._carry_out(decision, changes, lost)
+
+    def _carry_out(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
         if decision == "reset":
             self._reset(changes, lost)
         elif decision == "copy":
             self._copy(lost)
         elif decision == "delete":
             self._delete(lost)
+        elif decision in {"pause", "resume"}:
+            self._pause(ends=decision == "resume")
         else:
             self._rename(lost, is_back=decision == "rename back")
 
@@ -190,6 +219,9 @@ class StoreMachine(Steps):
     def what_is_stored_is_right(self) -> None:
         self.calm = self.calm + 1 if self._has_owner() else 0
         found = self.side.look(self.example)
+        for number, claim in self.claims.items():
+            if claim.fleet:
+                assert self.jobs[number].claim.partitions == {tp(one) for one in claim.known}
         self._is_as_the_model_has_it(found)
         assert_each_record_is_there_once(found)
         assert_offsets_move_without_a_gap(found)
@@ -220,6 +252,34 @@ class StoreMachine(Steps):
         assert done <= found.writers <= done | unknown
 
 
+class FleetMachine(StoreMachine):
+    """The same, where most processes are members of a fleet, and few jobs come in between."""
+
+    @initialize()
+    def begin_with_a_job(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - it begins in its place
+        for number in range(2):
+            self._join(elsewhere=False, politely=True)
+            self._assign(number, {number}, None)
+
+    @precondition(lambda self: self.calm % 10 == 9 or not self._has_owner())
+    @rule(sees_kafka=mostly, politely=seldom, lost=seldom_lost)
+    def claim(self, *, sees_kafka: bool, politely: bool, lost: Lost | None) -> None:
+        if len(self.jobs) == 3:
+            self._kill(max(self.jobs, key=self._is_stale))
+        self._claim(sees_kafka=sees_kafka, politely=politely, lost=lost)
+
+    claim_more = None
+
+    @precondition(lambda self: self.calm % 8 == 7)
+    @rule(
+        decision=decisions,
+        changes=steps,
+        lost=seldom_lost,
+    )
+    def decide(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
+        self._carry_out(decision, changes, lost)
+
+
 def assert_each_record_is_there_once(found: Found) -> None:
     """I1 and I2: once for each time that the offset was advanced over it, and twice only where a decision went back."""
     decisions = found.decisions()
@@ -248,13 +308,15 @@ def assert_offsets_move_without_a_gap(found: Found) -> None:
 @pytest.fixture
 def side(offsetstore_database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     monkeypatch.setattr(acquire, "_PAUSE", 0)
+    monkeypatch.setattr(acquire, "_RETRIES", Retries(3, shortest=0.001, longest=0.01))
     made = Side(offsetstore_database)
     yield made
     made.close()
 
 
 @pytest.mark.timeout(4 * 3600)  # for HYPOTHESIS_PROFILE=search
-def test_jobs_crashes_and_decisions_in_any_order(side: Side) -> None:
+@pytest.mark.parametrize("kind", [StoreMachine, FleetMachine], ids=["jobs", "fleets"])
+def test_jobs_crashes_and_decisions_in_any_order(side: Side, kind: type[StoreMachine]) -> None:
     asked_for = settings().max_examples
     examples = settings(
         max_examples=asked_for if asked_for > 100 else 10,
@@ -262,7 +324,7 @@ def test_jobs_crashes_and_decisions_in_any_order(side: Side) -> None:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
-    class Machine(StoreMachine):
+    class Machine(kind):
         def __init__(self) -> None:
             super().__init__(side)
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore
+from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore, StartPolicy
 from offsetstore.cli.commands import cli
 from offsetstore.errors import MissingPrivilege, StaleClaim, StoreMoved, TransactionLost
 from offsetstore.local.postgres.server import PostgresServer
@@ -20,6 +20,8 @@ from offsetstore.monitoring.dashboard.snapshots import Snapshots
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store import heartbeat
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
 from offsetstore.testing import StaticBroker
 from tests.integration.transacting import GROUP, P0, P1, lock, process
 from tests.support.waiting import wait_until
@@ -168,6 +170,25 @@ def test_a_partition_that_appears_and_a_takeover_by_force_need_no_more(deploy: D
             tx.advance(left)
 
         assert {row.next_offset for row in other.offsets(GROUP).values()} == {0}
+
+
+@pytest.mark.behaviour("OPS-8", "CONS-3")
+def test_a_fleet_needs_no_more(deploy: Deploy) -> None:
+    with deploy.store() as store:
+        request = ClaimRequest(GROUP, broker(), ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
+        first, second = join(store, request), join(store, request)
+        first.assign([P0, P1])
+        with store.transaction(first) as tx:
+            tx.advance(lock(tx, P0, P1, range_=OffsetRange(0, 3)))
+        second.assign([P1])
+        with store.transaction(second) as tx:
+            tx.advance(lock(tx, P1, range_=OffsetRange(0, 5)))
+        second.close()
+        first.close()
+
+        assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 3, P1: 5}
+        with deploy.connect("reader") as reader:
+            assert reader.execute("SELECT * FROM group_members").fetchall() == []
 
 
 @pytest.mark.behaviour("OPS-8", "DLQ-7")

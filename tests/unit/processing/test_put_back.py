@@ -18,6 +18,7 @@ from offsetstore.errors import (
     FunctionFailed,
     LockTimeout,
     OffsetStoreError,
+    PartitionLost,
     RecordsRejected,
     RowsRefused,
     SinkError,
@@ -31,6 +32,8 @@ from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
 from offsetstore.protocol.policy import StartPolicy
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import Member, join
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
@@ -887,3 +890,48 @@ def test_what_was_replayed_before_an_error_is_told(
         run(claim, Job(meanwhile=[lambda: None, fail]))
     assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=0)]
     assert states(store) == ["replayed", "replayed", "requested"]
+
+
+# -- members of a fleet
+
+
+@pytest.fixture
+def members(store: InMemoryOffsetStore) -> Iterator[tuple[Member, Member]]:
+    """Two members, the first of which has P0, and the second P1."""
+    broker = StaticBroker.with_topics({"payments": 2}, end=100)
+    asked = ClaimRequest(GROUP, broker, ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
+    with join(store, asked) as one, join(store, asked) as other:
+        one.assign([P0])
+        other.assign([P1])
+        yield one, other
+
+
+@pytest.mark.behaviour("CONS-3", "DLQ-7")
+def test_each_member_replays_the_letters_of_its_partitions(
+    store: InMemoryOffsetStore, members: tuple[Member, Member]
+) -> None:
+    one, other = members
+    give_up(one, {5: "a"})
+    give_up(other, {3: "b"}, tp=P1)
+    request(store)
+
+    assert run(other, Job()) == 1
+    assert (store.rows("results"), states(store)) == (["b"], ["requested", "replayed"])
+    assert run(other, Job()) == 0
+    assert run(one, Job()) == 1
+    assert (store.rows("results"), states(store)) == (["b", "a"], ["replayed", "replayed"])
+
+
+@pytest.mark.behaviour("CONS-3", "DLQ-7")
+def test_a_replay_that_was_read_before_a_partition_came_back_writes_nothing(
+    store: InMemoryOffsetStore, members: tuple[Member, Member]
+) -> None:
+    one, _ = members
+    give_up(one, {5: "a"})
+    request(store)
+
+    with pytest.raises(PartitionLost):
+        run(one, Job(meanwhile=[lambda: one.assign([P0])]))
+
+    assert (store.rows("results"), states(store)) == ([], ["requested"])
+    assert run(one, Job()) == 1

@@ -16,6 +16,10 @@ from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.letters import Payload, digest, rejected
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
+from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.careful_part import written
@@ -268,3 +272,26 @@ def test_a_new_run_of_the_query_knows_the_letters_of_a_commit_without_an_answer(
     assert job.is_careful()
     job.write(1, 3)
     assert letters(store) == {0: "rejected", 2: "sequence"}
+
+
+@pytest.mark.behaviour("CONS-3", "DLQ-11")
+def test_a_letter_that_another_member_has_written_keeps_later_records_of_its_key_waiting(
+    store: InMemoryOffsetStore,
+) -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    request = ClaimRequest(GROUP, broker, ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
+    one, other = join(store, request), join(store, request)
+    job = Job(one)
+    one.assign([P0])
+    job.write(0, 2)
+    other.assign([P0])
+    Job(other, "k 2").write(2, 4)
+    one.assign([P0])
+
+    assert job.is_careful()
+    job.write(4, 8)
+
+    assert store.rows("results") == ["k 0", "j 1", "- 3", "j 5"]
+    assert sorted(letter.offset for letter in store.letters(GROUP).letters) == [2, 4, 6, 7]
+    one.close()
+    other.close()

@@ -17,6 +17,7 @@ from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges
+from offsetstore.writers.arrow.by_record import RowsByRecord
 
 P0 = TopicPartition("payments", 0)
 
@@ -40,7 +41,7 @@ def part(computation: Any) -> Careful:
     """Of four records: 0 and 3 have failed, 1 makes no row, 2 makes one."""
     failed = {number: FunctionFailed(f"at {number}") for number in (0, 3)}
     numbering = OfRanges({TopicPartition("payments", 0): OffsetRange(0, 4)})
-    rows = careful._Rows(Append("payments"), pa.table({"a": [1]}), array("q", [0, 0, 0, 1, 1]))
+    rows = RowsByRecord(Append("payments"), pa.table({"a": [1]}), array("q", [0, 0, 0, 1, 1]))
     return Careful(numbering, False, [0, 1, 2, 3], {}, {}, failed, computation, {"": rows})  # noqa: FBT003
 
 

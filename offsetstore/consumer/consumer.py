@@ -1,0 +1,420 @@
+"""The consumer: a process that is a member of a consumer group, polls records, and writes them with their offsets.
+
+Kafka deals out the partitions, and the store's fleet decides who writes them; see `offsetstore.store.fleet`. One thread
+polls and feeds; each delivery is written by another one, so that slow work never keeps Kafka waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Collection, Generator, Iterable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from offsetstore.consumer.delivery import Polled, PolledRecords
+from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
+from offsetstore.consumer.records import record_of
+from offsetstore.errors import (
+    ConfigurationError,
+    LockTimeout,
+    LogTruncated,
+    OffsetOutOfRange,
+    SinkError,
+    StaleClaim,
+    TopicMissing,
+)
+from offsetstore.kafka.broker import Broker
+from offsetstore.kafka.client import LOG, make
+from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, describe
+from offsetstore.kafka.settings.librdkafka import topic_names
+from offsetstore.offset_store import OffsetStore
+from offsetstore.offsets import TopicPartition
+from offsetstore.processing.between import Flush
+from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.plan import MetadataFunction
+from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
+from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.metadata import Formats
+from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.ports import Writer
+from offsetstore.store.claim import ClaimRequest, Takeover
+from offsetstore.store.fleet import Member, join
+
+_REFUSED: Final = {
+    "group.id": "the consumer's group: it is the store's and Kafka's",
+    "enable.auto.commit": "nothing: the offsets are stored with the results, and the stored ones count",
+    "enable.auto.offset.store": "nothing: the offsets are stored with the results, and the stored ones count",
+    "auto.offset.reset": "policy=StartPolicy(auto_offset_reset=...): it is recorded, and counts for stored offsets too",
+    "partition.assignment.strategy": "nothing: it is cooperative-sticky. Stop a group with another one first",
+    "group.protocol": "nothing: members of a fleet use the classic protocol",
+    "enable.partition.eof": "nothing: the consumer needs it to store the ends of logs",
+}
+_LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
+_POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
+_MOST: Final = 10_000  # records of one call
+_AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
+_SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
+_READING: Final = Doing("polling records", permission="READ", harmless="what was not stored is read again")
+
+_log = logging.getLogger("offsetstore")
+
+
+class _Stopped(Exception):
+    """The consumer is being stopped while the group is paused."""
+
+
+class Consumer:
+    """A process that consumes topics as a member of a consumer group; several such processes share the partitions.
+
+    ``group`` is the name in the store and in Kafka. Nothing is committed to Kafka; where a partition starts is resolved
+    from the stored offset and Kafka's, as for a Spark job.
+
+    :param topics: their names.
+    :param kafka: librdkafka's settings, ``bootstrap.servers`` at least. ``isolation.level`` is ``read_committed`` by
+        default.
+    :param transform: makes rows of records. It gets a ``pyarrow.RecordBatch`` with the columns of Spark's Kafka source
+        (key, value, topic, partition, offset, timestamp, timestampType, headers), and the struct ``_kafka`` of topic,
+        partition, offset and timestamp, which an `Upsert` without ``version=`` needs; it returns a batch, or a mapping
+        of names to batches. It may be called again for the same records. With ``dead_letters`` each row must be made
+        from one record, and a column ``_reject`` may say why a record can't be used.
+    :param into: the writer, or a mapping of the same names to writers.
+    :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
+        seconds, or bytes of keys and values. At most as much again waits in memory while that is done.
+    :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md.
+    :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
+    :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
+        ``"fence"`` it.
+    :param drain: seconds to wait for what is being written when partitions are taken away, at most a third of
+        ``max.poll.interval.ms``, and at the end.
+    :raises ConfigurationError: an argument or a setting is invalid, or would break what the store promises.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        group: str,
+        *,
+        topics: Collection[str],
+        kafka: Mapping[str, Any],
+        transform: Transform,
+        into: Writer | Mapping[str, Writer],
+        flush: Flush | None = None,
+        dead_letters: DeadLetters | None = None,
+        metadata: MetadataFunction | None = None,
+        formats: Formats = None,
+        policy: StartPolicy | None = None,
+        takeover: Takeover = "refuse",
+        drain: float = 30.0,
+    ) -> None:
+        check_seconds("drain", drain)
+        self.store = store
+        self.outputs = Outputs(transform, into)
+        self.settings = Settings(metadata=metadata, dead_letters=dead_letters)
+        self.settings.check_dead_letters(self.outputs.writers.values())
+        self.flush = flush or Flush(rows=50_000, seconds=1.0, bytes=64 << 20)
+        self.drain = drain
+        self.kafka = {"isolation.level": "read_committed", **checked_settings(kafka)}
+        # A third of the time in which Kafka takes a member for dead: `on_assign` waits for former owners.
+        longest = float(kafka.get("max.poll.interval.ms", _LONGEST)) / 3000
+        self.request = ClaimRequest(
+            group,
+            Broker(self.kafka),
+            topic_names(topics),
+            policy or StartPolicy(),
+            takeover,
+            min(30.0, longest),
+            group,
+            metadata=formats,
+        )
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Consume until SIGTERM, or `stop`; then write what was polled, and leave the group.
+
+        :raises OffsetStoreError: what ended it. What was not written is read again by the member that gets the
+            partitions.
+        """
+        try:
+            with self._on_signal(), join(self.store, self.request) as member:
+                Membership(self, member, self._stopping).run()
+        finally:
+            self._stopping.clear()  # here, since `stop` may be called before this
+
+    def stop(self) -> None:
+        """Have `run` end; any thread may call this."""
+        self._stopping.set()
+
+    @contextmanager
+    def _on_signal(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+            self.stop()
+
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def checked_settings(kafka: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings.
+
+    :raises ConfigurationError: one of them would break what the store promises; the error says what to use instead.
+    """
+    for name, instead in _REFUSED.items():
+        if name in kafka:
+            raise ConfigurationError(f"kafka= may not set {name}", found=name, expected=instead)
+    return kafka
+
+
+class Membership:
+    """One run of a consumer: its member of the fleet, and its client of Kafka. All but deliveries is one thread's."""
+
+    def __init__(self, consumer: Consumer, member: Member, stopping: threading.Event) -> None:
+        self._member = member
+        self._stopping = stopping
+        self._outputs = consumer.outputs
+        self._topics = consumer.request.topics
+        self._drain = consumer.drain
+        self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
+        self._is_interrupted = False
+        self._feed = Feed(consumer.flush)
+        self._runner = Runner(member, self, consumer.settings)
+        self._runner.begin()
+        self._writing: Future[None] | None = None
+        self._number = 0
+        self._failed: BaseException | None = None
+        self._paused: set[TopicPartition] = set()
+        self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
+        self._taken_at: dict[TopicPartition, float] = {}
+        config = {
+            **consumer.kafka,
+            "group.id": consumer.request.kafka_group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.partition.eof": True,
+            "logger": LOG,
+        }
+        self._kafka: Any = make(confluent_kafka.Consumer, config, consumer.kafka)
+
+    def run(self) -> None:
+        """Poll until the consumer is stopped."""
+        try:
+            self._kafka.subscribe([*self._topics], on_assign=self._on_assign, on_revoke=self._on_revoke)
+            while not self._stopping.is_set():
+                self._turn()
+            self._flush_at_end()
+        except BaseException as error:
+            self._failed = self._failed or error
+            raise
+        finally:
+            self._kafka.close()  # which calls `_on_revoke`
+
+    def _turn(self) -> None:
+        """Poll, and hand over what is due."""
+        self._raise_failed()
+        self._take_again()
+        is_busy = self._is_busy()
+        if self._feed.is_due and not is_busy:
+            self._hand_over()
+        if self._feed.room:
+            self._resume()
+            self._poll(min(_MOST, self._feed.room))
+        else:
+            self._pause()
+            self._poll(1)
+
+    # What Kafka says.
+
+    def _poll(self, most: int) -> None:
+        partitions: dict[tuple[str, int], TopicPartition] = {}
+        for message in self._kafka.consume(most, _POLL):
+            place = message.topic(), message.partition()
+            if (tp := partitions.get(place)) is None and place[0] is not None:
+                tp = partitions[place] = TopicPartition(*place)
+            if (error := message.error()) is not None:
+                self._told(error, tp, message.offset())
+            elif tp is not None:
+                self._feed.add(record_of(tp, message))
+
+    def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
+        code = error.code()
+        if tp is not None and code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes are public
+            self._feed.reach(tp, offset)
+        elif tp is not None and code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+            _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
+            self._untaken[tp] = 0.0
+        elif error.fatal() or (code > 0 and code not in PASSING | MISSING):
+            raise broker_error(error, _READING)
+        else:
+            _log.warning("polling records: %s", describe(error))
+
+    def _on_assign(self, kafka: Any, assigned: Iterable[Any]) -> None:
+        wanted = [TopicPartition(one.topic, one.partition) for one in assigned]
+        starts: Mapping[TopicPartition, int] = {}
+        try:
+            if wanted and self._failed is None:
+                starts = self._take(wanted)
+        except BaseException as error:  # noqa: BLE001 - raised by the polling thread, outside of the callback
+            self._failed = self._failed or error
+        # Here, since a seek in the callback has no effect. What was not taken is not read.
+        end = confluent_kafka.OFFSET_END
+        kafka.incremental_assign([_kafkas(tp, starts.get(tp, end)) for tp in wanted])
+
+    def _on_revoke(self, kafka: Any, revoked: Iterable[Any]) -> None:
+        """Write what was polled, and give the partitions back. If they are lost already, their tokens decide."""
+        given = [TopicPartition(one.topic, one.partition) for one in revoked]
+        try:
+            if given and self._failed is None and not self._flush(self._patience):
+                _log.warning("what is written takes longer than %g s: the new owner waits for it", self._patience)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._failed = self._failed or error
+        self._feed.drop(given)
+        self._member.release(given)
+        self._paused.difference_update(given)
+        for tp in given:
+            self._untaken.pop(tp, None)
+        kafka.incremental_unassign([_kafkas(tp) for tp in given])
+
+    def _pause(self) -> None:
+        if new := {*self._feed.partitions} - self._paused:
+            self._kafka.pause([_kafkas(tp) for tp in new])
+            self._paused |= new
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._kafka.resume([_kafkas(tp) for tp in self._paused])
+            self._paused.clear()
+
+    # What the store says.
+
+    def _take(self, wanted: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
+        try:
+            starts = self._member.assign(wanted).offsets
+        except (TopicMissing, LockTimeout, OffsetOutOfRange) as error:
+            # A topic that other brokers don't know yet, a frozen owner, or a leader that does not know its log's end.
+            if isinstance(error, LogTruncated) or (isinstance(error, OffsetOutOfRange) and not self._member.doubts):
+                raise
+            _log.warning("partitions are taken later: %s", error)
+            self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
+            return {}
+        self._feed.begin(starts, self._member.terms)
+        self._taken_at |= dict.fromkeys(starts, time.monotonic())
+        for tp in starts:
+            self._untaken.pop(tp, None)
+        return starts
+
+    def _take_again(self) -> None:
+        """Take partitions that Kafka still assigns to this member, and that it has not, or that have lost records."""
+        if self._member.is_lost:
+            raise StaleClaim(f"group {self._member.group!r} has been claimed, reset or renamed since")
+        for tp in self._feed.partitions - self._member.terms.keys():
+            self._feed.drop([tp])
+            self._untaken.setdefault(tp, self._taken_at.get(tp, 0.0) + _AGAIN)
+        due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]
+        if not due or not self._flush(self._patience):
+            return
+        for tp, offset in self._take(due).items():
+            try:
+                self._kafka.seek(_kafkas(tp, offset))
+            except KafkaException as error:
+                _log.warning("%s is read later: %s", tp, describe(error.args[0]))
+                self._feed.drop([tp])
+                self._untaken[tp] = time.monotonic() + _SOON
+
+    # Deliveries.
+
+    def _hand_over(self) -> None:
+        """Have another thread write all that waits."""
+        if not (polled := self._feed.take()) or self._is_interrupted:  # then it would follow a gap
+            return
+        number, self._number = self._number, self._number + 1
+        self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
+
+    def _write(self, number: int, polled: Mapping[TopicPartition, Polled]) -> None:
+        delivery = PolledRecords(number, self._member, self._outputs, polled, self._sleep)
+
+        @contextmanager
+        def take() -> Generator[Taken | None]:
+            yield Taken(delivery)
+
+        try:
+            self._runner.run(number, take)
+        except Interrupted:
+            self._is_interrupted = True
+            _log.warning("what was polled of group %r is read again by the next start", self._member.group)
+
+    def _is_busy(self) -> bool:
+        """Whether a delivery is being written.
+
+        :raises Exception: it has failed.
+        """
+        if self._writing is None or not self._writing.done():
+            return self._writing is not None
+        ended, self._writing = self._writing, None
+        ended.result()
+        return False
+
+    def _flush(self, seconds: float) -> bool:
+        """Write all that was polled, and wait; return whether that was done in time."""
+        deadline = time.monotonic() + seconds
+        for last in (False, True):
+            if self._writing is not None:
+                wait([self._writing], timeout=max(0.0, deadline - time.monotonic()))
+            if self._is_busy():
+                return False
+            if not last:
+                self._hand_over()
+        return True
+
+    def _flush_at_end(self) -> None:
+        self._raise_failed()
+        if not self._flush(self._drain):
+            raise SinkError(
+                "the consumer was stopped while records are being written",
+                found=f"a delivery that has taken longer than {self._drain:g} s",
+                next_step="Start it again: what was not written is read again. A larger drain= waits longer.",
+            )
+
+    def _raise_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds and self._stopping.wait(seconds):
+            raise _Stopped
+
+    # See `Source`.
+
+    def is_running(self) -> bool:
+        """See `Source`."""
+        return not self._stopping.is_set()
+
+    def is_stopping(self, error: BaseException) -> bool:
+        """See `Source`."""
+        return isinstance(error, _Stopped)
+
+    def typed(self, error: BaseException) -> BaseException:
+        """See `Source`: what the transform has raised is told as it is."""
+        return (error.__cause__ or error) if isinstance(error, TransformRaised) else error
+
+
+def _kafkas(tp: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:
+    return confluent_kafka.TopicPartition(tp.topic, tp.partition, offset)

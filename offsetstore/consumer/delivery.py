@@ -1,0 +1,295 @@
+"""Polled records as a delivery: their rows are computed by the transform, in this process."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+
+from offsetstore.consumer.outputs import Outputs, TransformRaised, split
+from offsetstore.consumer.records import Record, batch_of
+from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.processing.blame import find_failing
+from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.unit import Coordinates, Ranges
+from offsetstore.protocol.letters import Letter, Payload, digest
+from offsetstore.protocol.ports import Writer, declares
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.term import Term, Terms
+from offsetstore.writers.arrow.by_record import RowsByRecord
+
+_EMPTY: Final = Payload(None, None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowRows:
+    """One output's rows; see `KeptRows`."""
+
+    writer: Writer
+    batches: Sequence[pa.RecordBatch]
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return sum(one.num_rows for one in self.batches)
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return sum(one.nbytes for one in self.batches)
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number."""
+        return self.writer.write(work, self.batches)
+
+    def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
+        """See `KeptRows`."""
+        return ArrowRows(self.writer, [*chain.from_iterable(one.batches for one in (self, *later))])
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What the records of one partition cover, as the assignment gave them.
+
+    :param range: ends where Kafka's client is, beyond the last record if there are control records, or records of
+        transactions that were aborted.
+    :param term: in which they were polled.
+    """
+
+    range: OffsetRange
+    records: Sequence[Record]
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class PolledRecords:
+    """See `Delivery`. What the claim no longer has, or has anew, is not in it: the rest is planned again.
+
+    :param pause: sleeps, and raises if the consumer is being stopped.
+    """
+
+    number: int
+    claim: Claim = field(repr=False)
+    outputs: Outputs = field(repr=False)
+    polled: Mapping[TopicPartition, Polled] = field(repr=False)
+    pause: Callable[[float], None] = field(repr=False)
+
+    @property
+    def ranges(self) -> dict[TopicPartition, OffsetRange]:
+        """See `Delivery`."""
+        terms = self.claim.terms
+        polled = sorted(self.polled.items())
+        return {tp: one.range for tp, one in polled if terms.get(tp) is one.term and one.range.size}
+
+    @property
+    def terms(self) -> Terms:
+        """See `Delivery`."""
+        return {tp: one.term for tp, one in self.polled.items()}
+
+    def records(self, part: Ranges, without: Collection[Coordinates] = ()) -> list[Record]:
+        """The records of some ranges, except some, in order."""
+        found: list[Record] = []
+        for tp, range_ in sorted(part.items()):
+            records = self.polled[tp].records
+            begin, end = (bisect_left(records, at, key=_offset) for at in (range_.from_, range_.until))
+            found += records[begin:end]
+        return [one for one in found if one.coordinates not in without] if without else found
+
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, ArrowRows]:
+        """See `Delivery`.
+
+        :raises RowsRefused: transform has rejected a record.
+        :raises TransformRaised: it has raised an error.
+        """
+        made = self.outputs.made(self.claim, batch_of(self.records(part, without)))
+        rows: dict[str, ArrowRows] = {}
+        for name, batch in made.items():
+            good, reject = split(batch)
+            if reject is not None:
+                raise RowsRefused("transform has rejected a record")
+            rows[name] = ArrowRows(self.outputs.writers[name], [good])
+        return rows
+
+    @contextmanager
+    def careful(
+        self,
+        part: Ranges,
+        *,
+        suspects: Mapping[Coordinates, FunctionFailed | None],
+        has_sequences: bool,  # noqa: ARG002 - keys are always digests
+        seconds: float,  # noqa: ARG002 - a search calls nothing but the transform
+    ) -> Generator[ComputedRecords]:
+        """See `Delivery`."""
+        known = {place: why for place, why in suspects.items() if why is not None}
+        yield Computation(self.claim, self.outputs, lambda: self.sleep(0)).of(self.records(part), known)
+
+    def sleep(self, seconds: float) -> None:
+        """See `Delivery`."""
+        self.pause(seconds)
+        self.claim.require_open()
+
+    def failed(self, error: Exception) -> FunctionFailed | None:
+        """See `Delivery`."""
+        return error.failed() if isinstance(error, TransformRaised) else None
+
+    def unreadable(self) -> str | None:
+        """See `Delivery`: they have been read."""
+        return None
+
+    def repeats(self) -> bool:
+        """See `Delivery`: a function may do anything."""
+        return False
+
+
+def _offset(record: Record) -> int:
+    return record.offset
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedRecords:
+    """See `CarefulPart`: each record is computed alone, so its rows are known whatever columns they keep."""
+
+    listed: Sequence[Record]
+    rejected: Mapping[int, Rejected]
+    failed: Mapping[int, FunctionFailed]
+    replaces_in_order: bool
+    _outputs: Mapping[str, RowsByRecord]
+    _try: Callable[[Record], FunctionFailed | int]
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """See `CarefulPart`."""
+        return range(len(self.listed))
+
+    @property
+    def with_rows(self) -> list[int]:
+        """See `CarefulPart`."""
+        outputs = self._outputs.values()
+        return [n for n in self.numbers if n not in self.rejected and any(one.has(n) for one in outputs)]
+
+    @property
+    def accepted(self) -> Sequence[int]:
+        """See `CarefulPart`."""
+        return self.with_rows
+
+    @property
+    def keys(self) -> Mapping[int, Hashable]:
+        """See `CarefulPart`."""
+        found = {n: digest(one.topic_partition, one.payload.key) for n, one in enumerate(self.listed)}
+        return {n: key for n, key in found.items() if key is not None}
+
+    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
+        """See `CarefulPart`."""
+        tried = {n: self._try(self.listed[n]) for n in numbers}
+        failed = {n: why for n, why in tried.items() if isinstance(why, FunctionFailed)}
+        for number in self.with_rows[:1] if failed else ():
+            if isinstance(why := self._try(self.listed[number]), FunctionFailed):
+                raise why from why.__cause__
+        return failed
+
+    def record(self, number: int) -> Coordinates:
+        """See `CarefulPart`."""
+        return self.listed[number].coordinates
+
+    def misfits(self, connection: object) -> dict[int, RowsRefused]:
+        """See `CarefulPart`."""
+        found: dict[int, RowsRefused] = {}
+        for name, output in self._outputs.items():
+            for number, error in output.misfits(connection).items():
+                error.output = name
+                found.setdefault(number, error)
+        return found
+
+    def rows_of(self, numbers: Sequence[int]) -> dict[str, ArrowRows]:
+        """See `CarefulPart`."""
+        return {name: ArrowRows(one.writer, one.of(numbers).to_batches()) for name, one in self._outputs.items()}
+
+    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
+        """See `CarefulPart`."""
+        output = None if refused.output is None else self._outputs.get(refused.output)
+        return None if output is None or refused.row is None else output.nth(numbers, refused.row - 1)
+
+    def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
+        """See `CarefulPart`."""
+        return {n: self.listed[n].payload for n in numbers}
+
+
+class Computation:
+    """Computes the rows of records, each alone, so that they are known whatever columns the transform keeps.
+
+    :param check: called before each try; what it raises passes.
+    """
+
+    def __init__(self, claim: Claim, outputs: Outputs, check: Callable[[], None] = lambda: None) -> None:
+        self._claim = claim
+        self._outputs = outputs
+        self._check = check
+
+    def of(
+        self, records: Sequence[Record], known: Mapping[Coordinates, FunctionFailed] | None = None
+    ) -> ComputedRecords:
+        """Compute the rows of all records that can be computed.
+
+        :param known: records that have failed just now.
+        :raises TooManyFailed: no record of many can be computed.
+        """
+        failed = {n: known[one.coordinates] for n, one in enumerate(records) if known and one.coordinates in known}
+        others = [n for n in range(len(records)) if n not in failed]
+
+        def try_(begin: int, end: int) -> FunctionFailed | int:
+            return self.tried([records[n] for n in others[begin:end]])
+
+        if isinstance(try_(0, len(others)), FunctionFailed):
+            failed |= {others[at]: error for at, error in find_failing(len(others), try_, check=self._check).items()}
+        return self._one_by_one(records, failed)
+
+    def tried(self, records: Sequence[Record]) -> FunctionFailed | int:
+        """Compute these together, and forget their rows; return how many there are, or why there are none."""
+        self._check()
+        try:
+            return sum(rows.num_rows for rows, reject in self._made(records).values() if reject is None)
+        except TransformRaised as error:
+            if (why := error.failed()) is None:
+                raise
+            return why
+
+    def _one_by_one(self, records: Sequence[Record], failed: Mapping[int, FunctionFailed]) -> ComputedRecords:
+        empty = {name: rows for name, (rows, _) in self._made([]).items()}
+        batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in empty}
+        firsts = {name: array("q", [0]) for name in empty}
+        rejected: dict[int, Rejected] = {}
+        for number, record in enumerate(records):
+            made: Mapping[str, tuple[pa.RecordBatch, Rejected | None]] = {}
+            if number not in failed:
+                self._check()
+                made = self._made([record])
+            reject = next((reject for _, reject in made.values() if reject is not None), None)
+            if reject is not None:
+                rejected[number], made = reject, {}
+            for name, (rows, _) in made.items():
+                batches[name].append(rows)
+            for name, first in firsts.items():
+                first.append(first[-1] + (made[name][0].num_rows if made else 0))
+        outputs = self._outputs
+        by_record: dict[str, RowsByRecord] = {}
+        for name, found in batches.items():
+            table = pa.Table.from_batches(found or [empty[name]]).combine_chunks()
+            by_record[name] = RowsByRecord(outputs.writers[name], table, firsts[name])
+        uses = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
+        return ComputedRecords(records, rejected, failed, uses, by_record, lambda one: self.tried([one]))
+
+    def _made(self, records: Sequence[Record]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
+        return {name: split(rows) for name, rows in self._outputs.made(self._claim, batch_of(records)).items()}
+
+
+def records_of(letters: Sequence[Letter]) -> list[Record]:
+    """The records of letters, in their order."""
+    return [Record(one.topic_partition, one.offset, one.payload or _EMPTY) for one in letters]

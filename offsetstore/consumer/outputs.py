@@ -1,0 +1,150 @@
+"""What the user's transform returns, checked against the writers and their tables."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, Final, TypeAlias, cast
+
+import pyarrow as pa
+
+from offsetstore.errors import ColumnMismatch, ConfigurationError, FunctionFailed, SinkError
+from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.unit import UNNAMED
+from offsetstore.protocol.letters import rejected
+from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.ports import TableWriter, Writer
+from offsetstore.store.claim import Claim
+
+Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
+
+REJECT: Final = "_reject"
+_FIELDS: Final = ["code", "reason"]
+_types: Any = pa.types  # its stubs leave the types of fields open
+
+
+class TransformRaised(Exception):
+    """The transform has raised its cause."""
+
+    def failed(self) -> FunctionFailed | None:
+        """Our error for it, ``None`` if no record is to blame."""
+        cause = self.__cause__ or self
+        if tells_of_outage(cause):
+            return None
+        name = type(cause).__name__
+        failed = FunctionFailed(
+            f"transform raised {name}",
+            error_class=name,
+            text=str(cause),
+            traceback="".join(traceback.format_exception(cause)),
+        )
+        failed.__cause__ = cause
+        return failed
+
+
+class Outputs:
+    """The transform and its writers.
+
+    ``writers`` with a table are copies: another database may have the table in another schema.
+
+    :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
+    """
+
+    def __init__(self, transform: Transform, into: Writer | Mapping[str, Writer]) -> None:
+        if not callable(transform):
+            raise ConfigurationError(
+                "transform must be a function", found=repr(transform), expected="a function of a RecordBatch"
+            )
+        given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
+        if not given or not all(callable(getattr(one, "write", None)) for one in given.values()):
+            raise ConfigurationError(
+                "into must be a writer, or a mapping of names to writers",
+                found=repr(into),
+                expected='Append("table"), Upsert(...) or Execute(...)',
+            )
+        self.writers: Mapping[str, Writer] = {
+            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
+        }
+        self._transform = transform
+        self._checked: dict[str, tuple[pa.Schema, bool]] = {}
+
+    def made(self, claim: Claim, records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+        """Call the transform, and check what it returns. Rejected rows are still in it.
+
+        :raises TransformRaised: it has raised an error.
+        :raises SinkError: the names are not the writers', or a value is not a record batch.
+        :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
+        """
+        try:
+            result = self._transform(records)
+        except Exception as error:
+            raise TransformRaised from error
+        made: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
+        if made.keys() != self.writers.keys() or not all(isinstance(one, pa.RecordBatch) for one in made.values()):
+            raise SinkError(
+                "transform did not return what the writers expect",
+                found=", ".join(f"{name!r}: {type(one).__name__}" for name, one in made.items()),
+                expected=", ".join(f"{name!r}: RecordBatch" for name in self.writers),
+                next_step="Return a pyarrow.RecordBatch, or a mapping with the same names as into=.",
+            )
+        self._check(claim, {name: without_reject(one.schema) for name, one in made.items()})
+        return dict(made)
+
+    def uses_kafka(self, name: str) -> bool:
+        """Whether the writer of that output orders rows by ``_kafka``, after its first rows were `made`."""
+        return self._checked[name][1]
+
+    def _check(self, claim: Claim, schemas: Mapping[str, pa.Schema]) -> None:
+        """Compare the columns with the tables', once for each schema."""
+        new = {name: one for name, one in schemas.items() if self._checked.get(name, (None,))[0] != one}
+        if not new:
+            return
+
+        def check(connection: Any) -> dict[str, tuple[pa.Schema, bool]]:
+            for name, schema in new.items():
+                writer = self.writers[name]
+                if isinstance(writer, TableWriter):
+                    writer.resolve_table(connection)
+                writer.check(connection, schema)
+            return {name: (schema, self.writers[name].uses_kafka_column(schema)) for name, schema in new.items()}
+
+        self._checked |= claim.read(lambda session: check(session.connection))
+
+
+def without_reject(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of what is written.
+
+    :raises ColumnMismatch: ``_reject`` is neither of strings nor of structs of a code and a reason.
+    """
+    if REJECT not in schema.names:
+        return schema
+    kind = cast("Any", schema).field(REJECT).type
+    texts: list[Any] = [kind]
+    if _types.is_struct(kind) and sorted(field.name for field in kind.fields) == _FIELDS:
+        texts = [field.type for field in kind.fields]
+    if not all(map(_is_text, texts)):
+        raise ColumnMismatch(
+            f"the column {REJECT} that transform returns must hold the reason as a string, or a code and a reason",
+            found=str(kind),
+            expected="string, or struct<code: string, reason: string>",
+            next_step="Return the reason, and null for a good row.",
+        )
+    return schema.remove(schema.get_field_index(REJECT))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(_types.is_string(kind) or _types.is_null(kind))
+
+
+def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Rejected | None]:
+    """Return the rows of one or several records without ``_reject``, and the first reason that is in it."""
+    if REJECT not in rows.schema.names:
+        return rows, None
+    column = cast("Any", rows).column(REJECT)
+    values: list[Any] = [] if column.null_count == len(column) else column.to_pylist()
+    for given in values:
+        code, reason = (given["code"], given["reason"]) if _types.is_struct(column.type) and given else (None, given)
+        if code is not None or reason is not None:
+            return rows.drop_columns([REJECT]), Rejected(rejected(reason, code))
+    return rows.drop_columns([REJECT]), None

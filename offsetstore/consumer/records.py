@@ -1,0 +1,91 @@
+"""Kafka's records as Arrow, with the columns of Spark's Kafka source, and ``_kafka`` with each one's coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+import pyarrow as pa
+
+from offsetstore.offsets import TopicPartition
+from offsetstore.processing.unit import Coordinates
+from offsetstore.protocol.letters import Payload
+from offsetstore.writers.arrow.batches import KAFKA
+
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+COLUMNS: Final = pa.schema([
+    ("key", pa.binary()),
+    ("value", pa.binary()),
+    ("topic", pa.string()),
+    ("partition", pa.int32()),
+    ("offset", pa.int64()),
+    ("timestamp", pa.timestamp("ms", tz="UTC")),
+    ("timestampType", pa.int32()),
+    ("headers", _HEADERS),
+])  # fmt: skip
+"""Kafka's own columns. A record without headers has NULL, and one without a timestamp too."""
+
+
+class Message(Protocol):
+    """What confluent-kafka's ``Message`` has."""
+
+    def topic(self) -> str | None: ...  # noqa: D102 - confluent-kafka's
+    def partition(self) -> int | None: ...  # noqa: D102
+    def offset(self) -> int | None: ...  # noqa: D102
+    def key(self) -> Any: ...  # noqa: D102
+    def value(self) -> Any: ...  # noqa: D102
+    def headers(self) -> Any: ...  # noqa: D102
+    def timestamp(self) -> tuple[int, int]: ...  # noqa: D102
+
+
+class Record(NamedTuple):
+    """One record."""
+
+    topic_partition: TopicPartition
+    offset: int
+    payload: Payload
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Its partition and offset."""
+        return self.topic_partition, self.offset
+
+
+def record_of(tp: TopicPartition, message: Message) -> Record:
+    """Take a record over from Kafka's client."""
+    kind, timestamp = message.timestamp()  # 0 for none, then as Kafka counts, from 1
+    headers = message.headers()
+    return Record(
+        tp,
+        cast("int", message.offset()),
+        Payload(
+            message.key(),
+            message.value(),
+            tuple(headers) if headers else (),
+            timestamp if kind else None,
+            kind - 1,
+        ),
+    )
+
+
+def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
+    """Make the batch that ``transform`` gets."""
+    payloads = [one.payload for one in records]
+    arrays: list[Any] = [
+        pa.array(values, kind)
+        for values, kind in (
+            ([one.key for one in payloads], pa.binary()),
+            ([one.value for one in payloads], pa.binary()),
+            ([one.topic_partition.topic for one in records], pa.string()),
+            ([one.topic_partition.partition for one in records], pa.int32()),
+            ([one.offset for one in records], pa.int64()),
+            ([one.timestamp_ms for one in payloads], pa.timestamp("ms", tz="UTC")),
+            ([one.timestamp_type for one in payloads], pa.int32()),
+            ([[*one.headers] if one.headers else None for one in payloads], _HEADERS),
+        )
+    ]
+    arrow: Any = pa
+    coordinates = slice(2, 6)
+    kafka = arrow.StructArray.from_arrays(arrays[coordinates], COLUMNS.names[coordinates])
+    return arrow.RecordBatch.from_arrays([*arrays, kafka], [*COLUMNS.names, KAFKA])

@@ -1,0 +1,379 @@
+"""Members of a fleet: how a process joins a claim that others share, and takes and gives back partitions.
+
+To found a fleet is to claim the whole group, see `offsetstore.store.acquire`; to take partitions is the same for these
+alone, under a share of the group's row, which keeps claims out and no other member. See `offsetstore.protocol.fleet`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from offsetstore.errors import (
+    ConfigurationError,
+    LockTimeout,
+    OffsetStoreError,
+    PartitionLost,
+    StaleClaim,
+    TopicMissing,
+)
+from offsetstore.offsets import BrokerView, Token, TopicPartition
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.database import GroupRow, Session
+from offsetstore.protocol.fleet import fleet_name, may_share
+from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.store.acquire import (
+    AGAIN,
+    Asked,
+    Evidence,
+    ask,
+    decided,
+    decisions,
+    lock_whole,
+    resolve_again,
+    until_believed,
+    write_starts,
+    write_whole,
+)
+from offsetstore.store.claim import Acquired, Claim, ClaimRequest
+from offsetstore.store.identity import name_prefix, this_process
+from offsetstore.store.mirror import LOOK_SECONDS
+from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read
+from offsetstore.store.term import Terms, begin
+
+_log = logging.getLogger(__name__)
+_TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
+
+
+class Member(Claim):
+    """One process of a fleet: a claim whose ``token`` only the rows of the partitions that it has taken have.
+
+    ``fleet`` is the token of the group's row, which all members share. ``partitions`` are those that it has: a
+    transaction with any other raises `PartitionLost`, and without those it may be made again. Once it ``is_lost``, the
+    group is no longer the fleet's. ``doubts`` are partitions that could not be taken because their logs end below the
+    stored offsets, and since when, by the monotonic clock: for half a minute a new leader may not know the end.
+    """
+
+    def __init__(self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token) -> None:
+        self.fleet = fleet  # the first heartbeat may be sent before this returns
+        self._request = request
+        self.doubts: dict[TopicPartition, float] = {}
+        super().__init__(store, request, acquired)
+
+    @property
+    def group_token(self) -> Token:
+        """The fleet's: `token` is this member's."""
+        return self.fleet
+
+    def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
+        """Return `terms`: new ones begin with `assign` alone.
+
+        :raises PartitionLost: it does not have one of the partitions.
+        """
+        terms = self.terms
+        for tp in partitions:
+            if tp not in terms:
+                raise self.no_term(tp)
+        return terms
+
+    def no_term(self, tp: TopicPartition) -> OffsetStoreError:
+        """See `ClaimInfo`."""
+        if self.is_lost:
+            return StaleClaim(f"group {self.group!r} is no longer this fleet's", topic_partition=tp)
+        return PartitionLost(
+            "this member of the fleet does not have the partition",
+            topic_partition=tp,
+            expected=f"one of its {len(self.terms)} partitions",
+        )
+
+    def assign(self, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        """Take the partitions, whoever has them, and resolve where they start, as a claim does for all.
+
+        It waits for the former owner's open transaction, and ends it after the request's ``takeover_timeout``. What was
+        known of these partitions is forgotten: letters, failures, metadata and positions are read anew.
+
+        :return: where they start; nothing without partitions.
+        :raises StaleClaim: the group is no longer the fleet's; or where they start is a decision of the policy, which
+            is made for the whole group: by the next process that joins, since that founds a fleet.
+        :raises OffsetOutOfRange: a log ends below its stored offset, which may pass: see ``doubts``.
+        :raises StartError: where they start can't be decided safely; nothing was taken.
+        :raises BrokerError: a request to Kafka failed; nothing was taken.
+        """
+        wanted = frozenset(partitions)
+        for tp in sorted(wanted):
+            self._require_topic(tp, "member.assign")
+        self.require_open()
+        # Before they are taken, or a transaction could find a row that is new with what is kept of the former term.
+        self.release(wanted)
+        if not wanted:
+            return StartingOffsets({})
+        request = replace(self._request, partitions=wanted, takeover="fence")
+        try:
+            acquired = until_believed(
+                self, request, lambda asked, evidence: _assign(self, asked, evidence), proven=self._proven
+            )
+        except StaleClaim:
+            self.lose()
+            raise
+        assert acquired.starting is not None
+        with self._binding:
+            self.terms = {**self.terms, **acquired.terms}
+        for tp in wanted:
+            self.doubts.pop(tp, None)
+        return acquired.starting
+
+    def _proven(self, confirmed: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
+        """The logs that have been too short for so long that it is no new leader which does not know their ends yet.
+
+        Leaders change when members come and go, and what is recorded stays until an operator resets.
+        """
+        now = time.monotonic()
+        for tp in confirmed:
+            self.doubts.setdefault(tp, now)
+        return {tp: what for tp, what in confirmed.items() if now - self.doubts[tp] >= LOOK_SECONDS}
+
+    def unblock(self, partitions: Collection[TopicPartition]) -> None:
+        """End what has held the rows for longer than the request's ``takeover_timeout``: a member that is frozen.
+
+        :raises StaleClaim: the group is no longer the fleet's.
+        """
+        try:
+            with _holding(self, self._request.takeover_timeout, partitions):
+                pass
+        except StaleClaim:
+            self.lose()
+            raise
+        except OffsetStoreError as error:  # then the next attempt meets it, too
+            _log.warning("could not end what holds rows of group %r: %s", self.group, error)
+
+    def release(self, partitions: Collection[TopicPartition]) -> None:
+        """Give partitions back: from now on no transaction of this member locks them.
+
+        One that has locked them goes on, with what it has of their terms: whoever takes them waits for it. Nothing is
+        written, so their rows keep this member's token until then.
+        """
+        given = frozenset(partitions)
+        with self._binding:
+            self.terms = {tp: term for tp, term in self.terms.items() if tp not in given}
+
+    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
+        """Record that others have these partitions; without any, that the group is no longer the fleet's."""
+        if partitions:
+            self.release(partitions)
+        else:
+            super().lose()
+
+    def _beat(self, session: Session) -> bool:
+        member_id = self.token.claim_id
+        if session.beat_member(self.group, self.fleet, member_id):
+            return True
+        owner = session.group(self.group)
+        is_ours = owner is not None and owner.token == self.fleet
+        if is_ours and not self.is_closed:  # it was silent for so long that it was forgotten
+            session.add_member(self.group, self.fleet, member_id, self.owner)
+        return is_ours
+
+    def _end_beat(self, session: Session) -> None:
+        session.drop_member(self.group, self.token.claim_id)
+
+
+def join(store: Connected, request: ClaimRequest) -> Member:
+    """Join the fleet that has the group; if there is no live one of this cluster and Kafka group, found one.
+
+    A new fleet fences what has the group, as a claim does: a job, unless the request's ``takeover`` spares it, and
+    another fleet in any case. It starts with a row for each partition, so that members resolve no more than their own.
+
+    :raises GroupBusy: a job is live, and is to be spared.
+    :raises StartError, BrokerError, LockTimeout: as a claim does, where the group is to be founded. A fleet is joined
+        although partitions can't start: whoever takes them is told.
+    """
+    if request.broker is None:
+        raise ConfigurationError("a fleet needs a broker: Kafka deals out the partitions to its members")
+    request = replace(request, shared=True, mirror_every=None)
+    # The same for all attempts: if a COMMIT happened and its answer was lost, the next one finds its own fleet.
+    fleet_id, member_id = uuid.uuid4(), uuid.uuid4()
+    fleet, acquired = until_believed(
+        store, request, lambda asked, evidence: _join(store, asked, fleet_id, member_id, evidence)
+    )
+    return Member(store, request, acquired, fleet)
+
+
+def _join(
+    store: Connected, request: ClaimRequest, fleet_id: uuid.UUID, member_id: uuid.UUID, evidence: Evidence
+) -> tuple[Token, Acquired]:
+    """Return the fleet's token, and what the new member has of its own."""
+    group = request.group
+
+    def is_shared(view: BrokerView) -> bool:
+        name = fleet_name(view.cluster_id, request.kafka_group)
+        return _shared(read(store.database, lambda session: session.group(group)), name)
+
+    asked = ask(store, request, fleet_id, evidence, is_shared=is_shared)
+    assert asked.view is not None
+    assert asked.starting is not None
+    fleet, store_id = fleet_name(asked.view.cluster_id, request.kafka_group), asked.identity.store_id
+    found = None
+    if not decided(asked.starting):
+        # What holds the group's row is not waited for: to found a fleet ends it, if it must.
+        with suppress(LockTimeout):
+            found = _enter(store, request, fleet, member_id, asked=asked, evidence=evidence)
+    if found is None:
+        if asked.passed_over is not None:
+            ask(store, request, fleet_id, evidence)  # all of its partitions have to start
+        found, store_id = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
+    return found, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
+
+
+def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:
+    return owner is not None and may_share(owner.fleet, fleet, is_live=owner.is_live, decides=decides)
+
+
+def _enter(
+    store: Connected, request: ClaimRequest, fleet: str, member_id: uuid.UUID, *, asked: Asked, evidence: Evidence
+) -> Token | None:
+    """Become a member of the fleet, and return its token, if it has the group.
+
+    A share of the group's row is enough, and waits for no member that takes partitions, nor ends its transaction. But
+    where a topic starts that is new to the group is decided for all of its partitions at once, by whoever brings it:
+    of several members, the first that took a partition would make the topic a known one.
+    """
+    group = request.group
+    new = {*request.topics}.difference(tp.topic for tp in asked.stored)
+    waits = deciding(store.database, group, name="join", lock_timeout=store.timeouts.lock, again=AGAIN)
+    with (
+        fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) if new else waits as session
+    ):
+        if new:
+            session.lock_group(group)
+        else:
+            session.share_group(group)
+        owner = session.group(group)
+        if owner is None or not _shared(owner, fleet):
+            return None
+        if topics := new.difference(tp.topic for tp in session.read_partitions(group)) if new else ():
+            _begin_topics(session, group, owner.token, topics, asked=asked, evidence=evidence)
+        _add(session, group, owner.token, member_id)
+        return owner.token
+
+
+def _begin_topics(
+    session: Session, group: str, fleet: Token, topics: Collection[str], *, asked: Asked, evidence: Evidence
+) -> None:
+    """Write where these topics start, none of which has a row: for the fleet, as by its foundation."""
+    assert asked.view is not None
+    assert asked.starting is not None
+    for tp, error in sorted((asked.passed_over or {}).items()):
+        if tp.topic in topics:
+            raise error
+    starts = {tp: start for tp, start in asked.starting.starts.items() if tp.topic in topics}
+    starting = replace(asked.starting, starts=starts, vanished=())
+    write_starts(session, group, fleet, {}, view=asked.view, starting=starting, looked=evidence.unlocked)
+    session.append_history(group, decisions({}, starting, fleet, this_process()))
+
+
+def _add(session: Session, group: str, fleet: Token, member_id: uuid.UUID) -> None:
+    session.trim_members(group, fleet.claim_id)
+    session.add_member(group, fleet, member_id, this_process())
+
+
+def _found_fleet(
+    store: Connected,
+    request: ClaimRequest,
+    fleet: str,
+    evidence: Evidence,
+    *,
+    fleet_id: uuid.UUID,
+    member_id: uuid.UUID,
+) -> tuple[Token, uuid.UUID]:
+    """Return the fleet's token, and the store's id."""
+    group = request.group
+    with fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) as session:
+        locked = lock_whole(session, request, fleet_id, evidence, schema=store.database.schema)
+        owner = session.group(group)
+        assert locked.starting is not None
+        # Another process may have founded the fleet, or made the decision, since nothing was locked.
+        if owner is not None and _shared(owner, fleet, decides=bool(decided(locked.starting))):
+            token = owner.token
+        else:
+            why = f"takeover={request.takeover}, for a fleet of group {request.kafka_group!r} in Kafka"
+            token = write_whole(session, request, fleet_id, locked, evidence, why=why).token
+            session.end_beat(fleet_id)  # a fleet has those of its members
+            session.write_fleet(group, fleet)
+        _add(session, group, token, member_id)
+        failpoints.reach("in_claim")
+    return token, locked.store_id
+
+
+@contextmanager
+def _holding(
+    member: Member,
+    timeout: float,
+    partitions: Collection[TopicPartition],
+    new: Mapping[TopicPartition, int] | None = None,
+) -> Generator[tuple[Session, Collection[TopicPartition]]]:
+    """Hold the rows of partitions, and a share of the group's row: what holds these rows is ended after a time.
+
+    What holds the group's row is about to fence this member, and is not ended; but for a member that looks whether its
+    COMMIT has happened, and is frozen.
+
+    :param new: where partitions start that may have no rows; the block gets those whose rows were made.
+    :raises StaleClaim: the group is no longer the fleet's.
+    """
+    group, database = member.group, member.database
+    with patiently(database, group, timeout, name="assign", again=_TAKE_AGAIN) as session:
+        with database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}{member.fleet.epoch}:"):
+            found = session.share_group(group)
+        if found != member.fleet:
+            raise StaleClaim(
+                f"group {group!r} is no longer this fleet's: it was claimed, reset or renamed",
+                found=str(found or "no row"),
+                expected=str(member.fleet),
+            )
+        with database.unblocking(session, after=timeout, older_than=name_prefix(group)):
+            # Rows that are missing are made first: of two members that make one, the second then waits for it here.
+            made = session.insert_partitions(group, member.token, dict(new)) if new else ()
+            session.lock_partitions(group, sorted(partitions))
+        yield session, made
+
+
+def _assign(member: Member, request: ClaimRequest, evidence: Evidence) -> Acquired:
+    """Take the request's partitions: lock their rows, resolve, and write the member's token to them.
+
+    Kafka is asked before: a member that is frozen while it waits for Kafka must not hold the rows of others.
+    """
+    group, token, wanted = request.group, member.token, sorted(request.partitions or ())
+    asked = ask(member, request, token.claim_id, evidence)
+    assert asked.view is not None
+    assert asked.starting is not None
+    offsets = asked.starting.offsets
+    for tp in wanted:
+        if tp not in offsets:
+            raise TopicMissing("Kafka has assigned the partition, and does not show it yet", topic_partition=tp)
+    new = {tp: offsets[tp] for tp in wanted}
+    with _holding(member, request.takeover_timeout, wanted, new) as (session, made):
+        rows = {tp: row for tp, row in session.read_partitions(group, wanted).items() if tp not in made}
+        starting = resolve_again(session, request, asked, rows)
+        for tp in decided(starting):
+            raise StaleClaim(
+                "where the partition starts is decided for the whole group, by the next process that joins",
+                topic_partition=tp,
+                found=starting.starts[tp].reason.value,
+                next_step="Start this process again: it founds a fleet, which fences the other members.",
+            )
+        session.take_partitions(group, token, wanted)
+        new_rows = write_starts(
+            session, group, token, rows, view=asked.view, starting=starting, looked=evidence.unlocked
+        )
+        session.append_history(group, decisions(rows, starting, token, member.owner))
+        metadata = {
+            tp: row.metadata
+            for tp, row in rows.items()
+            if tp not in new_rows or new_rows[tp].next_offset == row.next_offset
+        }
+        terms = begin(session, group, wanted, metadata)
+        failpoints.reach("in_claim")
+    return Acquired(token, terms, starting, member.owner, member.store_id)

@@ -1,0 +1,149 @@
+"""A *term*: the time for which a claim has a partition, and what it keeps in memory of the partition meanwhile.
+
+A job has one term of each partition, as long as its claim. A member of a fleet has another one each time that it takes
+the partition. Whoever has begun with a term goes on with it: when it is over, the claim no longer has it, and nothing
+in it is changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.database import Session
+from offsetstore.protocol.marking import Position
+from offsetstore.protocol.metadata import Text
+
+_NONE: Final = -1
+_changing: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForNextAdvance:
+    """A text that was stored for a partition's next advance; the same text that is stored again is another one."""
+
+    text: Text
+
+
+@dataclass(slots=True, eq=False)
+class Term:
+    """What a claim keeps in memory of one partition. Threads may share it.
+
+    A transaction that reaches the records at these offsets marks their letters as superseded, and deletes the failed
+    attempts. Neither is looked for otherwise: without a reset or a failure they cost nothing.
+
+    :param metadata: as it was when the term began.
+    :param letter: the highest offset with an open letter that the job has still to read, -1 without one.
+    :param failure: the highest offset with a failed attempt, -1 without one.
+    :param sequence: the highest offset of an open letter for which later records of its key wait, -1 without one. A
+        transaction for which none waits marks such letters as overtaken: a replay could replace what it has written.
+    :param position: how far the job has come in memory, with manual marking or a buffer.
+    :param next: what the next advance writes as metadata.
+    :param has_row: ``False`` until the transaction that creates the partition's row is committed.
+    """
+
+    metadata: Text = None
+    letter: int = _NONE
+    failure: int = _NONE
+    sequence: int = _NONE
+    position: Position | None = None
+    next: ForNextAdvance | None = None
+    has_row: bool = True
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether there is a failed attempt at a record that is still to be read."""
+        return self.failure != _NONE
+
+    def store(self, text: Text) -> None:
+        """Keep the text for the next advance."""
+        with _changing:
+            self.next = ForNextAdvance(text)
+
+    def forget(self, used: ForNextAdvance | None) -> None:
+        """Forget what an advance has used, once it is known to be committed; what was stored since then stays."""
+        with _changing:
+            if self.next is used:
+                self.next = None
+
+    def note_failure(self, offset: int) -> None:
+        """Record a failed attempt."""
+        self.failure = max(offset, self.failure)
+
+    def note_sequence(self, offset: int) -> None:
+        """Record a letter for which later records of its key wait."""
+        self.sequence = max(offset, self.sequence)
+
+    def passed(self, range_: OffsetRange, *, in_sequence: bool = False) -> None:
+        """Forget letters and attempts below the range's end, once that is committed."""
+        if self.letter < range_.until:
+            self.letter = _NONE
+        if self.failure < range_.until:
+            self.failure = _NONE
+        if not in_sequence and self.sequence < range_.until:
+            self.sequence = _NONE
+
+
+Terms: TypeAlias = Mapping[TopicPartition, Term]
+
+
+def begin(
+    session: Session, group: str, partitions: Collection[TopicPartition], metadata: Mapping[TopicPartition, Text]
+) -> dict[TopicPartition, Term]:
+    """Begin a term of each partition, with what the database knows of it; under the locks of the rows."""
+    letters, sequences = session.letters_ahead(group), session.letters_in_sequence(group)
+    failures: dict[TopicPartition, int] = {}
+    for tp, offset in session.failures(group):
+        failures[tp] = max(offset, failures.get(tp, _NONE))
+    return {
+        tp: Term(metadata.get(tp), letters.get(tp, _NONE), failures.get(tp, _NONE), sequences.get(tp, _NONE))
+        for tp in partitions
+    }
+
+
+def delivered(terms: Terms) -> dict[TopicPartition, int]:
+    """The next offset that the job has not been given yet, where that is kept in memory."""
+    return {tp: term.position.delivered for tp, term in terms.items() if term.position is not None}
+
+
+def unmarked(terms: Terms) -> dict[TopicPartition, OffsetRange]:
+    """An empty range at the end of what was delivered, for each partition where that is not all stored."""
+    return {
+        tp: OffsetRange(position.delivered, position.delivered)
+        for tp, term in terms.items()
+        if (position := term.position) is not None and position.stored < position.delivered
+    }
+
+
+def may_have_letters(terms: Terms, ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
+    """Whether there may be open letters in the ranges."""
+    return any(tp in terms and terms[tp].letter >= range_.from_ for tp, range_ in ranges.items())
+
+
+def settle_passed(
+    session: Session,
+    group: str,
+    terms: Terms,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    *,
+    actor: str,
+    gone: Collection[tuple[TopicPartition, int]] = (),
+    in_sequence: bool = False,
+) -> None:
+    """Supersede the letters in the ranges, without those of records that are gone; delete the attempts below.
+
+    :param in_sequence: whether later records of letters' keys wait; otherwise the letters below are overtaken.
+    """
+    letters = {tp: range_ for tp, range_ in ranges.items() if terms[tp].letter >= range_.from_}
+    below = {} if in_sequence else {tp: one for tp, one in ranges.items() if one and terms[tp].sequence != _NONE}
+    if letters and below:  # each locks in order, but the second one has letters before those of the first
+        session.lock_passed_letters(group, letters | below)
+    if letters:
+        session.supersede(group, letters, actor=actor, gone=gone)
+    if failures := {tp: range_ for tp, range_ in ranges.items() if terms[tp].failure >= range_.from_}:
+        session.pass_failures(group, failures)
+    if below:
+        session.overtake_letters(group, below)

@@ -1,0 +1,268 @@
+"""What a member of a fleet has polled, on PostgreSQL, without Kafka: written once, whatever it has lost meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from offsetstore import Append, DeadLetters, OffsetRange, OffsetStore, StartPolicy, TopicPartition, Upsert
+from offsetstore.consumer.delivery import Polled, PolledRecords
+from offsetstore.consumer.outputs import Outputs, Transform
+from offsetstore.consumer.records import Record
+from offsetstore.errors import PartitionLost, RowsRefused, StaleClaim
+from offsetstore.processing.plan import BatchInfo
+from offsetstore.processing.runner import Runner, Settings, Taken
+from offsetstore.protocol.events import BatchEnded
+from offsetstore.protocol.letters import Payload
+from offsetstore.protocol.ports import Writer
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import Member, join
+from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
+from tests.support.recorder import Recorder
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+ROWS = "SELECT record FROM results ORDER BY record"
+LETTERS = "SELECT partition, record_offset, cause, state, error_class FROM dead_letters ORDER BY 1, 2"
+
+
+@pytest.fixture(autouse=True)
+def _table(query: Query) -> None:
+    query("CREATE TABLE results (record bigint CONSTRAINT unlucky CHECK (record <> 13))")
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def store(offsetstore_database: str, recorder: Recorder) -> Iterator[OffsetStore]:
+    with OffsetStore.connect(offsetstore_database, observers=[recorder]) as connected:
+        yield connected
+
+
+@pytest.fixture
+def joins(store: OffsetStore) -> Iterator[Callable[[], Member]]:
+    members: list[Member] = []
+
+    def joins_it() -> Member:
+        broker = StaticBroker.with_topics({"payments": 2}, end=1000)
+        request = ClaimRequest("billing", broker, ("payments",), StartPolicy(), "refuse", 5.0, "billing")
+        members.append(join(store, request))
+        return members[-1]
+
+    yield joins_it
+    for member in members:
+        member.close()
+
+
+def values_of(records: Any) -> list[bytes]:
+    return records.column("value").to_pylist()
+
+
+def parse(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Numbers are rows; a question mark is rejected, and what is no number can't be computed."""
+    values = values_of(records)
+    numbers = [None if value == b"?" else int(value) for value in values]
+    why = pa.array(["a question" if value == b"?" else None for value in values], pa.string())
+    made: Any = pa.record_batch({"record": pa.array(numbers, pa.int64()), "_reject": why})
+    return made
+
+
+class Polling:
+    """Hands records over for a member, as the consumer does."""
+
+    def __init__(
+        self,
+        member: Member,
+        transform: Transform = parse,
+        into: Writer | Mapping[str, Writer] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.member = member
+        self.outputs = Outputs(transform, into or Append("results"))
+        self.runner = Runner(member, self, Settings(**settings))
+        self.runner.begin()
+        self.number = 0
+
+    def polled(self, values: Mapping[TopicPartition, Sequence[str]], begin: int = 0, beyond: int = 0) -> PolledRecords:
+        polled = {
+            tp: Polled(
+                OffsetRange(begin, begin + len(given) + beyond),
+                [Record(tp, begin + n, Payload(b"k", one.encode(), (), 0, 0)) for n, one in enumerate(given)],
+                self.member.term(tp),
+            )
+            for tp, given in values.items()
+        }
+        self.number += 1
+        return PolledRecords(self.number, self.member, self.outputs, polled, lambda _: None)
+
+    def write(self, delivery: PolledRecords) -> None:
+        @contextmanager
+        def take() -> Generator[Taken]:
+            yield Taken(delivery)
+
+        self.runner.run(delivery.number, take)
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_stopping(self, error: BaseException) -> bool:  # noqa: ARG002 - the Source's
+        return False
+
+    def typed(self, error: BaseException) -> BaseException:
+        return error
+
+
+def numbers(query: Query) -> list[int]:
+    return [number for (number,) in query(ROWS)]
+
+
+def stored(store: OffsetStore) -> dict[TopicPartition, int]:
+    return {tp: row.next_offset for tp, row in store.offsets("billing").items()}
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_rows_offsets_and_metadata_are_written_together_also_where_only_gaps_are_left(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    member = joins()
+    member.assign([P0, P1])
+
+    def note(info: BatchInfo) -> object:
+        return {"rows": dict(info.rows or {})}
+
+    polling = Polling(member, metadata=note)
+    polling.write(polling.polled({P0: ["1", "2"], P1: ["20"]}, beyond=1))
+    polling.write(polling.polled({P1: []}, begin=2, beyond=3))
+    assert numbers(query) == [1, 2, 20]
+    assert stored(store) == {P0: 3, P1: 5}
+    assert store.metadata("billing") == {P0: {"rows": {"": 3}}, P1: {"rows": {"": 0}}}
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_what_another_member_has_taken_is_left_out_and_the_rest_is_written(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder
+) -> None:
+    late, other = joins(), joins()
+    late.assign([P0, P1])
+    polling, taking = Polling(late), Polling(other)
+    delivery = polling.polled({P0: ["1", "2"], P1: ["20", "21"]})
+    other.assign([P0])
+    taking.write(taking.polled({P0: ["1"]}))
+    polling.write(delivery)
+    taking.write(taking.polled({P0: ["2"]}, begin=1))
+    assert numbers(query) == [1, 2, 20, 21]
+    assert stored(store) == {P0: 2, P1: 2}
+    assert [one.ranges for one in recorder.of(BatchEnded, "written")][1] == {P1: OffsetRange(0, 2)}
+    assert (late.partitions, late.is_lost) == ({P1}, False)
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_delivery_of_which_nothing_is_left_writes_nothing(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder
+) -> None:
+    late, other = joins(), joins()
+    late.assign([P0])
+    polling = Polling(late)
+    delivery = polling.polled({P0: ["1"]})
+    other.assign([P0])
+    polling.write(delivery)
+    assert (numbers(query), stored(store)[P0]) == ([], 0)
+    assert len(recorder.of(BatchEnded, "skipped")) == 1
+    with pytest.raises(PartitionLost), store.transaction(late) as tx:
+        tx.lock({P0: OffsetRange(0, 1)})
+
+
+@pytest.mark.behaviour("CONS-3", "CONS-6")
+def test_what_was_polled_before_a_partition_came_back_is_left_out(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    member, other = joins(), joins()
+    member.assign([P0, P1])
+    polling, taking = Polling(member), Polling(other)
+    early = polling.polled({P0: ["1", "2"], P1: ["20"]})
+    other.assign([P0])
+    taking.write(taking.polled({P0: ["1"]}))
+    assert member.assign([P0]).offsets == {P0: 1}
+    polling.write(early)
+    assert (numbers(query), stored(store)) == ([1, 20], {P0: 1, P1: 1})
+    polling.write(polling.polled({P0: ["2"]}, begin=1))
+    assert numbers(query) == [1, 2, 20]
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_claim_ends_a_member(store: OffsetStore, joins: Callable[[], Member], query: Query) -> None:
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member)
+    delivery = polling.polled({P0: ["1"]})
+    with (
+        store.claim("billing", StaticBroker.with_topics({"payments": 2}, end=1000), topics=["payments"]),
+        pytest.raises(StaleClaim) as stale,
+    ):
+        polling.write(delivery)
+    assert not isinstance(stale.value, PartitionLost)
+    assert (numbers(query), member.is_lost) == ([], True)
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_bad_records_become_letters(store: OffsetStore, joins: Callable[[], Member], query: Query) -> None:
+    member = joins()
+    member.assign([P0, P1])
+    polling = Polling(member, dead_letters=DeadLetters(max_retries=0))
+    polling.write(polling.polled({P0: ["1", "13", "bad", "?", "5"], P1: ["20", "worse", "22"]}, beyond=2))
+    assert numbers(query) == [1, 5, 20, 22]
+    assert query(LETTERS) == [
+        (0, 1, "refused", "dead", "RowsRefused"),
+        (0, 2, "raised", "dead", "ValueError"),
+        (0, 3, "rejected", "dead", "Rejected"),
+        (1, 1, "raised", "dead", "ValueError"),
+    ]
+    assert stored(store) == {P0: 7, P1: 5}
+    assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
+
+
+@pytest.mark.behaviour("CONS-1")
+@pytest.mark.parametrize("bad", ["13", "bad"])
+def test_without_dead_letters_the_bad_record_is_named_and_what_comes_before_it_is_stored(
+    joins: Callable[[], Member], query: Query, bad: str
+) -> None:
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member)
+    with pytest.raises(RowsRefused, match="first refused at record payments-0@2"):
+        polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
+    assert numbers(query) == [1, 2]
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_several_outputs_and_an_upsert_in_the_order_of_offsets(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    query("CREATE TABLE latest (id bigint PRIMARY KEY, value text)")
+    member = joins()
+    member.assign([P0])
+
+    def both(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+        listed: list[Any] = [json.loads(value) for value in values_of(records)]
+        arrow: Any = records
+        latest: Any = {
+            "id": pa.array([one["id"] for one in listed], pa.int64()),
+            "value": pa.array([one["value"] for one in listed], pa.string()),
+            "_kafka": arrow.column("_kafka"),
+        }
+        all_: Any = {"record": latest["id"]}
+        return {"all": pa.record_batch(all_), "latest": pa.record_batch(latest)}
+
+    writers = {"all": Append("results"), "latest": Upsert("latest", key=["id"])}
+    polling = Polling(member, both, writers)
+    polling.write(polling.polled({P0: [json.dumps({"id": n % 2, "value": str(n)}) for n in range(6)]}))
+    assert query("SELECT id, value FROM latest ORDER BY id") == [(0, "4"), (1, "5")]
+    assert numbers(query) == [0, 0, 0, 1, 1, 1]

@@ -1,0 +1,388 @@
+"""Consumers that share the partitions of a topic, on PostgreSQL, with Kafka and with librdkafka's own mock cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from offsetstore import Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
+from offsetstore.consumer import Consumer
+from offsetstore.errors import (
+    FunctionFailed,
+    GroupBusy,
+    LockTimeout,
+    OffsetOutOfRange,
+    PartitionLost,
+    StaleClaim,
+    TopicMissing,
+)
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.store.fleet import Member, join
+from offsetstore.testing.fixtures import NewTopic
+from tests.integration.conftest import Query
+from tests.support.background import in_background
+from tests.support.consumer_job import consumer_of, parse
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+PARTITIONS = 4
+
+
+@dataclass
+class Cluster:
+    """A topic with four partitions, whose records are numbers that count up."""
+
+    bootstrap: str
+    topic: str
+    is_mock: bool
+    producer: Any
+    count: int = 0
+
+    def produce(self, count: int) -> None:
+        for number in range(self.count, self.count + count):
+            self.producer.produce(self.topic, str(number).encode(), partition=number % PARTITIONS)
+        assert self.producer.flush(30) == 0
+        self.count += count
+
+    @property
+    def partitions(self) -> int:
+        return PARTITIONS if self.is_mock else 0
+
+    @property
+    def tps(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+
+
+@pytest.fixture(params=["mock", "kafka"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if request.param == "mock":
+        with Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0}) as producer:
+            found = producer.list_topics("payments", timeout=30)
+            bootstrap = ",".join(f"{one.host}:{one.port}" for one in found.brokers.values())
+            yield Cluster(bootstrap, "payments", is_mock=True, producer=producer)
+        return
+    bootstrap = request.getfixturevalue("offsetstore_kafka").bootstrap_servers
+    topic = request.getfixturevalue("offsetstore_topic")(PARTITIONS)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        yield Cluster(bootstrap, topic, is_mock=False, producer=producer)
+
+
+@pytest.fixture(autouse=True)
+def _table(query: Query) -> None:
+    query("CREATE TABLE results (record bigint)")
+
+
+@dataclass
+class Running:
+    """A consumer that runs in a thread."""
+
+    consumer: Consumer
+    ended: Future[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ended = in_background(self.consumer.run)
+
+    def stop(self) -> None:
+        self.consumer.stop()
+        self.ended.result(timeout=60)
+
+
+@pytest.fixture
+def starts(store: OffsetStore, cluster: Cluster) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def start(kafka: dict[str, Any] | None = None, **changes: Any) -> Running:
+        made = consumer_of(
+            store, cluster.bootstrap, cluster.topic, partitions=cluster.partitions, kafka=kafka, **changes
+        )
+        running.append(Running(made))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.consumer.stop()
+    for one in running:
+        one.ended.exception(timeout=60)
+
+
+def numbers(query: Query) -> list[int]:
+    return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
+
+
+def wait_for(query: Query, cluster: Cluster, *others: Running) -> None:
+    """Wait until as many rows as records are there, and compare."""
+
+    def is_done() -> bool:
+        for one in others:
+            if one.ended.done():
+                one.ended.result()
+        return query("SELECT count(*) FROM results")[0][0] >= cluster.count
+
+    wait_until(is_done, timeout=90.0)
+    assert numbers(query) == list(range(cluster.count))
+
+
+def stored(store: OffsetStore) -> int:
+    return sum(row.next_offset for row in store.offsets("billing").values())
+
+
+def owners(query: Query) -> int:
+    return query("SELECT count(DISTINCT claim_id) FROM kafka_partitions")[0][0]
+
+
+@pytest.mark.behaviour("CONS-1", "CONS-2", "CONS-8")
+def test_a_consumer_starts_where_the_last_one_ended_and_writes_what_it_polled_when_it_is_stopped(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(1000)
+    first = starts()
+    wait_for(query, cluster, first)
+    first.stop()
+
+    cluster.produce(500)
+    second = starts(flush=Flush(rows=500, seconds=600.0))
+    wait_for(query, cluster, second)
+    cluster.produce(10)
+    time.sleep(1.0)  # they are polled, and no limit is reached
+    second.stop()
+    wait_for(query, cluster)
+    assert stored(store) == cluster.count
+
+
+@pytest.mark.behaviour("CONS-3", "CONS-5")
+def test_members_take_partitions_from_each_other_and_write_each_record_once(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    running = [starts()]
+    for round_ in range(3):
+        cluster.produce(2000)
+        wait_until(lambda before=cluster.count - 2000: len(numbers(query)) > before, timeout=60.0)
+        running.append(starts())
+        cluster.produce(2000)
+        wait_for(query, cluster, *running)
+        wait_until(lambda: owners(query) == len(running), timeout=60.0)
+        if round_ == 1:
+            running.pop(0).stop()
+    cluster.produce(2000)
+    wait_for(query, cluster, *running)
+    for one in running:
+        one.stop()
+    assert stored(store) == cluster.count
+
+
+@pytest.mark.behaviour("CONS-7")
+def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
+    cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(900)
+    sizes: list[int] = []
+
+    def slowly(records: Any) -> Any:
+        sizes.append(records.num_rows)
+        time.sleep(7.0 if len(sizes) == 2 else 0.0)
+        return parse(records)
+
+    running = starts(
+        {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000},
+        transform=slowly,
+        flush=Flush(rows=200, seconds=0.2),
+    )
+    wait_for(query, cluster, running)
+    running.stop()
+    assert max(sizes) <= 200
+    assert sum(sizes) == 900  # none was computed twice: it was never taken for dead
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_claim_ends_the_consumer_and_a_consumer_spares_a_live_claim(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(100)
+    running = starts()
+    wait_for(query, cluster, running)
+    with store.claim("billing", topics=[cluster.topic]):
+        cluster.produce(10)
+        with pytest.raises(StaleClaim):
+            running.ended.result(timeout=60)
+        with pytest.raises(GroupBusy):
+            starts().ended.result(timeout=60)
+    assert len(numbers(query)) == 100
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_an_error_of_the_transform_ends_it_and_names_the_record(
+    cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(100)
+
+    def fails(records: Any) -> Any:
+        if b"42" in records.column("value").to_pylist():
+            raise ValueError
+        return parse(records)
+
+    with pytest.raises(FunctionFailed, match=f"first refused at record {cluster.topic}-2@10"):
+        starts(transform=fails).ended.result(timeout=60)
+    assert 42 not in numbers(query)
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_a_partition_that_another_member_takes_too_late_is_taken_again(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    running = starts()
+    cluster.produce(100)
+    wait_for(query, cluster, running)
+    other = consumer_of(store, cluster.bootstrap, cluster.topic, partitions=cluster.partitions)
+    with join(store, other.request) as late:
+        late.assign([cluster.tps[1]])
+        cluster.produce(100)
+        wait_until(lambda: len(numbers(query)) == 175, timeout=60.0)  # the others go on
+        wait_for(query, cluster, running)
+        with pytest.raises(PartitionLost), store.transaction(late) as tx:
+            tx.lock({cluster.tps[1]: OffsetRange(50, 51)})
+    running.stop()
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_partitions_that_cant_be_taken_at_once_are_taken_later(
+    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign, refused = Member.assign, [LockTimeout("locked"), TopicMissing("not known yet")]
+
+    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        if refused:
+            raise refused.pop()
+        return assign(member, partitions)
+
+    monkeypatch.setattr(Member, "assign", refuse)
+    cluster.produce(100)
+    running = starts()
+    wait_for(query, cluster, running)
+    assert not refused
+    cluster.produce(100)
+    wait_for(query, cluster, running)
+
+
+@pytest.mark.behaviour("CONS-13")
+@pytest.mark.parametrize("is_doubtful", [True, False], ids=["perhaps a new leader", "records that are gone"])
+def test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_consumer(
+    cluster: Cluster,
+    query: Query,
+    starts: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
+    is_doubtful: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    assign, refused = Member.assign, [OffsetOutOfRange("the log ends too early, or begins too late")]
+
+    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        if not refused:
+            return assign(member, partitions)
+        if is_doubtful:
+            member.doubts = dict.fromkeys(partitions, time.monotonic())
+        raise refused.pop()
+
+    monkeypatch.setattr(Member, "assign", refuse)
+    cluster.produce(100)
+    running = starts()
+    if is_doubtful:
+        wait_for(query, cluster, running)
+    else:
+        with pytest.raises(OffsetOutOfRange):
+            running.ended.result(timeout=60)
+
+
+@pytest.mark.behaviour("CONS-1", "OPS-2")
+def test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_can_be_stopped_meanwhile(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(100)
+    first = starts()
+    wait_for(query, cluster, first)
+    store.pause("billing", reason="maintenance")
+    cluster.produce(350)  # more than one flush
+    time.sleep(2.0)
+    first.stop()
+    second = starts()
+    time.sleep(4.0)
+    assert len(numbers(query)) == 100
+    store.resume("billing", reason="done")
+    wait_for(query, cluster, second)
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted(
+    store: OffsetStore, query: Query, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
+    tp = TopicPartition(topic, 0)
+    with Producer({"bootstrap.servers": bootstrap, "transactional.id": topic}) as producer:
+        producer.init_transactions()
+        for number in range(4):
+            producer.begin_transaction()
+            producer.produce(topic, str(number).encode(), partition=0)
+            producer.flush(30)
+            (producer.abort_transaction if number % 2 else producer.commit_transaction)()
+    running = Running(consumer_of(store, bootstrap, topic, partitions=0))
+    try:
+        wait_until(lambda: numbers(query) == [0, 2], timeout=60.0)
+        wait_until(lambda: store.offsets("billing")[tp].next_offset == 8, timeout=20.0)
+    finally:
+        running.stop()
+
+
+@contextmanager
+def job(url: str, cluster: Cluster, failpoint: str | None = None) -> Generator[subprocess.Popen[str]]:
+    environment = {name: value for name, value in os.environ.items() if name != "OFFSETSTORE_FAILPOINT"}
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.support.consumer_job",
+            url,
+            cluster.bootstrap,
+            cluster.topic,
+            str(cluster.partitions),
+        ],
+        cwd=ROOT,
+        env=environment | ({} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.behaviour("CONS-1", "CONS-8")
+def test_a_consumer_that_is_killed_writes_each_record_once_and_sigterm_ends_it_well(
+    store: OffsetStore, cluster: Cluster, query: Query, offsetstore_database: str
+) -> None:
+    for failpoint in ("in_claim:2", "after_lock:2", "before_commit:3", "after_commit:2"):
+        cluster.produce(1000)
+        with job(offsetstore_database, cluster, failpoint) as killed:
+            _, told = killed.communicate(timeout=90)
+            assert killed.returncode == -signal.SIGKILL, told
+    with job(offsetstore_database, cluster) as running:
+        wait_for(query, cluster)
+        cluster.produce(50)
+        time.sleep(0.5)
+        running.send_signal(signal.SIGTERM)
+        _, told = running.communicate(timeout=60)
+        assert running.returncode == 0, told
+    with job(offsetstore_database, cluster):
+        wait_for(query, cluster)
+    assert stored(store) == cluster.count

@@ -1,0 +1,55 @@
+"""A consumer as its own process: ``python -m tests.support.consumer_job URL BOOTSTRAP TOPIC PARTITIONS``.
+
+A record's value is its row. PARTITIONS is 0 if Kafka is asked, or the number that a cluster has which can't be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from offsetstore import Append, Flush, OffsetStore, Retries
+from offsetstore.consumer import Consumer
+from offsetstore.testing import StaticBroker
+
+
+def parse(records: Any) -> pa.RecordBatch:
+    """Make a row of each record."""
+    numbers: Any = pa.array([int(value) for value in records.column("value").to_pylist()], pa.int64())
+    return pa.record_batch({"record": numbers})
+
+
+def consumer_of(
+    store: OffsetStore,
+    bootstrap: str,
+    topic: str,
+    *,
+    partitions: int,
+    kafka: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Consumer:
+    """Make one that is quick to notice others."""
+    settings: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 500,
+    }
+    arguments: dict[str, Any] = {"transform": parse, "into": Append("results"), "flush": Flush(rows=100, seconds=0.2)}
+    consumer = Consumer(store, "billing", topics=[topic], kafka=settings | {**(kafka or {})}, **arguments | changes)
+    if partitions:
+        broker = StaticBroker.with_topics({topic: partitions}, end=1_000_000)
+        consumer.request = replace(consumer.request, broker=broker)
+    return consumer
+
+
+def _main(url: str, bootstrap: str, topic: str, partitions: str) -> None:
+    with OffsetStore.connect(url, retries=Retries(shortest=0.001)) as store:
+        consumer_of(store, bootstrap, topic, partitions=int(partitions)).run()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,149 @@
+"""Polled records, and what waits to be delivered, without Kafka."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from offsetstore import Append, DeadLetters, Execute, Flush, OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore.consumer import Consumer
+from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.records import Record, batch_of, record_of
+from offsetstore.errors import ConfigurationError
+from offsetstore.protocol.letters import Payload
+from offsetstore.testing import InMemoryOffsetStore
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+
+
+def record(tp: TopicPartition, offset: int, value: bytes | None = b"1234") -> Record:
+    return Record(tp, offset, Payload(None, value, (), 0, 0))
+
+
+def offsets(feed: Feed) -> dict[TopicPartition, tuple[OffsetRange, list[int]]]:
+    return {tp: (one.range, [record.offset for record in one.records]) for tp, one in feed.take().items()}
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_records_have_the_columns_of_spark_s_source_and_their_coordinates() -> None:
+    made: Any = Message
+    message = made(
+        topic="payments", partition=1, offset=7, key=b"k", value=b"v", headers=[("a", b"b")], timestamp=(2, 5)
+    )
+    bare = made(topic="payments", partition=1, offset=9, value=None, timestamp=(0, -1))
+    batch: Any = batch_of([record_of(P1, message), record_of(P1, bare)])
+    first, second = batch.select(
+        ["key", "value", "topic", "partition", "offset", "timestampType", "headers"]
+    ).to_pylist()
+    assert first == {
+        "key": b"k",
+        "value": b"v",
+        "topic": "payments",
+        "partition": 1,
+        "offset": 7,
+        "timestampType": 1,
+        "headers": [{"key": "a", "value": b"b"}],
+    }
+    assert (second["value"], second["timestampType"], second["headers"]) == (None, -1, None)
+    assert [batch.column("timestamp")[n].value for n in range(2)] == [5, None]
+    assert batch.column("_kafka")[0].as_py()["offset"] == 7
+
+
+def test_no_records_have_the_same_columns() -> None:
+    assert batch_of([]).schema == batch_of([record(P0, 0)]).schema
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_a_range_ends_where_the_client_is_also_beyond_the_last_record() -> None:
+    feed = Feed(Flush(seconds=1000))
+    feed.begin({P0: 5, P1: 0}, {P0: 1, P1: 1})
+    feed.add(record(P0, 7))
+    feed.reach(P0, 9)
+    assert offsets(feed) == {P0: (OffsetRange(5, 9), [7])}
+    feed.reach(P1, 2)  # nothing but transactions that were aborted
+    feed.add(record(P0, 9))
+    assert offsets(feed) == {P0: (OffsetRange(9, 10), [9]), P1: (OffsetRange(0, 2), [])}
+    assert offsets(feed) == {}
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
+    feed = Feed(Flush(seconds=1000))
+    feed.begin({P0: 5}, {P0: 1})
+    feed.reach(P1, 8)
+    for one in (record(P0, 4), record(P0, 5), record(P0, 5), record(P1, 0)):
+        feed.add(one)
+    feed.reach(P0, 3)
+    assert offsets(feed) == {P0: (OffsetRange(5, 6), [5])}
+    feed.add(record(P0, 6))
+    feed.drop([P0])
+    feed.add(record(P0, 7))
+    assert offsets(feed) == {}
+    assert not feed.is_due
+
+
+@pytest.mark.behaviour("CONS-7")
+def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None:
+    by_rows, by_bytes, by_time = Feed(Flush(rows=2)), Feed(Flush(bytes=8)), Feed(Flush(seconds=1e-9))
+    for feed in (by_rows, by_bytes, by_time):
+        assert not feed.is_due
+        feed.begin({P0: 0}, {P0: 1})
+        assert not feed.is_due
+        feed.add(record(P0, 0))
+    assert (by_rows.is_due, by_bytes.is_due, by_time.is_due) == (False, False, True)
+    assert (by_rows.room, by_time.room) == (1, 49_999)
+    for feed in (by_rows, by_bytes):
+        feed.add(record(P0, 1))
+        assert (feed.is_due, feed.room) == (True, 0)
+        feed.drop([P0])
+        assert feed.room > 0
+
+
+def consumer(store: OffsetStore, kafka: dict[str, Any] | None = None, **changes: Any) -> Consumer:
+    arguments: dict[str, Any] = {"topics": ["payments"], "transform": dict, "into": Append("payments")}
+    return Consumer(store, "billing", kafka={"bootstrap.servers": "kafka:9092", **(kafka or {})}, **arguments | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("group.id", "the consumer's group"),
+        ("enable.auto.commit", "stored with the results"),
+        ("enable.auto.offset.store", "stored with the results"),
+        ("auto.offset.reset", "StartPolicy"),
+        ("partition.assignment.strategy", "cooperative-sticky"),
+        ("group.protocol", "classic"),
+        ("enable.partition.eof", "ends of logs"),
+    ],
+)
+@pytest.mark.behaviour("CONS-9")
+def test_settings_that_would_break_it_are_refused_with_what_to_use_instead(name: str, instead: str) -> None:
+    with InMemoryOffsetStore() as store, pytest.raises(ConfigurationError, match=name) as refused:
+        consumer(store, {name: "true"})
+    assert instead in str(refused.value)
+
+
+@pytest.mark.behaviour("CONS-9")
+def test_arguments_that_cant_work_are_refused() -> None:
+    with InMemoryOffsetStore() as store:
+        wrong: list[dict[str, Any]] = [
+            {"into": {}},
+            {"into": "payments"},
+            {"transform": "parse"},
+            {"topics": "payments"},
+            {"drain": 0},
+            {"into": Execute(lambda _work, _batches: 0), "dead_letters": DeadLetters()},
+        ]
+        for changes in wrong:
+            with pytest.raises(ConfigurationError):
+                consumer(store, **changes)
+
+
+@pytest.mark.behaviour("CONS-7")
+def test_taking_partitions_over_fits_into_the_time_between_two_polls() -> None:
+    with InMemoryOffsetStore() as store:
+        assert consumer(store).request.takeover_timeout == 30.0
+        assert consumer(store, {"max.poll.interval.ms": "45000"}).request.takeover_timeout == 15.0
+        assert consumer(store, policy=StartPolicy()).request.takeover == "refuse"
