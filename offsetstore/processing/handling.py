@@ -27,7 +27,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from offsetstore.errors import ConfigurationError, HandlerStuck
+from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, SinkError
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outages import tells_of_outage
@@ -675,6 +675,29 @@ class _Loop:
             task.cancel()
         ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
         ended.add_done_callback(lambda _: self._has_ended.set())
+
+
+class HandlerFailed(Exception):
+    """A handler has failed for a record. Which one, and whether it becomes a letter, is for others to say.
+
+    :param failed: our error for it, without the record.
+    """
+
+    def __init__(self, failed: FunctionFailed) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
+def service_unavailable(error_class: str) -> SinkError:
+    """The error that ends a job whose handler has met an outage.
+
+    :param error_class: of what the handler has raised; raise this one from it.
+    """
+    return SinkError(
+        "a call of the handler failed since a service is unavailable, and no record is to blame",
+        found=error_class,
+        next_step="See the error's cause; start the job again when the service is back.",
+    )
 
 
 class NoRows(Exception):
