@@ -10,9 +10,10 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from offsetstore.consumer.delivery import Polled, PolledRecords
 from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.handled import HandledRecords
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
 from offsetstore.errors import ConfigurationError, LockTimeout, SinkError, StaleClaim, TopicMissing
@@ -32,6 +34,7 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import meanwhile
@@ -51,6 +54,8 @@ _REFUSED: Final = {
     "group.protocol": "nothing: members of a fleet use the classic protocol",
     "enable.partition.eof": "nothing: the consumer needs it to store the ends of logs",
 }
+WINDOW: Final = 10_000
+"""Records of one flush with a `Handler`, by default: a crash repeats the calls for these."""
 _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _MOST: Final = 10_000  # records of one call
@@ -79,9 +84,13 @@ class Consumer:
         partition, offset and timestamp, which an `Upsert` without ``version=`` needs; it returns a batch, or a mapping
         of names to batches. It may be called again for the same records. With ``dead_letters`` each row must be made
         from one record, and a column ``_reject`` may say why a record can't be used.
+        Or a `Handler`, which calls a function for each record, many at a time; see docs/handlers.md. Each flush is then
+        its window: it is written when its last call has ended, and none of its records is called again but after a
+        crash, or by another member that gets the partition before that.
     :param into: the writer, or a mapping of the same names to writers.
     :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
-        seconds, or bytes of keys and values. At most as much again waits in memory while that is done.
+        seconds, or bytes of keys and values. At most as much again waits in memory while that is done. By default
+        50,000 records, 10,000 with a handler, 1 s and 64 MiB.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md.
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
@@ -98,7 +107,7 @@ class Consumer:
         *,
         topics: Collection[str],
         kafka: Mapping[str, Any],
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         flush: Flush | None = None,
         dead_letters: DeadLetters | None = None,
@@ -113,7 +122,9 @@ class Consumer:
         self.outputs = Outputs(transform, into)
         self.settings = Settings(metadata=metadata, dead_letters=dead_letters)
         self.settings.check_dead_letters(self.outputs.writers.values())
-        self.flush = flush or Flush(rows=50_000, seconds=1.0, bytes=64 << 20)
+        self.settings.check_handler(self.outputs.handler)
+        rows = 50_000 if self.outputs.handler is None else WINDOW
+        self.flush = flush or Flush(rows=rows, seconds=1.0, bytes=64 << 20)
         self.drain = drain
         self.kafka = {"isolation.level": "read_committed", **checked_settings(kafka)}
         # A third of the time in which Kafka takes a member for dead: `on_assign` waits for former owners.
@@ -180,6 +191,9 @@ class Membership:
         self._member = member
         self._stopping = stopping
         self._outputs = consumer.outputs
+        self._delivery: Callable[..., PolledRecords] = PolledRecords
+        if consumer.outputs.handler is not None:
+            self._delivery = partial(HandledRecords, topic_ids={})
         self._topics = consumer.request.topics
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
@@ -338,7 +352,7 @@ class Membership:
         self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
 
     def _write(self, number: int, polled: Mapping[TopicPartition, Polled]) -> None:
-        delivery = PolledRecords(number, self._member, self._outputs, polled, self._sleep)
+        delivery = self._delivery(number, self._member, self._outputs, polled, self._sleep)
 
         @contextmanager
         def take() -> Generator[Taken | None]:

@@ -155,7 +155,8 @@ class ComputedRecords:
     failed: Mapping[int, FunctionFailed]
     replaces_in_order: bool
     _outputs: Mapping[str, RowsByRecord]
-    _try: Callable[[Record], FunctionFailed | int]
+    _try: Callable[[Record], FunctionFailed | int] = lambda _: 0
+    is_handled: bool = False
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -171,7 +172,7 @@ class ComputedRecords:
     @property
     def accepted(self) -> Sequence[int]:
         """See `CarefulPart`."""
-        return self.with_rows
+        return [n for n in self.numbers if n not in self.rejected] if self.is_handled else self.with_rows
 
     @property
     def keys(self) -> Mapping[int, Hashable]:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import pyarrow as pa
 
 from offsetstore.offsets import TopicPartition
+from offsetstore.processing import handling
 from offsetstore.processing.unit import Coordinates
 from offsetstore.protocol.letters import Payload
 from offsetstore.writers.arrow.batches import KAFKA
@@ -89,3 +90,18 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
     coordinates = slice(2, 6)
     kafka = arrow.StructArray.from_arrays(arrays[coordinates], COLUMNS.names[coordinates])
     return arrow.RecordBatch.from_arrays([*arrays, kafka], [*COLUMNS.names, KAFKA])
+
+
+def as_given(record: Record, topic_id: str) -> handling.Record:
+    """The record as handlers and filters get it."""
+    tp, offset, payload = record
+    return handling.Record(
+        tp.topic,
+        tp.partition,
+        offset,
+        payload.key,
+        payload.value,
+        payload.headers or (),
+        payload.timestamp_ms,
+        topic_id,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
@@ -13,8 +14,10 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from offsetstore.errors import ConfigurationError
 from offsetstore.processing.handling import RESULT, HandlerError, Outcome, Row
 from offsetstore.processing.unit import UNNAMED
+from offsetstore.writers.arrow.batches import KAFKA
 
 ONLY: Final = "rows"
 """The field of the only output, which has no name."""
@@ -35,6 +38,11 @@ SQL_TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 """Spark's names of types."""
 
+_SYNONYMS: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
+_DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
+_COLUMN: Final = re.compile(
+    r"\s*(`(?:[^`]|``)+`|\w+)(?:\s*:\s*|\s+)(\w+(?:\s*\([\d\s,]*\))?)(\s+not\s+null)?\s*", re.IGNORECASE
+)
 _NAMES: Final = {str(kind): name for name, kind in SQL_TYPES.items()}
 _EXACT: Final[dict[int, frozenset[type]]] = {
     **dict.fromkeys((one.id for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
@@ -47,6 +55,47 @@ _EXACT: Final[dict[int, frozenset[type]]] = {
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38
 _arrow: Any = pa  # its stubs know too little of some kinds of arrays
 _log = logging.getLogger(__name__)
+
+
+def schema_of(given: object) -> pa.Schema:
+    """A handler's schema, without Spark to parse its DDL: columns of types with one word, or a schema of pyarrow.
+
+    :raises ConfigurationError: it is neither, or has a column with a name of ours.
+    """
+    schema = given
+    if isinstance(given, str):
+        columns = [_COLUMN.fullmatch(one) for one in re.split(r",(?![^(]*\))", given)]
+        fields = [None if one is None else _field(*one.groups()) for one in columns]
+        schema = None if any(one is None for one in fields) else pa.schema([*fields])
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(
+            "a handler's schema can't be read",
+            found=repr(given),
+            expected='columns of simple types ("id long, score double"), or a schema of pyarrow, or these by output',
+        )
+    names = schema.names
+    if not names or len({*names}) < len(names):
+        raise ConfigurationError(
+            "a handler's schema must have columns, each with a name of its own", found=", ".join(names) or "no column"
+        )
+    if ours := [name for name in names if name.startswith("_offsetstore") or name in {KAFKA, "_reject"}]:
+        raise ConfigurationError(
+            "a column of a handler's schema has a name that is used otherwise",
+            found=", ".join(ours),
+            next_step="Give it another name. To reject a record, raise an error.",
+        )
+    return schema
+
+
+def _field(name: str, kind: str, not_null: str | None) -> Any:
+    """A column of Spark's DDL; ``None`` if its type is unknown here."""
+    word = kind.lower()
+    decimal = _DECIMAL.fullmatch(word)
+    found: Any = SQL_TYPES.get(_SYNONYMS.get(word, word))
+    if decimal is not None:
+        found = pa.decimal128(int(decimal[1] or 10), int(decimal[2] or 0))
+    plain = name[1:-1].replace("``", "`") if name.startswith("`") else name
+    return None if found is None else pa.field(plain, found, not_null is None)
 
 
 def arrow_rows(

@@ -31,6 +31,7 @@ from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck,
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]
@@ -173,6 +174,20 @@ class Handler:
                         f"key= returned what can't be hashed: {error}; return bytes, a text, a number or a tuple"
                     ) from None
                 return None if key is None else (record.topic, record.partition, key)
+
+
+def check_order(handler: Handler, writer: Writer, *, uses_kafka: bool) -> None:
+    """Check that rows may be made in the handler's order.
+
+    :param uses_kafka: whether the writer compares the places of rows in Kafka.
+    :raises ConfigurationError: it takes later rows for newer ones.
+    """
+    if handler.ordering == "none" and uses_kafka and declares(writer, "replaces_in_order"):
+        raise ConfigurationError(
+            'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
+            found=str(writer),
+            expected='ordering="key", or an Upsert with version=',
+        )
 
 
 @dataclass(frozen=True, slots=True)

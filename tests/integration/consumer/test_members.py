@@ -307,7 +307,9 @@ def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted
 
 
 @contextmanager
-def job(url: str, cluster: Cluster, failpoint: str | None = None) -> Generator[subprocess.Popen[str]]:
+def job(
+    url: str, cluster: Cluster, failpoint: str | None = None, calls: Path | None = None
+) -> Generator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "OFFSETSTORE_FAILPOINT"}
     process = subprocess.Popen(
         [
@@ -318,6 +320,7 @@ def job(url: str, cluster: Cluster, failpoint: str | None = None) -> Generator[s
             cluster.bootstrap,
             cluster.topic,
             str(cluster.partitions),
+            *([] if calls is None else [str(calls)]),
         ],
         cwd=ROOT,
         env=environment | ({} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}),
@@ -350,3 +353,25 @@ def test_a_consumer_that_is_killed_writes_each_record_once_and_sigterm_ends_it_w
     with job(offsetstore_database, cluster):
         wait_for(query, cluster)
     assert stored(store) == cluster.count
+
+
+@pytest.mark.behaviour("HAND-7", "CONS-1")
+def test_a_consumer_with_a_handler_that_is_killed_calls_at_most_one_flush_again(
+    store: OffsetStore, cluster: Cluster, query: Query, offsetstore_database: str, tmp_path: Path
+) -> None:
+    window, calls = 100, tmp_path / "calls"
+    cluster.produce(1000)
+    failpoints = ("before_lock:2", "before_commit:3", "after_commit:2")
+    for failpoint in failpoints:
+        with job(offsetstore_database, cluster, failpoint, calls) as killed:
+            _, told = killed.communicate(timeout=90)
+            assert killed.returncode == -signal.SIGKILL, told
+    with job(offsetstore_database, cluster, calls=calls) as running:
+        wait_for(query, cluster)
+        running.send_signal(signal.SIGTERM)
+        _, told = running.communicate(timeout=60)
+        assert running.returncode == 0, told
+    assert stored(store) == cluster.count
+    made = calls.read_text().splitlines()
+    assert len({*made}) == cluster.count
+    assert len(made) <= cluster.count + window * len(failpoints)

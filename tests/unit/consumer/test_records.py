@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
-from offsetstore import Append, DeadLetters, Execute, Flush, OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore import (
+    Append,
+    DeadLetters,
+    Execute,
+    Flush,
+    Handler,
+    OffsetRange,
+    OffsetStore,
+    StartPolicy,
+    TopicPartition,
+)
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record, batch_of, record_of
 from offsetstore.errors import ConfigurationError
+from offsetstore.processing.handled_rows import schema_of
 from offsetstore.protocol.letters import Payload
 from offsetstore.testing import InMemoryOffsetStore
 
@@ -135,6 +147,10 @@ def test_arguments_that_cant_work_are_refused() -> None:
             {"topics": "payments"},
             {"drain": 0},
             {"into": Execute(lambda _work, _batches: 0), "dead_letters": DeadLetters()},
+            {"transform": Handler(repr, "id long, name thing")},
+            {"transform": Handler(repr, "id long, _reject string")},
+            {"transform": Handler(repr, {"other": "id long"})},
+            {"transform": Handler(repr, "id long"), "dead_letters": DeadLetters(sequence="key")},
         ]
         for changes in wrong:
             with pytest.raises(ConfigurationError):
@@ -147,3 +163,38 @@ def test_taking_partitions_over_fits_into_the_time_between_two_polls() -> None:
         assert consumer(store).request.takeover_timeout == 30.0
         assert consumer(store, {"max.poll.interval.ms": "45000"}).request.takeover_timeout == 15.0
         assert consumer(store, policy=StartPolicy()).request.takeover == "refuse"
+
+
+@pytest.mark.behaviour("CONS-7", "HAND-7")
+def test_a_flush_with_a_handler_is_its_window() -> None:
+    with InMemoryOffsetStore() as store:
+        assert consumer(store).flush.rows == 50_000
+        assert consumer(store, transform=Handler(repr, "id long")).flush.rows == 10_000
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_handler_s_schema_is_read_without_spark() -> None:
+    simple = "id LONG NOT NULL, `a ``b``` string,at: timestamp ,x decimal(10, 2), y numeric, z real"
+    expected: Any = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("a `b`", pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("x", pa.decimal128(10, 2)),
+        pa.field("y", pa.decimal128(10, 0)),
+        pa.field("z", pa.float32()),
+    ]
+    assert schema_of(simple) == pa.schema(expected)
+    nested = pa.schema([("n", pa.list_(pa.int8()))])
+    assert schema_of(nested) is nested
+    for wrong in (
+        "",
+        "id",
+        "id array<int>",
+        "id long, id long",
+        "_kafka long",
+        "id long; name string",
+        7,
+        pa.schema([]),
+    ):
+        with pytest.raises(ConfigurationError):
+            schema_of(wrong)
