@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from offsetstore.consumer.delivery import Polled, PolledRecords
 from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
@@ -38,6 +39,8 @@ from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.events import RecordsDropped
+from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
@@ -92,6 +95,9 @@ class Consumer:
         seconds, or bytes of keys and values. At most as much again waits in memory while that is done. By default
         50,000 records, 10,000 with a handler, 1 s and 64 MiB.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md.
+    :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
+        `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. Records that wait count for
+        ``flush=`` as those do that are gathered: while a limit is reached, nothing more is polled.
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
@@ -111,6 +117,7 @@ class Consumer:
         into: Writer | Mapping[str, Writer],
         flush: Flush | None = None,
         dead_letters: DeadLetters | None = None,
+        filters: Sequence[Filter] = (),
         metadata: MetadataFunction | None = None,
         formats: Formats = None,
         policy: StartPolicy | None = None,
@@ -120,6 +127,7 @@ class Consumer:
         check_seconds("drain", drain)
         self.store = store
         self.outputs = Outputs(transform, into)
+        self.filters = check_filters(filters)
         self.settings = Settings(metadata=metadata, dead_letters=dead_letters)
         self.settings.check_dead_letters(self.outputs.writers.values())
         self.settings.check_handler(self.outputs.handler)
@@ -193,12 +201,13 @@ class Membership:
         self._outputs = consumer.outputs
         self._delivery: Callable[..., PolledRecords] = PolledRecords
         if consumer.outputs.handler is not None:
-            self._delivery = partial(HandledRecords, topic_ids={})
+            self._delivery = partial(HandledRecords, topic_ids=self._topic_ids)
         self._topics = consumer.request.topics
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
-        self._feed = Feed(consumer.flush)
+        self._feed = Feed(consumer.flush, consumer.filters, metadata=lambda tp: member.metadata(tp, cache=True))
+        self._topic_ids: dict[str, str] = {}  # for `Record.id`
         self._runner = Runner(member, self, consumer.settings)
         self._runner.begin()
         self._writing: Future[None] | None = None
@@ -237,14 +246,18 @@ class Membership:
         self._raise_failed()
         self._take_again()
         is_busy = self._is_busy()
+        self._filter()
         if self._feed.is_due and not is_busy:
             self._hand_over()
-        if self._feed.room:
-            self._resume()
-            self._poll(min(_MOST, self._feed.room))
-        else:
-            self._pause()
-            self._poll(1)
+        self._hold({*self._feed.deferred} if self._feed.room else {*self._feed.partitions})
+        self._poll(min(_MOST, self._feed.room) or 1)
+
+    def _filter(self) -> None:
+        """Have the filters decide about what waits, and tell what they drop."""
+        self._feed.decide(time.time(), time.monotonic())
+        for name, count in self._feed.dropped.items():
+            self._member.observers.on(RecordsDropped(group=self._member.group, by=name, records=count))
+        self._feed.dropped.clear()
 
     # What Kafka says.
 
@@ -257,7 +270,7 @@ class Membership:
             if (error := message.error()) is not None:
                 self._told(error, tp, message.offset())
             elif tp is not None:
-                self._feed.add(record_of(tp, message))
+                self._feed.add(record_of(tp, message), self._topic_ids.get(tp.topic, ""))
 
     def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
         code = error.code()
@@ -298,15 +311,13 @@ class Membership:
             self._untaken.pop(tp, None)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
 
-    def _pause(self) -> None:
-        if new := {*self._feed.partitions} - self._paused:
+    def _hold(self, wanted: set[TopicPartition]) -> None:
+        """Have Kafka's client read these partitions no further, and all others on."""
+        if new := wanted - self._paused:
             self._kafka.pause([_kafkas(tp) for tp in new])
-            self._paused |= new
-
-    def _resume(self) -> None:
-        if self._paused:
-            self._kafka.resume([_kafkas(tp) for tp in self._paused])
-            self._paused.clear()
+        if over := self._paused - wanted:
+            self._kafka.resume([_kafkas(tp) for tp in over])
+        self._paused = wanted
 
     # What the store says.
 
@@ -318,6 +329,8 @@ class Membership:
             _log.warning("partitions are taken later: %s", error)
             self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
             return {}
+        if self._feed.has_filters:
+            self._topic_ids |= known_ids(self._member.offsets())
         self._feed.begin(starts, {tp: self._member.term(tp) for tp in starts})
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:

@@ -18,14 +18,17 @@ import pytest
 from confluent_kafka import Producer
 
 from offsetstore import Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
-from offsetstore.consumer import Consumer
+from offsetstore.consumer import Consumer, SkipIf, Throttle
 from offsetstore.errors import FunctionFailed, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TopicMissing
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.protocol.events import RecordsDropped
+from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of, parse
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -195,6 +198,27 @@ def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
     running.stop()
     assert max(sizes) <= 200
     assert sum(sizes) == 900  # none was computed twice: it was never taken for dead
+
+
+@pytest.mark.behaviour("CONS-10", "CONS-7")
+def test_filters_drop_records_and_defer_others_and_another_member_gets_what_waits(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    recorder = Recorder()
+    store.observers = Observers([recorder])
+    cluster.produce(400)
+    odd = SkipIf(lambda record: int(record.value or b"") % 2)
+    running = starts(filters=[odd, Throttle(50, per=1.0)])
+    wait_until(lambda: len(numbers(query)) >= 50, timeout=60.0)
+    running.stop()
+    assert 50 <= len(numbers(query)) < 200
+    running = starts(filters=[odd])
+    wait_until(lambda: len(numbers(query)) >= 200, timeout=60.0)
+    wait_until(lambda: stored(store) == cluster.count, timeout=20.0)
+    assert numbers(query) == [*range(0, 400, 2)]
+    dropped = recorder.of(RecordsDropped)
+    assert {one.by for one in dropped} == {"SkipIf"}
+    assert sum(one.records for one in dropped) >= 200
 
 
 @pytest.mark.behaviour("CONS-4")
