@@ -20,10 +20,11 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from offsetstore.consumer.commits import Commits
 from offsetstore.consumer.delivery import Polled, PolledRecords
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.filters import Filter, check_filters
-from offsetstore.consumer.handled import HandledRecords
+from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
 from offsetstore.errors import ConfigurationError, LockTimeout, SinkError, StaleClaim, TopicMissing
@@ -56,6 +57,7 @@ _REFUSED: Final = {
     "partition.assignment.strategy": "nothing: it is cooperative-sticky. Stop a group with another one first",
     "group.protocol": "nothing: members of a fleet use the classic protocol",
     "enable.partition.eof": "nothing: the consumer needs it to store the ends of logs",
+    "on_commit": "observers=[...] of the store: they get MirrorTried",
 }
 WINDOW: Final = 10_000
 """Records of one flush with a `Handler`, by default: a crash repeats the calls for these."""
@@ -76,8 +78,9 @@ class _Stopped(Exception):
 class Consumer:
     """A process that consumes topics as a member of a consumer group; several such processes share the partitions.
 
-    ``group`` is the name in the store and in Kafka. Nothing is committed to Kafka; where a partition starts is resolved
-    from the stored offset and Kafka's, as for a Spark job.
+    ``group`` is the name in the store and in Kafka. Where a partition starts is resolved from the stored offset and
+    Kafka's, as for a Spark job. The stored offsets are copied to Kafka, for Kafka's own tools and for whoever takes the
+    group over there: at most every five seconds, and when a partition is given back.
 
     :param topics: their names.
     :param kafka: librdkafka's settings, ``bootstrap.servers`` at least. ``isolation.level`` is ``read_committed`` by
@@ -94,7 +97,8 @@ class Consumer:
     :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
         seconds, or bytes of keys and values. At most as much again waits in memory while that is done. By default
         50,000 records, 10,000 with a handler, 1 s and 64 MiB.
-    :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md.
+    :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. The process that
+        has a letter's partition replays it when that is requested.
     :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
         `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. Records that wait count for
         ``flush=`` as those do that are gathered: while a limit is reached, nothing more is polled.
@@ -209,6 +213,8 @@ class Membership:
         self._feed = Feed(consumer.flush, consumer.filters, metadata=lambda tp: member.metadata(tp, cache=True))
         self._topic_ids: dict[str, str] = {}  # for `Record.id`
         self._runner = Runner(member, self, consumer.settings)
+        if self._runner.requests is not None:
+            self._runner.requests.compute = lambda letters: computed_letters(self._outputs, member, letters)
         self._runner.begin()
         self._writing: Future[None] | None = None
         self._number = 0
@@ -216,6 +222,7 @@ class Membership:
         self._paused: set[TopicPartition] = set()
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
         self._taken_at: dict[TopicPartition, float] = {}
+        self._commits = Commits(member)
         config = {
             **consumer.kafka,
             "group.id": consumer.request.kafka_group,
@@ -224,6 +231,7 @@ class Membership:
             "auto.offset.reset": "error",
             "partition.assignment.strategy": "cooperative-sticky",
             "enable.partition.eof": True,
+            "on_commit": self._commits.answered,
             "logger": LOG,
         }
         self._kafka: Any = make(confluent_kafka.Consumer, config, consumer.kafka)
@@ -245,6 +253,7 @@ class Membership:
         """Poll, and hand over what is due."""
         self._raise_failed()
         self._take_again()
+        self._commits.turn(self._kafka, self._member.partitions)
         is_busy = self._is_busy()
         self._filter()
         if self._feed.is_due and not is_busy:
@@ -304,6 +313,8 @@ class Membership:
                 _log.warning("what is written takes longer than %g s: the new owner waits for it", self._patience)
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed = self._failed or error
+        if given:
+            self._commits.last(self._kafka, given)
         self._feed.drop(given)
         self._member.release(given)
         self._paused.difference_update(given)

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.delivery import ArrowRows, ComputedRecords, PolledRecords
+from offsetstore.consumer.delivery import ArrowRows, Computation, ComputedRecords, PolledRecords, records_of
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, as_given, batch_of
 from offsetstore.errors import FunctionFailed, HandlerStuck
@@ -20,7 +20,7 @@ from offsetstore.processing.handled_rows import arrow_rows
 from offsetstore.processing.handling import HandlerFailed, Handling, Outcome, service_unavailable
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
-from offsetstore.protocol.letters import LetterError, writable
+from offsetstore.protocol.letters import Letter, LetterError, writable
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.ports import declares
 from offsetstore.store.claim import Claim
@@ -217,3 +217,15 @@ def _computed(
 ) -> ComputedRecords:
     in_order = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
     return ComputedRecords(records, rejected, {}, in_order, by_record, is_handled=True)
+
+
+@contextmanager
+def computed_letters(outputs: Outputs, claim: Claim, letters: Sequence[Letter]) -> Generator[ComputedRecords]:
+    """Compute the rows of letters' records; see `ComputeLetters`."""
+    records = records_of(letters)
+    if outputs.handler is None:
+        yield Computation(claim, outputs, claim.require_open).of(records)
+        return
+    given = [(record, letter.topic_id) for record, letter in zip(records, letters, strict=True)]
+    _, by_record, failed = handled(outputs, claim, given, lambda _: True)
+    yield _computed(outputs, records, by_record, failed)

@@ -65,7 +65,7 @@ def schema_of(given: object) -> pa.Schema:
     schema = given
     if isinstance(given, str):
         columns = [_COLUMN.fullmatch(one) for one in re.split(r",(?![^(]*\))", given)]
-        fields = [None if one is None else _field(*one.groups()) for one in columns]
+        fields: list[Any] = [None if one is None else _field(*one.groups()) for one in columns]
         schema = None if any(one is None for one in fields) else pa.schema([*fields])
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(

@@ -30,6 +30,7 @@ from offsetstore.errors import (
     CommitUnknown,
     FunctionFailed,
     OffsetStoreError,
+    PartitionLost,
     RecordsRejected,
     RowsRefused,
     SinkError,
@@ -757,8 +758,11 @@ class PutBack:
     def _next(self) -> list[Letter]:
         """The next letters, all of one topic each: one that was created again has other records at the same offsets."""
         claim = self._claim
+        owner = None if claim.token == claim.group_token else claim.token  # a member of a fleet: of its own partitions
         found = claim.read(
-            lambda session: session.requested_letters(claim.group, claim.topics, limit=MOST, max_bytes=MOST_BYTES)
+            lambda session: session.requested_letters(
+                claim.group, claim.topics, limit=MOST, max_bytes=MOST_BYTES, owner=owner
+            )
         )
         ids: dict[str, str] = {}
         later: set[bytes | None] = set()
@@ -779,7 +783,7 @@ class PutBack:
             run.check()
             with self._compute(letters) as part:
                 self._write(run, letters, part)
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             _log.info("a replay is left for later: %s", outdated)
             return
         except TooManyFailed as none:
@@ -890,7 +894,7 @@ class PutBack:
 
         try:
             self._commit(letters, [], {letter.key: failed for letter in letters}, {})
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             _log.info("letters that can't be replayed are left for later: %s", outdated)
         else:
             run.failed += len(letters)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, Protocol, get_args
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange, TopicPartition
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange, Token, TopicPartition
 from offsetstore.protocol.letters import (
     PAYLOADS,
     Cause,
@@ -263,7 +263,9 @@ class StoredLetterSession(Protocol):
         """Whether any letter is requested, even if it can't be replayed yet."""
         ...
 
-    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
+    def requested_letters(
+        self, group: str, topics: Collection[str], *, limit: int, max_bytes: int, owner: Token | None = None
+    ) -> list[Letter]:
         """The next letters to replay, in order, with their contents.
 
         Each is below its partition's stored offset, or of an earlier topic of the same name; the others are ahead of
@@ -271,6 +273,7 @@ class StoredLetterSession(Protocol):
         again under the locks.
 
         :param max_bytes: end with the letter before this many bytes, but return at least one.
+        :param owner: only those of partitions whose rows have this token.
         """
         ...
 

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
+from uuid import uuid4
 
 import pytest
 
@@ -28,7 +29,7 @@ from offsetstore.errors import (
     UnknownLetter,
 )
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.operations.letters import LetterPage
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.letters import Failed, Letter, LetterError, LetterKey, NewLetter, Payload, State, digest
@@ -576,6 +577,8 @@ class LetterContract(ContractParts):
         assert letter == store.letter(GROUP, P0, 2)
         assert letter.payload == replace(RECORD, key=b"k")
         assert reading(store.database, lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
+        assert len(requested(store, owner=five.token)) == 4
+        assert requested(store, owner=Token(five.token.epoch, uuid4())) == []
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(
@@ -1049,10 +1052,13 @@ def failures(store: OffsetStore, group: str = GROUP) -> dict[tuple[TopicPartitio
     return reading(store.database, lambda one: one.failures(group))
 
 
-def requested(store: OffsetStore, *, limit: int = 100, max_bytes: int = 1 << 20) -> list[str]:
+def requested(
+    store: OffsetStore, *, limit: int = 100, max_bytes: int = 1 << 20, owner: Token | None = None
+) -> list[str]:
     """The letters that a job would replay next."""
     query: Callable[[Session], list[str]] = lambda one: [  # noqa: E731 - a query is a function
-        str(letter.key) for letter in one.requested_letters(GROUP, ["payments"], limit=limit, max_bytes=max_bytes)
+        str(letter.key)
+        for letter in one.requested_letters(GROUP, ["payments"], limit=limit, max_bytes=max_bytes, owner=owner)
     ]
     return reading(store.database, query)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.operations.people import job_side_only
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import (
@@ -219,7 +219,9 @@ class LetterMemory(MemoryTransaction):
     def has_requested(self, group: str) -> bool:
         return bool(self._letters(group, ("requested",)))
 
-    def requested_letters(self, group: str, topics: Collection[str], *, limit: int, max_bytes: int) -> list[Letter]:
+    def requested_letters(
+        self, group: str, topics: Collection[str], *, limit: int, max_bytes: int, owner: Token | None = None
+    ) -> list[Letter]:
         with self.statement():
             rows, dead = self.rows(group), self._letters(group, ("dead",))
             found = [
@@ -227,6 +229,7 @@ class LetterMemory(MemoryTransaction):
                 for letter in self._letters(group, ("requested",))
                 if (tp := letter.topic_partition).topic in topics
                 and tp in rows
+                and owner in {None, rows[tp].token}
                 and (letter.offset < rows[tp].next_offset or not _is_current(letter, rows))
                 and not any(_precedes(one, letter) for one in dead)
             ]

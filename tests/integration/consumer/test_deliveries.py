@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from offsetstore import (
     Append,
     DeadLetters,
     Handler,
+    LetterFilter,
     OffsetRange,
     OffsetStore,
     Retries,
@@ -25,7 +27,7 @@ from offsetstore import (
     Upsert,
 )
 from offsetstore.consumer.delivery import Polled, PolledRecords
-from offsetstore.consumer.handled import HandledRecords
+from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform
 from offsetstore.consumer.records import Record
 from offsetstore.errors import (
@@ -39,6 +41,7 @@ from offsetstore.errors import (
     TooManyLetters,
 )
 from offsetstore.processing import handling
+from offsetstore.processing.letters import Requests
 from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
@@ -163,7 +166,7 @@ class Calls:
             return self.handle(record)
 
         retries = Retries(attempts=2, shortest=0.001, longest=0.001)
-        return Handler(later if is_async else self.handle, schema, **{"retries": retries, **arguments})
+        return Handler(later if is_async else self.handle, schema, retries=retries, **arguments)
 
     def handle(self, record: handling.Record) -> Any:
         value = (record.value or b"").decode()
@@ -453,3 +456,37 @@ def test_tables_are_compared_before_any_call(joins: Callable[[], Member], query:
     with pytest.raises(ConfigurationError, match="ordering"):
         unordered.write(unordered.polled({P0: ["1"]}))
     assert not calls.of
+
+
+@pytest.mark.behaviour("CONS-1", "DLQ-7")
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
+) -> None:
+    members = {P0: joins(), P1: joins()}
+    calls, requests = Calls(), list[Requests]()
+    for tp, member in members.items():
+        member.assign([tp])
+        transform = calls.handler(ordering="partition") if has_handler else parse
+        polling = Polling(member, transform, dead_letters=DeadLetters(max_retries=0))
+        polling.write(polling.polled({tp: ["1", "13", "5"]}))
+        assert polling.runner.requests is not None
+        requests.append(Requests(member, DeadLetters()))
+        requests[-1].compute = partial(computed_letters, polling.outputs, member)
+    query("ALTER TABLE results DROP CONSTRAINT unlucky")
+    store.request_replay("billing", LetterFilter(), reason="the constraint is gone")
+    requests[0].look(lambda: None)
+    assert query(LETTERS) == [
+        (0, 1, "refused", "replayed", "RowsRefused"),
+        (1, 1, "refused", "requested", "RowsRefused"),
+    ]
+    members[P1].release([P1])
+    requests[1].look(lambda: None)  # its row still has the token
+    assert query(LETTERS)[1][3] == "requested"
+    members[P1].assign([P1])
+    late = Requests(members[P1], DeadLetters())
+    late.compute = requests[1].compute
+    late.look(lambda: None)
+    assert query(LETTERS)[1][3] == "replayed"
+    assert numbers(query) == [1, 1, 5, 5, 13, 13]
+    assert calls.of["13"] == (5 if has_handler else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore import Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
+from offsetstore import Broker, Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
 from offsetstore.consumer import Consumer, SkipIf, Throttle
 from offsetstore.errors import FunctionFailed, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TopicMissing
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.protocol.events import RecordsDropped
+from offsetstore.protocol.events import MirrorTried, RecordsDropped
 from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
@@ -175,6 +178,70 @@ def test_members_take_partitions_from_each_other_and_write_each_record_once(
     for one in running:
         one.stop()
     assert stored(store) == cluster.count
+
+
+def committed(cluster: Cluster) -> dict[int, tuple[int, str | None]]:
+    """What Kafka has of the group, by partition: offset and metadata."""
+    with ConfluentConsumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"}) as reader:
+        asked: Any = [KafkaPartition(tp.topic, tp.partition) for tp in cluster.tps]
+        found: Any = reader.committed(asked, timeout=30)
+        return {one.partition: (one.offset, one.metadata) for one in found}
+
+
+@pytest.mark.behaviour("CONS-5", "CONS-8", "CONS-14")
+def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    recorder = Recorder()
+    store.observers = Observers([recorder])
+    cluster.produce(400)
+    first = starts(metadata=lambda _: "a note")
+    wait_for(query, cluster, first)
+    wait_until(lambda: {at for at, _ in committed(cluster).values()} == {100}, timeout=30.0)
+    cluster.produce(200)
+    second = starts(metadata=lambda _: "a note")
+    wait_for(query, cluster, first, second)
+    wait_until(lambda: owners(query) == 2, timeout=60.0)
+    first.stop()
+    wait_until(lambda: owners(query) == 1, timeout=60.0)
+    cluster.produce(100)
+    wait_for(query, cluster, second)
+    second.stop()
+    copies = committed(cluster)
+    assert {tp.partition: row.next_offset for tp, row in store.offsets("billing").items()} == {
+        partition: at for partition, (at, _) in copies.items()
+    }
+    assert all(text is not None and re.fullmatch(r"offsetstore:2:.*;\"a note\"", text) for _, text in copies.values())
+    assert any(told.offsets for told in recorder.of(MirrorTried, "done"))
+    assert not recorder.of(MirrorTried, "failed")
+
+
+@pytest.mark.behaviour("CONS-14", "CONS-2")
+def test_a_group_goes_from_a_job_to_consumers_and_back_without_a_gap_or_a_double(
+    store: OffsetStore, query: Query, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(PARTITIONS)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        cluster = Cluster(bootstrap, topic, is_mock=False, producer=producer)
+        for round_ in range(2):
+            cluster.produce(100)
+            with store.claim("billing", Broker({"bootstrap.servers": bootstrap}), topics=[topic]) as claim:
+                assert claim.starting is not None
+                begins = claim.starting.offsets
+                assert begins == dict.fromkeys(cluster.tps, round_ * 50)
+                with store.transaction(claim) as tx:
+                    tx.lock({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
+                    tx.advance({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
+                claim.close()
+                assert claim.mirror is not None
+                assert claim.mirror.ended == "the claim was closed"
+            cluster.produce(100)
+            running = Running(consumer_of(store, bootstrap, topic, partitions=0))
+            wait_until(lambda: len(numbers(query)) == 100 * (round_ + 1), timeout=60.0)  # noqa: B023
+            running.stop()
+            expected = round_ * 50 + 50
+            assert {at for at, _ in committed(cluster).values()} == {expected}
+    assert numbers(query) == [*range(100, 200), *range(300, 400)]
 
 
 @pytest.mark.behaviour("CONS-7")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore import Flush, OffsetRange, Record, TopicPartition
+from offsetstore import Append, Flush, OffsetRange, Record, TopicPartition
 from offsetstore.consumer import Consumer, Context, Delay, Expire, Kept, SkipIf, Throttle
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record as PolledRecord
@@ -91,19 +91,15 @@ def test_a_filter_of_ones_own_gets_the_records_the_time_and_the_offset_s_metadat
 
 @pytest.mark.behaviour("CONS-10")
 @pytest.mark.parametrize(
-    "decide",
-    [
-        lambda *_: None,
-        lambda *_: Kept(5),
-        lambda *_: Kept(-1),
-        lambda *_: Kept(2, [7]),
-        lambda *_: Kept(2, [4]),
-        lambda *_: Kept(2, wait=-1.0),
-        lambda *_: Kept(2, wait=math.inf),
-        lambda *_: 1 / 0,
-    ],
+    "kept",
+    [None, Kept(5), Kept(-1), Kept(2, [7]), Kept(2, [4]), Kept(2, wait=-1.0), Kept(2, wait=math.inf), ValueError()],
 )
-def test_what_is_no_decision_ends_the_consumer_with_the_filter_s_name(decide: Any) -> None:
+def test_what_is_no_decision_ends_the_consumer_with_the_filter_s_name(kept: object) -> None:
+    def decide(records: Sequence[Record], context: Context) -> object:
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
+
     with pytest.raises(SinkError, match="payments-0: the filter Own "):
         fed(Own(decide)).decide(0.0, 0.0)
 
@@ -140,24 +136,18 @@ def test_a_limit_for_all_partitions_goes_round() -> None:
 
 @pytest.mark.behaviour("CONS-9")
 def test_filters_that_cant_work_are_refused() -> None:
+    arguments: dict[str, Any] = {"topics": ["payments"], "transform": dict, "into": Append("payments")}
     with InMemoryOffsetStore() as store:
         for wrong in (len, Throttle, 7):
             with pytest.raises(ConfigurationError):
-                Consumer(
-                    store,
-                    "billing",
-                    topics=["payments"],
-                    kafka={"bootstrap.servers": "kafka:9092"},
-                    transform=dict,
-                    into=Own(lambda *_: 0),  # pyright: ignore[reportArgumentType]
-                    filters=[wrong],  # pyright: ignore[reportArgumentType]
-                )
+                Consumer(store, "billing", kafka={"bootstrap.servers": "kafka:9092"}, filters=[wrong], **arguments)  # pyright: ignore[reportArgumentType]
+    text: Any = "value"
     made: list[Callable[[], object]] = [
         lambda: Throttle(0),
         lambda: Throttle(1, per=0),
         lambda: Delay(0),
         lambda: Expire(-1),
-        lambda: SkipIf("value"),  # pyright: ignore[reportArgumentType]
+        lambda: SkipIf(text),
     ]
     for make in made:
         with pytest.raises(ConfigurationError):

@@ -128,6 +128,7 @@ def consumer(store: OffsetStore, kafka: dict[str, Any] | None = None, **changes:
         ("partition.assignment.strategy", "cooperative-sticky"),
         ("group.protocol", "classic"),
         ("enable.partition.eof", "ends of logs"),
+        ("on_commit", "MirrorTried"),
     ],
 )
 @pytest.mark.behaviour("CONS-9")
