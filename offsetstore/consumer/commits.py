@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from offsetstore.kafka.errors import describe
+from offsetstore.kafka.group_offsets import in_requests
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import MirrorTried
@@ -128,12 +129,15 @@ class Commits:
             self._tell({})
             return
         self._sent |= changed
-        offsets = [
-            KafkaPartition(tp.topic, tp.partition, one.next_offset, metadata=one.metadata)  # pyright: ignore[reportCallIssue]
-            for tp, one in changed.items()
-        ]
         try:
-            kafka.commit(offsets=offsets, asynchronous=True)
+            for part in in_requests(self._member.group, changed):
+                kafka.commit(
+                    offsets=[
+                        KafkaPartition(tp.topic, tp.partition, one.next_offset, metadata=one.metadata)  # pyright: ignore[reportCallIssue]
+                        for tp, one in part.items()
+                    ],
+                    asynchronous=True,
+                )
         except KafkaException as refused:
             self._failed(refused.args[0])
 

@@ -203,6 +203,7 @@ class Membership:
         self._member = member
         self._stopping = stopping
         self._outputs = consumer.outputs
+        self._topic_ids: dict[str, str] = {}  # for `Record.id`
         self._delivery: Callable[..., PolledRecords] = PolledRecords
         if consumer.outputs.handler is not None:
             self._delivery = partial(HandledRecords, topic_ids=self._topic_ids)
@@ -211,7 +212,6 @@ class Membership:
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
         self._feed = Feed(consumer.flush, consumer.filters, metadata=lambda tp: member.metadata(tp, cache=True))
-        self._topic_ids: dict[str, str] = {}  # for `Record.id`
         self._runner = Runner(member, self, consumer.settings)
         if self._runner.requests is not None:
             self._runner.requests.compute = lambda letters: computed_letters(self._outputs, member, letters)

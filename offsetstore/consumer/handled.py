@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, islice
 from typing import Any, Final, cast
 
@@ -15,9 +15,11 @@ from offsetstore.consumer.delivery import ArrowRows, Computation, ComputedRecord
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, as_given, batch_of
 from offsetstore.errors import FunctionFailed, HandlerStuck
+from offsetstore.offsets import TopicPartition
+from offsetstore.processing import handling
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import arrow_rows
-from offsetstore.processing.handling import HandlerFailed, Handling, Outcome, service_unavailable
+from offsetstore.processing.handling import Handler, HandlerFailed, Handling, NoRows, Outcome, service_unavailable
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter, LetterError, writable
@@ -104,27 +106,21 @@ class HandledRecords(PolledRecords):
     def _numbers(self, records: Sequence[Record]) -> list[int]:
         """The numbers of these records, after all of them were called.
 
-        :raises PlanOutdated: a partition was lost before that.
+        :raises PlanOutdated: a partition, or the group, was lost before that.
         """
         kept = self._kept
         if not all(one.coordinates in kept.numbers for one in records):
             ids = topic_ids_of(self.claim, self.topic_ids, records)
             given = [(one, ids.get(one.topic_partition.topic, "")) for one in records]
-            called, kept.outputs, kept.failed = handled(self.outputs, self.claim, given, self._is_wanted)
-            kept.numbers = {one.coordinates: number for number, one in enumerate(called)}
-            if len(called) < len(records):
+            kept.outputs, kept.failed, lost = handled(self.outputs, self.claim, given, self._is_wanted)
+            kept.numbers = {one.coordinates: n for n, one in enumerate(records) if n not in lost}
+            if lost:
                 raise PlanOutdated("a partition was lost while its records were handled")
         return [kept.numbers[one.coordinates] for one in records]
 
-    def _is_wanted(self, record: Record) -> bool:
-        """Whether a record is still to be called.
-
-        :raises PlanOutdated: nothing is: the group is no longer the fleet's.
-        """
-        if self.claim.is_lost:
-            raise PlanOutdated("the group was lost while records were handled")
-        tp = record.topic_partition
-        return self.claim.term(tp) == self.polled[tp].term
+    def _is_wanted(self, tp: TopicPartition) -> bool:
+        """Whether records of a partition are still to be called."""
+        return self.claim.term(tp) == self.polled[tp].term and not self.claim.is_lost
 
 
 def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[Record]) -> Mapping[str, str]:
@@ -136,30 +132,38 @@ def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[Record])
 
 
 def handled(
-    outputs: Outputs, claim: Claim, records: Sequence[tuple[Record, str]], is_wanted: Callable[[Record], bool]
-) -> tuple[Sequence[Record], Mapping[str, RowsByRecord], Mapping[int, Rejected]]:
-    """Call the handler for each record that is wanted.
+    outputs: Outputs, claim: Claim, records: Sequence[tuple[Record, str]], is_wanted: Callable[[TopicPartition], bool]
+) -> tuple[Mapping[str, RowsByRecord], Mapping[int, Rejected], Collection[int]]:
+    """Call the handler for each record.
 
     :param records: with the ids of their topics.
-    :param is_wanted: asked before a record is called; it may raise, to end all calls.
-    :return: these records, the rows of each output, and why some have none, by their numbers.
+    :param is_wanted: asked before each call; other threads ask, too.
+    :return: the rows of each output; why some records have none, by their numbers; and those that were not called, as
+        they were not wanted any more.
     :raises HandlerStuck: no call can be made any more.
     :raises SinkError: a service is down.
+    :raises ProtocolMisuse: the claim was closed meanwhile.
     :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `Outputs.check`.
     """
     assert outputs.handler is not None
     outputs.check(claim, {name: pa.schema([*cast("Any", one), _COORDINATES]) for name, one in outputs.schemas.items()})
-    called, found, at = list[Record](), dict[int, Outcome](), dict[int, int]()
+    found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
+
+    def may_call(record: handling.Record) -> None:
+        number = at[id(record)]
+        if not is_wanted(records[number][0].topic_partition):
+            unwanted.add(number)
+            raise NoRows("the partition was lost")
+
     given = iter(records)
-    with closing(Handling(outputs.handler, enough=_ENOUGH)) as handling_:
+    fed = 0
+    with closing(Handling(_guarded(outputs.handler, may_call), enough=_ENOUGH)) as handling_:
         try:
             while True:
-                while handling_.has_room and (some := [*islice(given, _ENOUGH)]):
-                    wanted = [one for one in some if is_wanted(one[0])]
-                    handed = [as_given(*one) for one in wanted]
-                    at.update((id(one), len(called) + number) for number, one in enumerate(handed))
-                    called += [record for record, _ in wanted]
-                    handling_.feed(handed)
+                while handling_.has_room and (some := [as_given(*one) for one in islice(given, _ENOUGH)]):
+                    at.update((id(one), fed + number) for number, one in enumerate(some))
+                    fed += len(some)
+                    handling_.feed(some)
                 if not handling_.outstanding:
                     break
                 claim.require_open()
@@ -167,7 +171,23 @@ def handled(
         finally:
             if handling_.figures.calls:
                 claim.observers.on(HandlerCalled(group=claim.group, **asdict(handling_.figures)))
-    return called, *_as_rows(outputs, called, [found[number] for number in range(len(called))])
+    by_record, failed = _as_rows(outputs, [one for one, _ in records], [found[n] for n in range(len(records))])
+    return by_record, failed, unwanted
+
+
+def _guarded(handler: Handler, may_call: Callable[[handling.Record], None]) -> Handler:
+    """The handler, with a function that is called first: records may have waited for long by then."""
+    fn = handler.fn
+
+    def call(record: handling.Record) -> Any:
+        may_call(record)
+        return fn(record)
+
+    async def call_later(record: handling.Record) -> Any:
+        may_call(record)
+        return await fn(record)
+
+    return replace(handler, fn=call_later if handler.is_async else call)
 
 
 def _finished(handling_: Handling) -> Sequence[Outcome]:
@@ -227,5 +247,5 @@ def computed_letters(outputs: Outputs, claim: Claim, letters: Sequence[Letter]) 
         yield Computation(claim, outputs, claim.require_open).of(records)
         return
     given = [(record, letter.topic_id) for record, letter in zip(records, letters, strict=True)]
-    _, by_record, failed = handled(outputs, claim, given, lambda _: True)
+    by_record, failed, _ = handled(outputs, claim, given, lambda _: True)
     yield _computed(outputs, records, by_record, failed)

@@ -35,6 +35,7 @@ from offsetstore.errors import (
     ConfigurationError,
     FunctionFailed,
     PartitionLost,
+    ProtocolMisuse,
     RowsRefused,
     SinkError,
     StaleClaim,
@@ -384,13 +385,14 @@ def test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_c
     member = joins()
     member.assign([P0, P1])
     calls = Calls(now=lambda: member.lose([P1]))
-    polling = Polling(member, calls.handler(concurrency=1))
+    polling = Polling(member, calls.handler(concurrency=1), dead_letters=DeadLetters())
     many = [str(number) for number in range(100, 1000)]
     polling.write(polling.polled({P0: ["1", "now", "3"], P1: many}))
     assert numbers(query) == [1, 3]
     assert stored(store) == {P0: 3, P1: 0}
     assert max(calls.of.values()) == 1
-    assert len(calls.of) < 3 + len(many)
+    assert len(calls.of) < 10
+    assert not query(LETTERS)
     assert recorder.of(BatchEnded, "written")[-1].ranges == {P0: OffsetRange(0, 3)}
 
 
@@ -405,6 +407,43 @@ def test_what_another_member_has_taken_during_the_calls_calls_no_handler_again(
     polling.write(polling.polled({P0: ["1", "now"], P1: ["20", "21"]}))
     assert numbers(query) == [20, 21]
     assert calls.of == {"1": 1, "now": 1, "20": 1, "21": 1}
+
+
+@pytest.mark.behaviour("HAND-2", "DLQ-1")
+def test_bad_records_among_many_for_which_a_handler_returns_nothing(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, Calls().handler(), dead_letters=DeadLetters())
+    polling.write(polling.polled({P0: [*["none"] * 5, *["bad"] * 12]}))
+    assert len(query(LETTERS)) == 12
+    assert stored(store)[P0] == 17
+
+
+@pytest.mark.behaviour("HAND-4", "CONS-4", "CONS-8")
+@pytest.mark.parametrize("closed", [False, True])
+def test_calls_end_with_the_claim(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, *, closed: bool
+) -> None:
+    member = joins()
+    member.assign([P0])
+    broker = StaticBroker.with_topics({"payments": 2}, end=1000)
+
+    def end() -> None:
+        if closed:
+            member.close()
+        else:
+            store.claim("billing", broker, topics=["payments"], takeover="fence").close()
+            member.lose()
+
+    calls = Calls(now=end)
+    polling = Polling(member, calls.handler(concurrency=1))
+    many = [str(number) for number in range(900)]
+    with pytest.raises(ProtocolMisuse if closed else StaleClaim):
+        polling.write(polling.polled({P0: ["now", *many]}))
+    assert len(calls.of) < 10
+    assert numbers(query) == []
 
 
 @pytest.mark.behaviour("HAND-2", "HAND-4")

@@ -24,6 +24,7 @@ from offsetstore import Broker, Flush, OffsetRange, OffsetStore, StartingOffsets
 from offsetstore.consumer import Consumer, SkipIf, Throttle
 from offsetstore.errors import FunctionFailed, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TopicMissing
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.processing.plan import BatchInfo
 from offsetstore.protocol.events import MirrorTried, RecordsDropped
 from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
@@ -180,6 +181,11 @@ def test_members_take_partitions_from_each_other_and_write_each_record_once(
     assert stored(store) == cluster.count
 
 
+def noted(info: BatchInfo) -> str:
+    """The metadata of each flush."""
+    return "a note"
+
+
 def committed(cluster: Cluster) -> dict[int, tuple[int, str | None]]:
     """What Kafka has of the group, by partition: offset and metadata."""
     with ConfluentConsumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"}) as reader:
@@ -195,11 +201,11 @@ def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_part
     recorder = Recorder()
     store.observers = Observers([recorder])
     cluster.produce(400)
-    first = starts(metadata=lambda _: "a note")
+    first = starts(metadata=noted)
     wait_for(query, cluster, first)
     wait_until(lambda: {at for at, _ in committed(cluster).values()} == {100}, timeout=30.0)
     cluster.produce(200)
-    second = starts(metadata=lambda _: "a note")
+    second = starts(metadata=noted)
     wait_for(query, cluster, first, second)
     wait_until(lambda: owners(query) == 2, timeout=60.0)
     first.stop()
