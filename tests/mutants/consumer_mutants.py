@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant, mutant
 
 _DELIVERIES: Final = "tests/integration/consumer/test_deliveries.py::"
+_CHECK: Final = "outputs.check(claim, {name: pa.schema([*one, _COORDINATES]) for name, one in outputs.schemas.items()})"
 _FILTERS: Final = "tests/unit/consumer/test_filters.py::"
 _FILTER_MODEL: Final = (
     "tests/property/test_filters_model.py::"
@@ -92,6 +93,11 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     mutant(
         "tables-after-the-calls",
         ("handled:handled", "outputs.check(...)", ""),
+        (
+            "handled:handled",
+            "by_record, failed = _as_rows(...)",
+            f"{_CHECK}\nby_record, failed = _as_rows(...)",
+        ),
         tests=(f"{_DELIVERIES}test_tables_are_compared_before_any_call",),
         why="A wrong column would be found when all calls are made.",
     ),
