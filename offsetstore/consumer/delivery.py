@@ -213,7 +213,8 @@ class ComputedRecords:
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """See `CarefulPart`."""
-        return {n: self.listed[n].payload for n in numbers}
+        found = {n: self.listed[n].payload for n in numbers}
+        return {n: one if isinstance(one, Payload) else Payload(*one) for n, one in found.items()}
 
 
 class Computation:
