@@ -64,6 +64,7 @@ WINDOW: Final = 10_000
 """Records of one flush with a `Handler`, by default: a crash repeats the calls for these."""
 _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
+_BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _MOST: Final = 10_000  # records of one call
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
@@ -267,8 +268,16 @@ class Membership:
         self._filter()
         if self._feed.is_due and not is_busy:
             self._hand_over()
-        self._hold({*self._feed.deferred} if self._feed.room else {*self._feed.partitions})
-        self._poll(min(_MOST, self._feed.room) or 1)
+        writing = self._writing
+        if room := self._feed.room:
+            self._hold({*self._feed.deferred})
+            self._poll(min(_MOST, room), _POLL)
+        elif writing is None:
+            self._hold({*self._feed.partitions})
+            self._poll(1, _POLL)
+        elif not wait([writing], timeout=_POLL if self._paused else _BRIEF).done:
+            self._hold({*self._feed.partitions})
+            self._poll(1, 0.0)
 
     def _filter(self) -> None:
         """Have the filters decide about what waits, and tell what they drop."""
@@ -279,9 +288,9 @@ class Membership:
 
     # What Kafka says.
 
-    def _poll(self, most: int) -> None:
+    def _poll(self, most: int, seconds: float) -> None:
         partitions: dict[tuple[str, int], TopicPartition] = {}
-        for message in self._kafka.consume(most, _POLL):
+        for message in self._kafka.consume(most, seconds):
             place = message.topic(), message.partition()
             if (tp := partitions.get(place)) is None and place[0] is not None:
                 tp = partitions[place] = TopicPartition(*place)
