@@ -18,7 +18,7 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-peers \
+.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-consumer bench-peers \
   bench-scale fmt migrate behaviours commands types board lock clean
 
 help: ## this list
@@ -69,6 +69,10 @@ bench: setup ## measure the sink and Spark's own writers, into build/bench; half
 
 bench-handlers: setup ## measure calls of a handler, and write them into docs/performance.md; a quarter of an hour (ROUNDS= ONLY=)
 	@$(BIN)/python -m benchmarks.handlers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)")
+
+bench-consumer: setup ## measure the consumer beside one by hand, and calls in two processes; a quarter of an hour (ROUNDS= ONLY=)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check orjson==3.13.0
+	@$(BIN)/python -m benchmarks.consumer $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)")
 
 bench-peers: setup ## measure and kill Flink, Debezium and others, and write docs/comparison.md; an hour (KILLS=; needs a JDK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check orjson==3.13.0

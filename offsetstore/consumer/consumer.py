@@ -6,21 +6,26 @@ polls and feeds; each delivery is written by another one, so that slow work neve
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from offsetstore.consumer.commits import Commits
 from offsetstore.consumer.delivery import Polled, PolledRecords
 from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.filters import Filter, check_filters
+from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
 from offsetstore.errors import (
@@ -40,9 +45,12 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.events import RecordsDropped
+from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
@@ -58,9 +66,13 @@ _REFUSED: Final = {
     "partition.assignment.strategy": "nothing: it is cooperative-sticky. Stop a group with another one first",
     "group.protocol": "nothing: members of a fleet use the classic protocol",
     "enable.partition.eof": "nothing: the consumer needs it to store the ends of logs",
+    "on_commit": "observers=[...] of the store: they get MirrorTried",
 }
+WINDOW: Final = 10_000
+"""Records of one flush with a `Handler`, by default: a crash repeats the calls for these."""
 _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
+_BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _MOST: Final = 10_000  # records of one call
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
@@ -76,8 +88,9 @@ class _Stopped(Exception):
 class Consumer:
     """A process that consumes topics as a member of a consumer group; several such processes share the partitions.
 
-    ``group`` is the name in the store and in Kafka. Nothing is committed to Kafka; where a partition starts is resolved
-    from the stored offset and Kafka's, as for a Spark job.
+    ``group`` is the name in the store and in Kafka. Where a partition starts is resolved from the stored offset and
+    Kafka's, as for a Spark job. The stored offsets are copied to Kafka, for Kafka's own tools and for whoever takes the
+    group over there: at most every five seconds, and when a partition is given back.
 
     :param topics: their names.
     :param kafka: librdkafka's settings, ``bootstrap.servers`` at least. ``isolation.level`` is ``read_committed`` by
@@ -87,10 +100,19 @@ class Consumer:
         partition, offset and timestamp, which an `Upsert` without ``version=`` needs; it returns a batch, or a mapping
         of names to batches. It may be called again for the same records. With ``dead_letters`` each row must be made
         from one record, and a column ``_reject`` may say why a record can't be used.
+        Or a `Handler`, which calls a function for each record, many at a time; see docs/handlers.md. Each flush is then
+        its window: it is written when its last call has ended, and none of its records is called again but after a
+        crash, or by another member that gets the partition before that.
     :param into: the writer, or a mapping of the same names to writers.
     :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
-        seconds, or bytes of keys and values. At most as much again waits in memory while that is done.
-    :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md.
+        seconds, or bytes of keys and values. At most as much again waits in memory while that is done. By default
+        50,000 records, 10,000 with a handler, 1 s and 64 MiB.
+    :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. The process that
+        has a letter's partition replays it when that is requested.
+    :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
+        `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. Records that wait count for
+        ``flush=`` as those do that are gathered: while a limit is reached, nothing more is polled.
+    :param propagate: the names of headers that follow a record, as ``("traceparent", "tenant")``; see docs/context.md.
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
@@ -106,10 +128,12 @@ class Consumer:
         *,
         topics: Collection[str],
         kafka: Mapping[str, Any],
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         flush: Flush | None = None,
         dead_letters: DeadLetters | None = None,
+        filters: Sequence[Filter] = (),
+        propagate: Collection[str] = (),
         metadata: MetadataFunction | None = None,
         formats: Formats = None,
         policy: StartPolicy | None = None,
@@ -118,10 +142,13 @@ class Consumer:
     ) -> None:
         check_seconds("drain", drain)
         self.store = store
-        self.outputs = Outputs(transform, into)
-        self.settings = Settings(metadata=metadata, dead_letters=dead_letters)
+        self.outputs = Outputs(transform, into, propagate)
+        self.filters = check_filters(filters)
+        self.settings = Settings(metadata=metadata, dead_letters=dead_letters, propagate=propagate)
         self.settings.check_dead_letters(self.outputs.writers.values())
-        self.flush = flush or Flush(rows=50_000, seconds=1.0, bytes=64 << 20)
+        self.settings.check_handler(self.outputs.handler)
+        rows = 50_000 if self.outputs.handler is None else WINDOW
+        self.flush = flush or Flush(rows=rows, seconds=1.0, bytes=64 << 20)
         self.drain = drain
         self.kafka = {"isolation.level": "read_committed", **checked_settings(kafka)}
         # A third of the time in which Kafka takes a member for dead: `on_assign` waits for former owners.
@@ -145,7 +172,7 @@ class Consumer:
             partitions.
         """
         try:
-            with self._on_signal(), join(self.store, self.request) as member:
+            with self._as_process(), join(self.store, self.request) as member:
                 Membership(self, member, self._stopping).run()
         finally:
             self._stopping.clear()  # here, since `stop` may be called before this
@@ -155,7 +182,12 @@ class Consumer:
         self._stopping.set()
 
     @contextmanager
-    def _on_signal(self) -> Generator[None]:
+    def _as_process(self) -> Generator[None]:
+        """If this is the process's main work, end at SIGTERM, and leave what there is already to no garbage collection.
+
+        Each record makes objects, and each thousand of them a collection: with all modules in it, that is a third of
+        the time that polling takes.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -164,9 +196,12 @@ class Consumer:
             self.stop()
 
         before = signal.signal(signal.SIGTERM, stop)
+        gc.collect()
+        gc.freeze()
         try:
             yield
         finally:
+            gc.unfreeze()
             signal.signal(signal.SIGTERM, before)
 
 
@@ -188,12 +223,18 @@ class Membership:
         self._member = member
         self._stopping = stopping
         self._outputs = consumer.outputs
+        self._topic_ids: dict[str, str] = {}  # for `Record.id`
+        self._delivery: Callable[..., PolledRecords] = PolledRecords
+        if consumer.outputs.handler is not None:
+            self._delivery = partial(HandledRecords, topic_ids=self._topic_ids)
         self._topics = consumer.request.topics
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
-        self._feed = Feed(consumer.flush)
+        self._feed = Feed(consumer.flush, consumer.filters, metadata=lambda tp: member.metadata(tp, cache=True))
         self._runner = Runner(member, self, consumer.settings)
+        if self._runner.requests is not None:
+            self._runner.requests.compute = lambda letters: computed_letters(self._outputs, member, letters)
         self._runner.begin()
         self._writing: Future[None] | None = None
         self._number = 0
@@ -201,6 +242,7 @@ class Membership:
         self._paused: set[TopicPartition] = set()
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
         self._taken_at: dict[TopicPartition, float] = {}
+        self._commits = Commits(member)
         config = {
             **consumer.kafka,
             "group.id": consumer.request.kafka_group,
@@ -209,6 +251,7 @@ class Membership:
             "auto.offset.reset": "error",
             "partition.assignment.strategy": "cooperative-sticky",
             "enable.partition.eof": True,
+            "on_commit": self._commits.answered,
             "logger": LOG,
         }
         self._kafka: Any = make(confluent_kafka.Consumer, config, consumer.kafka)
@@ -230,28 +273,41 @@ class Membership:
         """Poll, and hand over what is due."""
         self._raise_failed()
         self._take_again()
+        self._commits.turn(self._kafka, self._member.partitions)
         is_busy = self._is_busy()
+        self._filter()
         if self._feed.is_due and not is_busy:
             self._hand_over()
-        if self._feed.room:
-            self._resume()
-            self._poll(min(_MOST, self._feed.room))
-        else:
-            self._pause()
-            self._poll(1)
+        writing = self._writing
+        if room := self._feed.room:
+            self._hold({*self._feed.deferred})
+            self._poll(min(_MOST, room), _POLL)
+        elif writing is None:
+            self._hold({*self._feed.partitions})
+            self._poll(1, _POLL)
+        elif not wait([writing], timeout=_POLL if self._paused else _BRIEF).done:
+            self._hold({*self._feed.partitions})
+            self._poll(1, 0.0)
+
+    def _filter(self) -> None:
+        """Have the filters decide about what waits, and tell what they drop."""
+        self._feed.decide(time.time(), time.monotonic())
+        for name, count in self._feed.dropped.items():
+            self._member.observers.on(RecordsDropped(group=self._member.group, by=name, records=count))
+        self._feed.dropped.clear()
 
     # What Kafka says.
 
-    def _poll(self, most: int) -> None:
+    def _poll(self, most: int, seconds: float) -> None:
         partitions: dict[tuple[str, int], TopicPartition] = {}
-        for message in self._kafka.consume(most, _POLL):
+        for message in self._kafka.consume(most, seconds):
             place = message.topic(), message.partition()
             if (tp := partitions.get(place)) is None and place[0] is not None:
                 tp = partitions[place] = TopicPartition(*place)
             if (error := message.error()) is not None:
                 self._told(error, tp, message.offset())
             elif tp is not None:
-                self._feed.add(record_of(tp, message))
+                self._feed.add(record_of(tp, message), self._topic_ids.get(tp.topic, ""))
 
     def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
         code = error.code()
@@ -285,6 +341,8 @@ class Membership:
                 _log.warning("what is written takes longer than %g s: the new owner waits for it", self._patience)
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed = self._failed or error
+        if given:
+            self._commits.last(self._kafka, given)
         self._feed.drop(given)
         self._member.release(given)
         self._paused.difference_update(given)
@@ -292,15 +350,13 @@ class Membership:
             self._untaken.pop(tp, None)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
 
-    def _pause(self) -> None:
-        if new := {*self._feed.partitions} - self._paused:
+    def _hold(self, wanted: set[TopicPartition]) -> None:
+        """Have Kafka's client read these partitions no further, and all others on."""
+        if new := wanted - self._paused:
             self._kafka.pause([_kafkas(tp) for tp in new])
-            self._paused |= new
-
-    def _resume(self) -> None:
-        if self._paused:
-            self._kafka.resume([_kafkas(tp) for tp in self._paused])
-            self._paused.clear()
+        if over := self._paused - wanted:
+            self._kafka.resume([_kafkas(tp) for tp in over])
+        self._paused = wanted
 
     # What the store says.
 
@@ -315,6 +371,8 @@ class Membership:
             _log.warning("partitions are taken later: %s", error)
             self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
             return {}
+        if self._feed.has_filters:
+            self._topic_ids |= known_ids(self._member.offsets())
         self._feed.begin(starts, self._member.terms)
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:
@@ -349,7 +407,7 @@ class Membership:
         self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
 
     def _write(self, number: int, polled: Mapping[TopicPartition, Polled]) -> None:
-        delivery = PolledRecords(number, self._member, self._outputs, polled, self._sleep)
+        delivery = self._delivery(number, self._member, self._outputs, polled, self._sleep)
 
         @contextmanager
         def take() -> Generator[Taken | None]:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.blame import find_failing
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
-from offsetstore.protocol.letters import Letter, Payload, digest
+from offsetstore.protocol.letters import Headers, Letter, Payload, digest
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -144,6 +144,11 @@ class PolledRecords:
         """See `Delivery`: they have been read."""
         return None
 
+    def headers(self, limit: int) -> list[Headers]:
+        """See `Delivery`."""
+        listed = chain.from_iterable(one.records for one in self.polled.values())
+        return [one.payload.headers or () for one in islice(listed, limit)]
+
     def repeats(self) -> bool:
         """See `Delivery`: a function may do anything."""
         return False
@@ -162,7 +167,8 @@ class ComputedRecords:
     failed: Mapping[int, FunctionFailed]
     replaces_in_order: bool
     _outputs: Mapping[str, RowsByRecord]
-    _try: Callable[[Record], FunctionFailed | int]
+    _try: Callable[[Record], FunctionFailed | int] = lambda _: 0
+    is_handled: bool = False
 
     @property
     def numbers(self) -> Sequence[int]:
@@ -178,7 +184,7 @@ class ComputedRecords:
     @property
     def accepted(self) -> Sequence[int]:
         """See `CarefulPart`."""
-        return self.with_rows
+        return [n for n in self.numbers if n not in self.rejected] if self.is_handled else self.with_rows
 
     @property
     def keys(self) -> Mapping[int, Hashable]:
@@ -219,7 +225,8 @@ class ComputedRecords:
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """See `CarefulPart`."""
-        return {n: self.listed[n].payload for n in numbers}
+        found = {n: self.listed[n].payload for n in numbers}
+        return {n: one if isinstance(one, Payload) else Payload(*one) for n, one in found.items()}
 
 
 class Computation:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 from offsetstore.consumer.delivery import Polled
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.filters import Context, Filter, Pending
+from offsetstore.consumer.records import Record, as_given
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.store.term import Term, Terms
@@ -16,28 +19,60 @@ from offsetstore.store.term import Term, Terms
 
 @dataclass(slots=True)
 class _Partition:
+    """What was read of a partition.
+
+    :param begin: what was taken ends here; ``until``: what was polled.
+    :param records: those that go on with the next delivery.
+    """
+
     term: Term
     begin: int
     until: int
+    pending: Pending
     records: list[Record] = field(default_factory=list[Record])
+
+    @property
+    def end(self) -> int:
+        """Up to which offset all is decided."""
+        first = self.pending.first
+        return self.until if first is None else first
 
 
 class Feed:
     """Gathers what is polled of the partitions that it was given; the polling thread's.
 
     :param limits: at the first of these it is due; ``rows`` counts records, and ``bytes`` those of keys and values.
+    :param filters: asked by `decide`.
+    :param metadata: a partition's, for filters.
     """
 
-    def __init__(self, limits: Flush) -> None:
+    def __init__(
+        self,
+        limits: Flush,
+        filters: Sequence[Filter] = (),
+        *,
+        metadata: Callable[[TopicPartition], object] = lambda _: None,
+    ) -> None:
         self._limits = limits
+        self.has_filters = bool(filters)
+        self._filters = filters
+        self._metadata = metadata
         self._partitions: dict[TopicPartition, _Partition] = {}
-        self._count = self._bytes = 0
+        self._count = self._bytes = 0  # of all that is in memory
+        self._deferred = self._deferred_bytes = 0  # of what filters have not decided about
         self._since: float | None = None
+        self.dropped = Counter[str]()
+        """How many records filters have dropped, by the names of their classes; whoever tells it clears it."""
 
     @property
     def partitions(self) -> AbstractSet[TopicPartition]:
         """Those that it was given."""
         return self._partitions.keys()
+
+    @property
+    def deferred(self) -> Collection[TopicPartition]:
+        """Those with records that filters have not decided about."""
+        return [tp for tp, one in self._partitions.items() if one.pending.first is not None] if self._filters else ()
 
     def begin(self, offsets: Mapping[TopicPartition, int], terms: Terms) -> None:
         """Gather these partitions from these offsets on.
@@ -45,35 +80,63 @@ class Feed:
         :param terms: the member's; one that has lost a partition again has none of it.
         """
         self.drop(offsets)
-        self._partitions |= {tp: _Partition(terms.get(tp) or Term(), offset, offset) for tp, offset in offsets.items()}
+        for tp, offset in offsets.items():
+            pending = Pending(self._filters, self.dropped)
+            self._partitions[tp] = _Partition(terms.get(tp) or Term(), offset, offset, pending)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget these partitions, and what waits of them."""
         for tp in partitions:
             gone = self._partitions.pop(tp, None)
             if gone is not None:
-                self._count -= len(gone.records)
-                self._bytes -= sum(map(_size, gone.records))
-        if not any(one.until > one.begin for one in self._partitions.values()):
+                deferred = gone.pending.records
+                self._forget(gone.records)
+                self._forget(deferred)
+                self._defer(deferred, -1)
+        if not any(one.end > one.begin for one in self._partitions.values()):
             self._since = None
 
-    def add(self, record: Record) -> None:
-        """Gather a record, unless it was gathered before, or is of another partition."""
+    def add(self, record: Record, topic_id: str = "") -> None:
+        """Gather a record, unless it was gathered before, or is of another partition.
+
+        :param topic_id: for filters, see `offsetstore.Record`.
+        """
         one = self._partitions.get(record.topic_partition)
         if one is None or record.offset < one.until:
             return
-        one.records.append(record)
         one.until = record.offset + 1
         self._count += 1
         self._bytes += _size(record)
-        self._since = self._since or time.monotonic()
+        if self._filters:
+            one.pending.add(record, as_given(record, topic_id))
+            self._defer([record], 1)
+        else:
+            one.records.append(record)
+            self._since = self._since or time.monotonic()
 
     def reach(self, tp: TopicPartition, offset: int) -> None:
         """Record that there are no more records below this offset: what is left are gaps."""
         one = self._partitions.get(tp)
         if one is not None and offset > one.until:
             one.until = offset
-            self._since = self._since or time.monotonic()
+            self._note(one)
+
+    def decide(self, now: float, clock: float) -> None:
+        """Ask the filters about what they have not decided about.
+
+        :param now: seconds since 1970. ``clock``: monotonic.
+        :raises SinkError: see `Pending.decide`.
+        """
+        for tp in self.deferred:
+            one = self._partitions[tp]
+            passed, dropped = one.pending.decide(Context(tp, now, partial(self._metadata, tp)), clock)
+            one.records += passed
+            self._forget(dropped)
+            self._defer(passed, -1)
+            self._defer(dropped, -1)
+            self._note(one)
+            if passed:  # others come first the next time, if there is a limit for all
+                self._partitions[tp] = self._partitions.pop(tp)
 
     @property
     def room(self) -> int:
@@ -82,21 +145,36 @@ class Feed:
 
     @property
     def is_due(self) -> bool:
-        """Whether it has reached one of its limits."""
+        """Whether it has reached one of its limits, with what is decided."""
         if self._since is None:
             return False
-        return not self.room or time.monotonic() - self._since >= self._limits.seconds
+        rows, size = self._count - self._deferred, self._bytes - self._deferred_bytes
+        is_full = rows >= self._limits.rows or size >= self._limits.bytes
+        return is_full or time.monotonic() - self._since >= self._limits.seconds
 
     def take(self) -> dict[TopicPartition, Polled]:
-        """Hand over all that waits."""
+        """Hand over all that is decided."""
         taken: dict[TopicPartition, Polled] = {}
         for tp, one in self._partitions.items():
-            if one.until > one.begin:
-                taken[tp] = Polled(OffsetRange(one.begin, one.until), one.records, one.term)
-                one.begin, one.records = one.until, []
-        self._count = self._bytes = 0
+            if (end := one.end) > one.begin:
+                taken[tp] = Polled(OffsetRange(one.begin, end), one.records, one.term)
+                one.begin, one.records = end, []
+        self._count, self._bytes = self._deferred, self._deferred_bytes
         self._since = None
         return taken
+
+    def _note(self, one: _Partition) -> None:
+        """Note since when there is anything to hand over."""
+        if one.end > one.begin:
+            self._since = self._since or time.monotonic()
+
+    def _forget(self, records: Collection[Record]) -> None:
+        self._count -= len(records)
+        self._bytes -= sum(map(_size, records))
+
+    def _defer(self, records: Collection[Record], times: int) -> None:
+        self._deferred += times * len(records)
+        self._deferred_bytes += times * sum(map(_size, records))
 
 
 def _size(record: Record) -> int:

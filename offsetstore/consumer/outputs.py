@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from typing import Any, Final, TypeAlias, cast
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, FunctionFailed, SinkError
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.handled_rows import schema_of
+from offsetstore.processing.handling import Handler, check_order
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.letters import rejected
 from offsetstore.protocol.outages import tells_of_outage
@@ -46,15 +48,23 @@ class TransformRaised(Exception):
 class Outputs:
     """The transform and its writers.
 
-    ``writers`` with a table are copies: another database may have the table in another schema.
+    ``writers`` with a table are copies: another database may have the table in another schema. With a `Handler` in
+    place of the transform, ``schemas`` are those of its rows.
 
-    :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
+    :param propagate: the names of the headers that follow a record into a handler's calls.
+    :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function, or its schema is none.
     """
 
-    def __init__(self, transform: Transform, into: Writer | Mapping[str, Writer]) -> None:
-        if not callable(transform):
+    def __init__(
+        self, transform: Transform | Handler, into: Writer | Mapping[str, Writer], propagate: Collection[str] = ()
+    ) -> None:
+        self.propagate = propagate
+        self.handler = transform if isinstance(transform, Handler) else None
+        if self.handler is None and not callable(transform):
             raise ConfigurationError(
-                "transform must be a function", found=repr(transform), expected="a function of a RecordBatch"
+                "transform must be a function",
+                found=repr(transform),
+                expected="a function of a RecordBatch, or Handler(...), which calls one for each record",
             )
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         if not given or not all(callable(getattr(one, "write", None)) for one in given.values()):
@@ -66,7 +76,18 @@ class Outputs:
         self.writers: Mapping[str, Writer] = {
             name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
         }
-        self._transform = transform
+        self.schemas: Mapping[str, pa.Schema] = {}
+        if self.handler is not None:
+            listed: object = self.handler.schema
+            of_outputs = cast("Mapping[str, object]", listed) if isinstance(listed, Mapping) else {UNNAMED: listed}
+            self.schemas = {name: schema_of(one) for name, one in of_outputs.items()}
+            if self.schemas.keys() != self.writers.keys():
+                raise ConfigurationError(
+                    "the handler's schema and into= must have the same outputs",
+                    found=", ".join(map(repr, self.schemas)),
+                    expected=", ".join(map(repr, self.writers)),
+                )
+        self._transform = cast("Transform", transform)
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
     def made(self, claim: Claim, records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
@@ -88,15 +109,19 @@ class Outputs:
                 expected=", ".join(f"{name!r}: RecordBatch" for name in self.writers),
                 next_step="Return a pyarrow.RecordBatch, or a mapping with the same names as into=.",
             )
-        self._check(claim, {name: without_reject(one.schema) for name, one in made.items()})
+        self.check(claim, {name: without_reject(one.schema) for name, one in made.items()})
         return dict(made)
 
     def uses_kafka(self, name: str) -> bool:
         """Whether the writer of that output orders rows by ``_kafka``, after its first rows were `made`."""
         return self._checked[name][1]
 
-    def _check(self, claim: Claim, schemas: Mapping[str, pa.Schema]) -> None:
-        """Compare the columns with the tables', once for each schema."""
+    def check(self, claim: Claim, schemas: Mapping[str, pa.Schema]) -> None:
+        """Compare the columns with the tables', once for each schema.
+
+        :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
+        :raises ConfigurationError: a handler has no order, and a writer needs one.
+        """
         new = {name: one for name, one in schemas.items() if self._checked.get(name, (None,))[0] != one}
         if not new:
             return
@@ -107,6 +132,8 @@ class Outputs:
                 if isinstance(writer, TableWriter):
                     writer.resolve_table(connection)
                 writer.check(connection, schema)
+                if self.handler is not None:
+                    check_order(self.handler, writer, uses_kafka=writer.uses_kafka_column(schema))
             return {name: (schema, self.writers[name].uses_kafka_column(schema)) for name, schema in new.items()}
 
         self._checked |= claim.read(lambda session: check(session.connection))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from offsetstore.offsets import TopicPartition
+from offsetstore.processing import handling
 from offsetstore.processing.unit import Coordinates
-from offsetstore.protocol.letters import Payload
+from offsetstore.protocol.letters import Headers, Payload
 from offsetstore.writers.arrow.batches import KAFKA
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -39,12 +40,22 @@ class Message(Protocol):
     def timestamp(self) -> tuple[int, int]: ...  # noqa: D102
 
 
+class Contents(NamedTuple):
+    """See `Payload`. One is made of each polled record, so it has to be quick."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int | None
+    timestamp_type: int
+
+
 class Record(NamedTuple):
     """One record."""
 
     topic_partition: TopicPartition
     offset: int
-    payload: Payload
+    payload: Payload | Contents
 
     @property
     def coordinates(self) -> Coordinates:
@@ -56,10 +67,11 @@ def record_of(tp: TopicPartition, message: Message) -> Record:
     """Take a record over from Kafka's client."""
     kind, timestamp = message.timestamp()  # 0 for none, then as Kafka counts, from 1
     headers = message.headers()
+    offset: Any = message.offset()
     return Record(
         tp,
-        cast("int", message.offset()),
-        Payload(
+        offset,
+        Contents(
             message.key(),
             message.value(),
             tuple(headers) if headers else (),
@@ -89,3 +101,18 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
     coordinates = slice(2, 6)
     kafka = arrow.StructArray.from_arrays(arrays[coordinates], COLUMNS.names[coordinates])
     return arrow.RecordBatch.from_arrays([*arrays, kafka], [*COLUMNS.names, KAFKA])
+
+
+def as_given(record: Record, topic_id: str) -> handling.Record:
+    """The record as handlers and filters get it."""
+    tp, offset, payload = record
+    return handling.Record(
+        tp.topic,
+        tp.partition,
+        offset,
+        payload.key,
+        payload.value,
+        payload.headers or (),
+        payload.timestamp_ms,
+        topic_id,
+    )

@@ -88,7 +88,7 @@ class GroupOffsets:
         :raises BrokerError: as `offsetstore.protocol.ports.BrokerOffsets.commit` says.
         """
         missing: TopicMissing | None = None
-        for part in _requests(self.group, offsets):
+        for part in in_requests(self.group, offsets):
             try:
                 self._commit(part, deadline)
             except TopicMissing as error:
@@ -200,9 +200,10 @@ class GroupOffsets:
         return no_answer(error, self._reported, doing, deadline.seconds)
 
 
-def _requests(
+def in_requests(
     group: str, offsets: Mapping[TopicPartition, CommittedOffset]
 ) -> Iterator[dict[TopicPartition, CommittedOffset]]:
+    """The offsets in parts that Kafka accepts in one request."""
     part: dict[TopicPartition, CommittedOffset] = {}
     size = 0
     for tp, offset in offsets.items():

@@ -29,6 +29,7 @@ from offsetstore.protocol.events import (
     LettersWritten,
     MirrorTried,
     PauseChanged,
+    RecordsDropped,
     Retried,
 )
 from offsetstore.protocol.job_state import JobState, JobStates
@@ -99,6 +100,7 @@ class Metrics:
         self._lag = gauge(
             "handler_loop_lag_seconds", "The longest time for which a handler's event loop did not answer in a batch."
         )
+        self._dropped = counter("records_dropped", "Records that a consumer's filters have dropped.", "filter")
         self._mirrored = counter(
             "mirror_commits",
             "Comparisons with Kafka's group: done, failed, or ended, which it does once, for good.",
@@ -145,6 +147,8 @@ class Metrics:
                 self._timeouts.labels(group).inc(event.timeouts)
                 self._call_seconds.labels(group).inc(event.seconds)
                 self._lag.labels(group).set(event.lag)
+            case RecordsDropped():
+                self._dropped.labels(group, event.by).inc(event.records)
             case PauseChanged():
                 self._paused.labels(group).set(event.pause is not None)
             case MirrorTried():

@@ -28,12 +28,13 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from offsetstore.errors import ConfigurationError, HandlerStuck, MissingDependency
+from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, MissingDependency, SinkError
 from offsetstore.lazy import find
 from offsetstore.protocol.context import as_current, propagated
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]
@@ -176,6 +177,20 @@ class Handler:
                         f"key= returned what can't be hashed: {error}; return bytes, a text, a number or a tuple"
                     ) from None
                 return None if key is None else (record.topic, record.partition, key)
+
+
+def check_order(handler: Handler, writer: Writer, *, uses_kafka: bool) -> None:
+    """Check that rows may be made in the handler's order.
+
+    :param uses_kafka: whether the writer compares the places of rows in Kafka.
+    :raises ConfigurationError: it takes later rows for newer ones.
+    """
+    if handler.ordering == "none" and uses_kafka and declares(writer, "replaces_in_order"):
+        raise ConfigurationError(
+            'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
+            found=str(writer),
+            expected='ordering="key", or an Upsert with version=',
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -711,6 +726,29 @@ class _Loop:
             task.cancel()
         ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
         ended.add_done_callback(lambda _: self._has_ended.set())
+
+
+class HandlerFailed(Exception):
+    """A handler has failed for a record. Which one, and whether it becomes a letter, is for others to say.
+
+    :param failed: our error for it, without the record.
+    """
+
+    def __init__(self, failed: FunctionFailed) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
+def service_unavailable(error_class: str) -> SinkError:
+    """The error that ends a job whose handler has met an outage.
+
+    :param error_class: of what the handler has raised; raise this one from it.
+    """
+    return SinkError(
+        "a call of the handler failed since a service is unavailable, and no record is to blame",
+        found=error_class,
+        next_step="See the error's cause; start the job again when the service is back.",
+    )
 
 
 class NoRows(Exception):

@@ -30,6 +30,7 @@ from offsetstore.errors import (
     CommitUnknown,
     FunctionFailed,
     OffsetStoreError,
+    PartitionLost,
     RecordsRejected,
     RowsRefused,
     SinkError,
@@ -811,7 +812,7 @@ class PutBack:
             run.check()
             with self._compute(letters) as part:
                 self._write(run, letters, part)
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             _log.info("a replay is left for later: %s", outdated)
             return
         except TooManyFailed as none:
@@ -922,7 +923,7 @@ class PutBack:
 
         try:
             self._commit(letters, [], {letter.key: failed for letter in letters}, {})
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             _log.info("letters that can't be replayed are left for later: %s", outdated)
         else:
             run.failed += len(letters)

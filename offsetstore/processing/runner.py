@@ -19,6 +19,7 @@ from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.between import Between, Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
+from offsetstore.processing.handling import Handler
 from offsetstore.processing.letters import Recovery, Requests
 from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.plan import BatchMetadata, MetadataFunction
@@ -83,6 +84,19 @@ class Settings:
                 "dead_letters= needs writers that can be given the rows of single records, again and again",
                 found=", ".join(functions),
                 expected="Append, Upsert, or Execute(fn, splittable=True)",
+            )
+
+    def check_handler(self, handler: Handler | None) -> None:
+        """Check that a handler, if there is one, goes with the dead letters.
+
+        :raises ConfigurationError: it does not.
+        """
+        letters = self.dead_letters
+        if handler is not None and letters is not None and (letters.strategy or letters.sequence):
+            raise ConfigurationError(
+                "a handler's failures are letters at once, and each record is called whatever became of others",
+                found="a Handler and DeadLetters(strategy=...)" if letters.strategy else 'a Handler and sequence="key"',
+                expected="DeadLetters() without strategy and sequence; Handler(retries=...)",
             )
 
 

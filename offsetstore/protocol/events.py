@@ -175,6 +175,20 @@ class HandlerCalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsDropped:
+    """A filter of a consumer has dropped polled records: their offsets are stored with what is delivered next.
+
+    One process may tell it again of records that another one has dropped, if it ended before that.
+
+    :param by: the class of the filter.
+    """
+
+    group: str
+    by: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainChanged:
     """A sink begins to replay the requested dead letters, without a query; or it is done, or an error ended it."""
 
@@ -323,6 +337,7 @@ Event: TypeAlias = (
     | LettersWritten
     | LettersReplayed
     | HandlerCalled
+    | RecordsDropped
     | DrainChanged
     | FlushEnded
     | IdleWorkFailed

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from datetime import date, datetime, time, timedelta
-from itertools import accumulate, chain, repeat
-from math import isfinite
-from numbers import Integral, Real
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pickle import PicklingError
 from typing import Any, Final, cast
 
@@ -24,20 +21,19 @@ import pyarrow as pa
 from pyspark import Accumulator, AccumulatorParam, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
+from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_lists
 from offsetstore.processing.handling import (
-    RESULT,
     Figures,
     Handler,
     HandlerError,
     Handling,
     Outcome,
     Record,
-    Row,
     described,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
@@ -49,7 +45,6 @@ from offsetstore.writers.arrow.batches import KAFKA
 
 ROWS: Final = "_offsetstore_rows"
 FAILED: Final = "_offsetstore_failed"
-_ONLY: Final = "rows"
 _FAILED: Final = pa.schema(
     [
         ("error_class", pa.string()),
@@ -65,15 +60,6 @@ _BATCHES: Final = 4
 """Record batches of a task that are being handled at once: the first one may wait for a slow record."""
 _log = logging.getLogger(__name__)
 _arrow: Any = pa  # its stubs know too little of some kinds of arrays
-_EXACT: Final[dict[int, frozenset[type]]] = {
-    **dict.fromkeys((one.id for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
-    pa.float64().id: frozenset({float}),
-    pa.string().id: frozenset({str}),
-    pa.binary().id: frozenset({bytes}),
-    pa.bool_().id: frozenset({bool}),
-}
-"""Types of which Arrow keeps each value as it is, or says that it can't; most rows have no others."""
-_LARGEST_FLOAT32: Final = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +127,7 @@ class HandlerTransform:
         schemas = self._schemas()
         rows, failed = StructType(), _spark_type(_FAILED)
         for name, schema in schemas.items():
-            rows = rows.add(name or _ONLY, ArrayType(_spark_type(schema)))
+            rows = rows.add(name or ONLY, ArrayType(_spark_type(schema)))
         made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
         if self._figures is None:
             self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
@@ -162,10 +148,10 @@ class HandlerTransform:
         """The rows of records that have these columns; a record that has failed has one row, with the error."""
         made: dict[str, DataFrame] = {}
         for name in self._schemas():
-            rows, failed = F.col(ROWS)[name or _ONLY], F.col(FAILED)
+            rows, failed = F.col(ROWS)[name or ONLY], F.col(FAILED)
             with_any = batch.where(failed.isNotNull() | (F.size(rows) > 0))
-            each = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(_ONLY))
-            made[name] = each.select(KAFKA, f"{_ONLY}.*", REJECT)
+            each = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(ONLY))
+            made[name] = each.select(KAFKA, f"{ONLY}.*", REJECT)
         return made.get(UNNAMED, made)
 
     def _schemas(self) -> dict[str, pa.Schema]:
@@ -356,7 +342,7 @@ def _with_outage(batch: pa.RecordBatch, error: HandlerError, schemas: Mapping[st
     """The batch with an outage at each of its records, which is told in full at the first."""
     first = _as_failed(error, is_outage=True)
     others = repeat({**first, "traceback": None}, max(0, batch.num_rows - 1))
-    return _joined(batch, _as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
+    return _joined(batch, as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
 
 
 def _as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
@@ -396,144 +382,6 @@ def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
             *(columns[name].to_pylist() for name in names), headers, times.to_pylist(), strict=False
         )
     ]
-
-
-def arrow_rows(
-    outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]
-) -> tuple[pa.StructArray, Sequence[Outcome]]:
-    """The rows of each outcome, as lists in a column of structs with a field for each output.
-
-    :return: the outcomes too: a record whose rows don't fit the schema has failed.
-    """
-    try:
-        return _as_lists([one.rows for one in outcomes], schemas), outcomes
-    except Exception as error:  # noqa: BLE001 - the user's own objects
-        _log.debug("rows of a handler don't fit its schema: %s", type(error).__name__)
-    fitting: list[Outcome] = []
-    for one in outcomes:
-        try:
-            _as_lists([one.rows], schemas)
-        except Exception as error:  # noqa: BLE001 - the user's own objects
-            fitting.append(replace(one, rows=(), error=HandlerError(RESULT, str(error))))
-        else:
-            fitting.append(one)
-    return _as_lists([one.rows for one in fitting], schemas), fitting
-
-
-def _as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
-    """:raises Exception: a row does not fit."""
-    columns: list[Any] = []
-    for name, schema in schemas.items():
-        of_output = rows if name == UNNAMED else [[row for of in one for row in of.get(name, ())] for one in rows]
-        values = [_values(row, schema.names) for one in of_output for row in one]
-        ends = accumulate((len(one) for one in of_output), initial=0)
-        by_column: Iterable[Sequence[Any]] = zip(*values, strict=True) if values else repeat(())
-        arrays = [_as_column(field, column) for field, column in zip(cast("Any", schema), by_column, strict=False)]
-        structs = _arrow.StructArray.from_arrays(arrays, fields=[*schema])
-        columns.append(_arrow.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
-    return _arrow.StructArray.from_arrays(columns, [name or _ONLY for name in schemas])
-
-
-def _as_column(field: Any, values: Sequence[Any]) -> Any:
-    if not field.nullable and None in values:
-        raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
-    try:
-        _check_exact(values, field.type)
-        return _arrow.array(values, field.type)
-    except Exception as error:  # noqa: BLE001 - of many classes
-        kind = from_arrow_type(field.type).simpleString()
-        raise ValueError(f"the column {field.name} ({kind}): {error}") from None
-
-
-def _check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
-    """Refuse what Arrow would change without a word: the fraction of a number, the time of a day, a number as a time.
-
-    :raises TypeError: it would.
-    """
-    found = [one for one in values if one is not None] if nullable else [*values]
-    if {type(one) for one in found} <= _EXACT.get(kind.id, frozenset()):
-        return
-    for one in found:
-        if one is None or not _fits(one, kind):
-            raise TypeError(_unfit(one, kind))
-
-
-def _unfit(value: object, kind: Any) -> str:
-    name = "None" if value is None else f"a value of type {type(value).__name__}"
-    if not isinstance(value, datetime) or not pa.types.is_timestamp(kind):
-        return f"{name}; expected {kind}"
-    return f"a datetime with{'out' if value.tzinfo is None else ''} a time zone, or with nanoseconds; expected {kind}"
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether Arrow keeps the value as it is, or says that it can't."""
-    types: Any = pa.types
-    return next((fits(value, kind) for name, fits in _FITS.items() if getattr(types, name)(kind)), True)
-
-
-def _fits_list(value: Any, kind: Any) -> bool:
-    if not isinstance(value, (list, tuple)):
-        return False
-    _check_exact(cast("Sequence[Any]", value), kind.value_type, nullable=kind.value_field.nullable)
-    return True
-
-
-def _fits_map(value: Any, kind: Any) -> bool:
-    pairs: list[Any] = [*(cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value)]
-    _check_exact((key for key, _ in pairs), kind.key_type, nullable=False)
-    _check_exact((one for _, one in pairs), kind.item_type, nullable=kind.item_field.nullable)
-    return True
-
-
-def _fits_struct(value: Any, kind: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    given = cast("Mapping[str, Any]", value)
-    for inner in kind:
-        _check_exact([given.get(inner.name)], inner.type, nullable=inner.nullable)
-    return not given.keys() - {inner.name for inner in kind}
-
-
-def _is_flag(value: object) -> bool:
-    """Whether it is a bool, which is a number to Python alone."""
-    return isinstance(value, bool)
-
-
-def _is_moment(value: Any) -> bool:
-    """Whether it is a time in microseconds; pandas' may have nanoseconds."""
-    return isinstance(value, datetime) and not getattr(value, "nanosecond", 0)
-
-
-def _is_float32(value: Any) -> bool:
-    return not isfinite(value) or abs(value) <= _LARGEST_FLOAT32
-
-
-_FITS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "is_integer": lambda value, _: isinstance(value, Integral) and not _is_flag(value),
-    "is_float32": lambda value, _: isinstance(value, Real) and not _is_flag(value) and _is_float32(value),
-    "is_floating": lambda value, _: isinstance(value, Real) and not _is_flag(value),
-    "is_date": lambda value, _: isinstance(value, date) and not isinstance(value, datetime),
-    "is_timestamp": lambda value, kind: _is_moment(value) and (value.tzinfo is None) == (kind.tz is None),
-    "is_duration": lambda value, _: isinstance(value, timedelta) and not getattr(value, "nanoseconds", 0),
-    "is_time": lambda value, _: isinstance(value, time) and value.tzinfo is None,
-    "is_string": lambda value, _: isinstance(value, str),
-    "is_binary": lambda value, _: isinstance(value, (bytes, bytearray, memoryview)),
-    "is_list": _fits_list,
-    "is_map": _fits_map,
-    "is_struct": _fits_struct,
-}
-"""By the names of Arrow's own tests of types; the first that is true of a type counts."""
-
-
-def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
-    if isinstance(row, tuple):
-        if len(row) != len(names):
-            raise ValueError(f"the row has {len(row)} values; expected {len(names)}: {', '.join(names)}")
-        return row
-    values = [row.get(name) for name in names]
-    if unknown := row.keys() - {*names}:
-        raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(names)}")
-    return values
 
 
 def refuse_speculation(spark: SparkSession) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
+from offsetstore.processing.handling import HandlerFailed
 from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.protocol.letters import Headers
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
@@ -24,7 +25,6 @@ from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
-from offsetstore.spark.rejects import HandlerFailed
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Terms
 

@@ -14,11 +14,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.handling import Handler
+from offsetstore.processing.handling import Handler, check_order
 from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter
-from offsetstore.protocol.ports import TableWriter, Writer, declares
+from offsetstore.protocol.ports import TableWriter, Writer
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
 from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
@@ -60,7 +60,7 @@ class Outputs:
                 raise ConfigurationError(
                     "into must be a writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
                 )
-        self._is_unordered = isinstance(transform, Handler) and transform.ordering == "none"
+        self._handler = transform if isinstance(transform, Handler) else None
         if isinstance(transform, Handler):
             transform = HandlerTransform(transform, propagate)
         if not callable(transform):
@@ -197,12 +197,8 @@ class Outputs:
             writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
         uses = writer.uses_kafka_column(schema)
-        if uses and self._is_unordered and declares(writer, "replaces_in_order"):
-            raise ConfigurationError(
-                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
-                found=str(writer),
-                expected='ordering="key", or an Upsert with version=',
-            )
+        if self._handler is not None:
+            check_order(self._handler, writer, uses_kafka=uses)
         return uses
 
 

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.blame import SECONDS
+from offsetstore.processing.handling import HandlerFailed
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
 from offsetstore.processing.policies import Whole, may_be_of_records
@@ -46,7 +47,6 @@ from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
-from offsetstore.spark.rejects import HandlerFailed
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.append import Append

@@ -19,8 +19,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
-from offsetstore.errors import ColumnMismatch, FunctionFailed, HandlerStuck, Outage, RowsRefused, SinkError
+from offsetstore.errors import ColumnMismatch, FunctionFailed, HandlerStuck, Outage, RowsRefused
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.handling import HandlerFailed, service_unavailable
 from offsetstore.protocol.letters import LetterError, rejected
 from offsetstore.spark.plans import execution
 
@@ -28,17 +29,6 @@ REJECT: Final = "_reject"
 COLUMN: Final = "_offsetstore_reject"
 _FIELDS: Final = ("code", "reason")
 _compute: Any = pc
-
-
-class HandlerFailed(Exception):
-    """A handler has failed for a record. Which one, and whether it becomes a letter, is for others to say.
-
-    :param failed: our error for it, without the record.
-    """
-
-    def __init__(self, failed: FunctionFailed) -> None:
-        super().__init__(failed)
-        self.failed = failed
 
 
 def rename(frame: DataFrame) -> DataFrame:
@@ -127,11 +117,7 @@ def raise_outage(failed: Any) -> None:
     told = outages[0].as_py()
     if told["error_class"] == HandlerStuck.__name__:
         raise HandlerStuck("calls of the handler hang", found=told["text"])
-    error = SinkError(
-        "a call of the handler failed since a service is unavailable, and no record is to blame",
-        found=told["error_class"],
-        next_step="See the error's cause; start the job again when the service is back.",
-    )
+    error = service_unavailable(told["error_class"])
     raise error from Outage(told["traceback"] or told["text"])
 
 

@@ -51,13 +51,7 @@ class SinkSettings(Settings):
         check_marking(self.marking)
         self._check_unstored(listed)
         self.check_dead_letters(listed)
-        letters = self.dead_letters
-        if handler is not None and letters is not None and (letters.strategy or letters.sequence):
-            raise ConfigurationError(
-                "a handler's failures are letters at once, and each record is called whatever became of others",
-                found="a Handler and DeadLetters(strategy=...)" if letters.strategy else 'a Handler and sequence="key"',
-                expected="DeadLetters() without strategy and sequence; Handler(retries=...)",
-            )
+        self.check_handler(handler)
 
     def check_query(
         self, claim: Claim, columns: Collection[str], checkpoint: str, *, has_handler: bool = False

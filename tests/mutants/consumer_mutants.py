@@ -11,6 +11,16 @@ _SHORT: Final = (
     "tests/integration/consumer/test_members.py::"
     "test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_consumer"
 )
+_CHECK: Final = "outputs.check(claim, {name: pa.schema([*one, _COORDINATES]) for name, one in outputs.schemas.items()})"
+_FILTERS: Final = "tests/unit/consumer/test_filters.py::"
+_FILTER_MODEL: Final = (
+    "tests/property/test_filters_model.py::"
+    "test_each_record_is_delivered_or_dropped_once_and_no_offset_passes_one_that_waits"
+)
+_COMMITTED: Final = (
+    "tests/integration/consumer/test_members.py::"
+    "test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back[mock]"
+)
 _FEED: Final = "tests/unit/consumer/test_records.py::"
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
@@ -59,5 +69,116 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         ("Feed.room", "self._bytes < self._limits.bytes", "True"),
         tests=(f"{_FEED}test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then",),
         why="Memory would hold whatever Kafka has.",
+    ),
+    mutant(
+        "handled-anew",
+        ("HandledRecords._numbers", "not all(...)", "True"),
+        tests=(f"{_DELIVERIES}test_what_another_member_has_taken_during_the_calls_calls_no_handler_again",),
+        why="A plan that is made again would make all calls again.",
+    ),
+    mutant(
+        "handled-though-lost",
+        ("HandledRecords._is_wanted", "self.claim.term(tp) == self.polled[tp].term", "True"),
+        tests=(f"{_DELIVERIES}test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_called",),
+        why="Records would be called beside the calls of the partition's new owner.",
+    ),
+    mutant(
+        "handled-after-the-claim",
+        ("HandledRecords._is_wanted", "self.claim.is_lost", "False"),
+        ("handled:handled", "claim.require_open()", ""),
+        tests=(f"{_DELIVERIES}test_calls_end_with_the_claim",),
+        why="A process that has lost the group, or has ended, would go on with its calls.",
+    ),
+    mutant(
+        "handled-in-part",
+        ("HandledRecords._numbers", "if lost:\n    raise PlanOutdated(...)", ""),
+        ("HandledRecords._numbers", "n not in lost", "True"),
+        tests=(f"{_DELIVERIES}test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_called",),
+        why="A delivery would be written without the records that were not called.",
+    ),
+    mutant(
+        "handler-s-failure",
+        ("HandledRecords.rows", "(why := self._kept.failed.get(number)) is not None", "False"),
+        tests=(
+            f"{_DELIVERIES}test_without_dead_letters_the_first_record_that_fails_is_named_and_none_is_called_again",
+        ),
+        why="A record for which the handler fails would be passed over without a word.",
+    ),
+    mutant(
+        "handled-without-rows",
+        ("consumer:ComputedRecords.accepted", "... if self.is_handled else self.with_rows", "self.with_rows"),
+        tests=(f"{_DELIVERIES}test_bad_records_among_many_for_which_a_handler_returns_nothing",),
+        why="Where most records make no rows, some bad ones would end the consumer.",
+    ),
+    mutant(
+        "tables-after-the-calls",
+        ("handled:handled", "outputs.check(...)", ""),
+        (
+            "handled:handled",
+            "by_record, failed = _as_rows(...)",
+            f"{_CHECK}\nby_record, failed = _as_rows(...)",
+        ),
+        tests=(f"{_DELIVERIES}test_tables_are_compared_before_any_call",),
+        why="A wrong column would be found when all calls are made.",
+    ),
+    mutant(
+        "letter-of-another-member",
+        ("PutBack._next", "None if claim.token == claim.group_token else claim.token", "None"),
+        tests=(f"{_DELIVERIES}test_a_letter_is_replayed_by_the_member_that_has_its_partition",),
+        why="Letters of others' partitions would keep a member from its own.",
+    ),
+    mutant(
+        "letter-of-a-lost-partition",
+        ("PutBack._replay", "(PlanOutdated, PartitionLost)", "PlanOutdated"),
+        tests=(f"{_DELIVERIES}test_a_letter_is_replayed_by_the_member_that_has_its_partition",),
+        why="A request would end a member whose partition goes to another one at that moment.",
+    ),
+    mutant(
+        "offset-beyond-a-deferred-record",
+        ("_Partition.end", "self.until if first is None else first", "self.until"),
+        tests=(f"{_FILTERS}test_deferred_records_hold_the_offset_and_count_for_memory_and_those_dropped_do_not",),
+        why="The stored offset would pass records that wait in memory: a crash would lose them.",
+    ),
+    mutant(
+        "deferred-records-in-order",
+        ("Pending.decide", "self._waiting[number] + given", "given + self._waiting[number]"),
+        tests=(_FILTER_MODEL,),
+        why="Later records would come before those that a filter has deferred.",
+    ),
+    mutant(
+        "filter-asked-too-soon",
+        ("Pending.decide", "waiting and clock >= self._ask_at[number]", "waiting"),
+        tests=(f"{_FILTERS}test_a_filter_of_ones_own_gets_the_records_the_time_and_the_offset_s_metadata",),
+        why="A filter would be asked ten times a second, whatever it has said.",
+    ),
+    mutant(
+        "dropped-records-in-memory",
+        ("Feed.decide", "self._forget(dropped)", ""),
+        tests=(f"{_FILTERS}test_deferred_records_hold_the_offset_and_count_for_memory_and_those_dropped_do_not",),
+        why="Dropped records would count for the limits for ever, and the consumer would stop reading.",
+    ),
+    mutant(
+        "one-partition-first",
+        ("Feed.decide", "self._partitions[tp] = self._partitions.pop(tp)", "pass"),
+        tests=(f"{_FILTERS}test_a_limit_for_all_partitions_goes_round",),
+        why="With a Throttle, the first partition would take all of its limit.",
+    ),
+    mutant(
+        "dropped-without-being-asked",
+        ("consumer:_asked", "{*kept.dropped} <= {one.offset for one in records[: kept.prefix]}", "True"),
+        tests=(f"{_FILTERS}test_what_is_no_decision_ends_the_consumer_with_the_filter_s_name",),
+        why="A filter that names wrong offsets would seem to work.",
+    ),
+    mutant(
+        "throttle-without-a-limit",
+        ("Throttle.apply", "self._count += prefix", ""),
+        tests=(f"{_FILTERS}test_a_throttle_lets_so_many_through_in_any_period",),
+        why="The limit would hold for each call, and not for a period.",
+    ),
+    mutant(
+        "commit-before-a-partition-is-given-back",
+        ("Membership._on_revoke", "self._commits.last(self._kafka, given)", "pass"),
+        tests=(_COMMITTED,),
+        why="Whoever takes the group over in Kafka would begin up to five seconds earlier.",
     ),
 )

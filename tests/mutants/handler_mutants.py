@@ -107,13 +107,13 @@ CALLS: Final[tuple[Mutant, ...]] = (
 ROWS: Final[tuple[Mutant, ...]] = (
     mutant(
         "handled-values",
-        ("handlers:_fits", "fits(value, kind)", "True"),
+        ("handled_rows:_fits", "fits(value, kind)", "True"),
         tests=(f"{_ROWS}test_values_that_do_not_fit",),
         why="Arrow cuts fractions off, and the time of a day: 1.5 would be stored as 1.",
     ),
     mutant(
         "handled-names",
-        ("handlers:_values", "row.keys() - {*names}", "set()"),
+        ("handled_rows:_values", "row.keys() - {*names}", "set()"),
         tests=(f"{_SPARK}test_rows_that_do_not_fit_the_schema_are_letters",),
         why="A misspelt column would be stored as NULL.",
     ),

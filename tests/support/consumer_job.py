@@ -1,6 +1,7 @@
-"""A consumer as its own process: ``python -m tests.support.consumer_job URL BOOTSTRAP TOPIC PARTITIONS``.
+"""A consumer as its own process: ``python -m tests.support.consumer_job URL BOOTSTRAP TOPIC PARTITIONS [CALLS]``.
 
-A record's value is its row. PARTITIONS is 0 if Kafka is asked, or the number that a cluster has which can't be.
+A record's value is its row. PARTITIONS is 0 if Kafka is asked, or the number that a cluster has which can't be. With a
+file for CALLS, a handler makes the rows, and writes each of its calls there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from offsetstore import Append, Flush, OffsetStore, Retries
+from offsetstore import Append, Flush, Handler, OffsetStore, Record, Retries
 from offsetstore.consumer import Consumer
 from offsetstore.testing import StaticBroker
 
@@ -46,9 +47,19 @@ def consumer_of(
     return consumer
 
 
-def _main(url: str, bootstrap: str, topic: str, partitions: str) -> None:
+def _handler(calls: str) -> Handler:
+    def handle(record: Record) -> tuple[int]:
+        with open(calls, "a", encoding="utf-8") as log:  # noqa: PTH123
+            log.write(f"{record.id}\n")
+        return (int(record.value or b""),)
+
+    return Handler(handle, "record long", concurrency=4)
+
+
+def _main(url: str, bootstrap: str, topic: str, partitions: str, calls: str | None = None) -> None:
+    changes: dict[str, Any] = {} if calls is None else {"transform": _handler(calls)}
     with OffsetStore.connect(url, retries=Retries(shortest=0.001)) as store:
-        consumer_of(store, bootstrap, topic, partitions=int(partitions)).run()
+        consumer_of(store, bootstrap, topic, partitions=int(partitions), **changes).run()
 
 
 if __name__ == "__main__":

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from offsetstore import Append, DeadLetters, OffsetRange, OffsetStore, StartPolicy, TopicPartition, Upsert
+from offsetstore import (
+    Append,
+    DeadLetters,
+    Handler,
+    LetterFilter,
+    OffsetRange,
+    OffsetStore,
+    Retries,
+    StartPolicy,
+    TopicPartition,
+    Upsert,
+)
 from offsetstore.consumer.delivery import Polled, PolledRecords
+from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform
 from offsetstore.consumer.records import Record
-from offsetstore.errors import PartitionLost, RowsRefused, StaleClaim
+from offsetstore.errors import (
+    ColumnMismatch,
+    ConfigurationError,
+    FunctionFailed,
+    PartitionLost,
+    ProtocolMisuse,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+    TooManyLetters,
+)
+from offsetstore.processing import handling
+from offsetstore.processing.letters import Requests
 from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.runner import Runner, Settings, Taken
-from offsetstore.protocol.events import BatchEnded
+from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import ClaimRequest
@@ -81,7 +109,7 @@ class Polling:
     def __init__(
         self,
         member: Member,
-        transform: Transform = parse,
+        transform: Transform | Handler = parse,
         into: Writer | Mapping[str, Writer] | None = None,
         **settings: Any,
     ) -> None:
@@ -96,12 +124,13 @@ class Polling:
             tp: Polled(
                 OffsetRange(begin, begin + len(given) + beyond),
                 [Record(tp, begin + n, Payload(b"k", one.encode(), (), 0, 0)) for n, one in enumerate(given)],
-                self.member.term(tp),
+                self.member.terms[tp],
             )
             for tp, given in values.items()
         }
         self.number += 1
-        return PolledRecords(self.number, self.member, self.outputs, polled, lambda _: None)
+        made = PolledRecords if self.outputs.handler is None else HandledRecords
+        return made(self.number, self.member, self.outputs, polled, lambda _: None)
 
     def write(self, delivery: PolledRecords) -> None:
         @contextmanager
@@ -118,6 +147,47 @@ class Polling:
 
     def typed(self, error: BaseException) -> BaseException:
         return error
+
+
+class Calls:
+    """A handler's function, which does what the record says, and counts its calls.
+
+    :param now: what "now" calls.
+    """
+
+    def __init__(self, now: Callable[[], object] = lambda: None) -> None:
+        self.of = Counter[str]()
+        self.records = list[handling.Record]()
+        self._now = now
+        self._lock = threading.Lock()
+
+    def handler(self, schema: Any = "record long", *, is_async: bool = False, **arguments: Any) -> Handler:
+        async def later(record: handling.Record) -> Any:
+            await asyncio.sleep(0)
+            return self.handle(record)
+
+        retries = Retries(attempts=2, shortest=0.001, longest=0.001)
+        return Handler(later if is_async else self.handle, schema, retries=retries, **arguments)
+
+    def handle(self, record: handling.Record) -> Any:
+        value = (record.value or b"").decode()
+        with self._lock:
+            self.of[value] += 1
+            self.records.append(record)
+        match value:
+            case "none":
+                return None
+            case "twice":
+                return [(1,), {"record": 2}]
+            case "outage":
+                raise ConnectionRefusedError
+            case "unfit":
+                return {"record": "text"}
+            case "now":
+                self._now()
+                return None
+            case _:
+                return (int(value),)
 
 
 def numbers(query: Query) -> list[int]:
@@ -266,3 +336,195 @@ def test_several_outputs_and_an_upsert_in_the_order_of_offsets(
     polling.write(polling.polled({P0: [json.dumps({"id": n % 2, "value": str(n)}) for n in range(6)]}))
     assert query("SELECT id, value FROM latest ORDER BY id") == [(0, "4"), (1, "5")]
     assert numbers(query) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.behaviour("CONS-1", "HAND-2", "HAND-3", "HAND-5", "HAND-9")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder, *, is_async: bool
+) -> None:
+    member = joins()
+    member.assign([P0, P1])
+    calls = Calls()
+    polling = Polling(member, calls.handler(is_async=is_async), dead_letters=DeadLetters(max_retries=0))
+    polling.write(polling.polled({P0: ["10", "bad", "none", "13", "unfit"], P1: ["twice"]}, beyond=2))
+    assert numbers(query) == [1, 2, 10]
+    assert query(LETTERS) == [
+        (0, 1, "raised", "dead", "ValueError"),
+        (0, 3, "refused", "dead", "RowsRefused"),
+        (0, 4, "raised", "dead", "HandlerResult"),
+    ]
+    assert stored(store) == {P0: 7, P1: 3}
+    assert calls.of == {"10": 1, "bad": 2, "none": 1, "13": 1, "unfit": 1, "twice": 1}
+    [topic_id] = {row.topic_id for row in store.offsets("billing").values()}
+    assert {one.id for one in calls.records if one.partition} == {f"payments/{topic_id}/1/0"}
+    [told] = recorder.of(HandlerCalled)
+    assert (told.calls, told.retries) == (7, 1)
+    assert recorder.events.index(told) < recorder.events.index(recorder.of(BatchEnded)[0])
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize(("bad", "error"), [("bad", FunctionFailed), ("13", RowsRefused)])
+def test_without_dead_letters_the_first_record_that_fails_is_named_and_none_is_called_again(
+    joins: Callable[[], Member], query: Query, bad: str, error: type[Exception]
+) -> None:
+    member = joins()
+    member.assign([P0])
+    calls = Calls()
+    polling = Polling(member, calls.handler())
+    with pytest.raises(error, match="first refused at record payments-0@2"):
+        polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
+    assert numbers(query) == [1, 2]
+    assert calls.of == {"1": 1, "2": 1, bad: 2 if bad == "bad" else 1, "4": 1}
+
+
+@pytest.mark.behaviour("HAND-7", "CONS-3")
+def test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_called(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder
+) -> None:
+    member = joins()
+    member.assign([P0, P1])
+    calls = Calls(now=lambda: member.assign([P1]))  # anew: what was polled before is not its any more
+    polling = Polling(member, calls.handler(concurrency=1))
+    many = [str(number) for number in range(100, 1000)]
+    polling.write(polling.polled({P0: ["1", "now", "3"], P1: many}))
+    assert numbers(query) == [1, 3]
+    assert stored(store) == {P0: 3, P1: 0}
+    assert max(calls.of.values()) == 1
+    assert len(calls.of) < 10
+    assert recorder.of(BatchEnded, "written")[-1].ranges == {P0: OffsetRange(0, 3)}
+
+
+@pytest.mark.behaviour("HAND-7", "CONS-3")
+def test_what_another_member_has_taken_during_the_calls_calls_no_handler_again(
+    joins: Callable[[], Member], query: Query
+) -> None:
+    late, other = joins(), joins()
+    late.assign([P0, P1])
+    calls = Calls(now=lambda: other.assign([P0]))
+    polling = Polling(late, calls.handler())
+    polling.write(polling.polled({P0: ["1", "now"], P1: ["20", "21"]}))
+    assert numbers(query) == [20, 21]
+    assert calls.of == {"1": 1, "now": 1, "20": 1, "21": 1}
+
+
+@pytest.mark.behaviour("HAND-2", "DLQ-1")
+def test_bad_records_among_many_for_which_a_handler_returns_nothing(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, Calls().handler(), dead_letters=DeadLetters())
+    polling.write(polling.polled({P0: [*["none"] * 5, *["bad"] * 12]}))
+    assert len(query(LETTERS)) == 12
+    assert stored(store)[P0] == 17
+
+
+@pytest.mark.behaviour("HAND-4", "CONS-4", "CONS-8")
+@pytest.mark.parametrize("closed", [False, True])
+def test_calls_end_with_the_claim(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, *, closed: bool
+) -> None:
+    member = joins()
+    member.assign([P0])
+    broker = StaticBroker.with_topics({"payments": 2}, end=1000)
+
+    def end() -> None:
+        if closed:
+            member.close()
+        else:
+            store.claim("billing", broker, topics=["payments"], takeover="fence").close()
+            member.lose()
+
+    calls = Calls(now=end)
+    polling = Polling(member, calls.handler(concurrency=1))
+    many = [str(number) for number in range(900)]
+    with pytest.raises(ProtocolMisuse if closed else StaleClaim):
+        polling.write(polling.polled({P0: ["now", *many]}))
+    assert len(calls.of) < 10
+    assert numbers(query) == []
+
+
+@pytest.mark.behaviour("HAND-2", "HAND-4")
+def test_an_outage_and_a_handler_that_always_fails_end_the_consumer(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    member = joins()
+    member.assign([P0])
+    calls = Calls()
+    polling = Polling(member, calls.handler(), dead_letters=DeadLetters())
+    with pytest.raises(SinkError, match="service is unavailable") as down:
+        polling.write(polling.polled({P0: ["1", "outage"]}))
+    assert isinstance(down.value.__cause__, ConnectionRefusedError)
+    with pytest.raises(TooManyLetters):
+        polling.write(polling.polled({P0: ["bad"] * 20}))
+    assert (numbers(query), stored(store)[P0]) == ([], 0)
+
+
+@pytest.mark.behaviour("HAND-9")
+def test_a_handler_s_rows_of_several_outputs_and_of_an_upsert_in_the_order_of_offsets(
+    joins: Callable[[], Member], query: Query
+) -> None:
+    query("CREATE TABLE latest (id bigint PRIMARY KEY, value text)")
+    member = joins()
+    member.assign([P0])
+
+    def handle(record: handling.Record) -> dict[str, Any]:
+        one: Any = json.loads(record.value or b"")
+        return {"all": {"record": one["id"]}, "latest": [] if one["id"] > 1 else (one["id"], one["value"])}
+
+    schemas = {"all": pa.schema([("record", pa.int64())]), "latest": "id bigint not null, value string"}
+    writers = {"all": Append("results"), "latest": Upsert("latest", key=["id"])}
+    polling = Polling(member, Handler(handle, schemas), writers)
+    polling.write(polling.polled({P0: [json.dumps({"id": n % 3, "value": str(n)}) for n in range(8)]}))
+    assert query("SELECT id, value FROM latest ORDER BY id") == [(0, "6"), (1, "7")]
+    assert numbers(query) == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.behaviour("HAND-3", "HAND-8")
+def test_tables_are_compared_before_any_call(joins: Callable[[], Member], query: Query) -> None:
+    query("CREATE TABLE latest (id bigint PRIMARY KEY, record bigint)")
+    member = joins()
+    member.assign([P0])
+    calls = Calls()
+    other = Polling(member, calls.handler("another long"))
+    with pytest.raises(ColumnMismatch):
+        other.write(other.polled({P0: ["1"]}))
+    unordered = Polling(member, calls.handler("id long, record long", ordering="none"), Upsert("latest", key=["id"]))
+    with pytest.raises(ConfigurationError, match="ordering"):
+        unordered.write(unordered.polled({P0: ["1"]}))
+    assert not calls.of
+
+
+@pytest.mark.behaviour("CONS-1", "DLQ-7")
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
+) -> None:
+    members = {P0: joins(), P1: joins()}
+    calls, requests = Calls(), list[Requests]()
+    for tp, member in members.items():
+        member.assign([tp])
+        transform = calls.handler(ordering="partition") if has_handler else parse
+        polling = Polling(member, transform, dead_letters=DeadLetters(max_retries=0))
+        polling.write(polling.polled({tp: ["1", "13", "5"]}))
+        assert polling.runner.requests is not None
+        requests.append(Requests(member, DeadLetters()))
+        requests[-1].compute = partial(computed_letters, polling.outputs, member)
+    query("ALTER TABLE results DROP CONSTRAINT unlucky")
+    store.request_replay("billing", LetterFilter(), reason="the constraint is gone")
+    requests[0].look(lambda: None)
+    assert query(LETTERS) == [
+        (0, 1, "refused", "replayed", "RowsRefused"),
+        (1, 1, "refused", "requested", "RowsRefused"),
+    ]
+    members[P1].release([P1])
+    requests[1].look(lambda: None)  # its row still has the token
+    assert query(LETTERS)[1][3] == "requested"
+    members[P1].assign([P1])
+    late = Requests(members[P1], DeadLetters())
+    late.compute = requests[1].compute
+    late.look(lambda: None)
+    assert query(LETTERS)[1][3] == "replayed"
+    assert numbers(query) == [1, 1, 5, 5, 13, 13]
+    assert calls.of["13"] == (5 if has_handler else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore import Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
-from offsetstore.consumer import Consumer
+from offsetstore import Broker, Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
+from offsetstore.consumer import Consumer, SkipIf, Throttle
 from offsetstore.errors import (
     FunctionFailed,
     GroupBusy,
@@ -29,11 +32,15 @@ from offsetstore.errors import (
     TopicMissing,
 )
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.processing.plan import BatchInfo
+from offsetstore.protocol.events import MirrorTried, RecordsDropped
+from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of, parse
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -182,6 +189,75 @@ def test_members_take_partitions_from_each_other_and_write_each_record_once(
     assert stored(store) == cluster.count
 
 
+def noted(info: BatchInfo) -> str:
+    """The metadata of each flush."""
+    return "a note"
+
+
+def committed(cluster: Cluster) -> dict[int, tuple[int, str | None]]:
+    """What Kafka has of the group, by partition: offset and metadata."""
+    with ConfluentConsumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"}) as reader:
+        asked: Any = [KafkaPartition(tp.topic, tp.partition) for tp in cluster.tps]
+        found: Any = reader.committed(asked, timeout=30)
+        return {one.partition: (one.offset, one.metadata) for one in found}
+
+
+@pytest.mark.behaviour("CONS-5", "CONS-8", "CONS-14")
+def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    recorder = Recorder()
+    store.observers = Observers([recorder])
+    cluster.produce(400)
+    first = starts(metadata=noted)
+    wait_for(query, cluster, first)
+    wait_until(lambda: {at for at, _ in committed(cluster).values()} == {100}, timeout=30.0)
+    cluster.produce(200)
+    second = starts(metadata=noted)
+    wait_for(query, cluster, first, second)
+    wait_until(lambda: owners(query) == 2, timeout=60.0)
+    first.stop()
+    wait_until(lambda: owners(query) == 1, timeout=60.0)
+    cluster.produce(100)
+    wait_for(query, cluster, second)
+    second.stop()
+    copies = committed(cluster)
+    assert {tp.partition: row.next_offset for tp, row in store.offsets("billing").items()} == {
+        partition: at for partition, (at, _) in copies.items()
+    }
+    assert all(text is not None and re.fullmatch(r"offsetstore:2:.*;\"a note\"", text) for _, text in copies.values())
+    assert any(told.offsets for told in recorder.of(MirrorTried, "done"))
+    assert not recorder.of(MirrorTried, "failed")
+
+
+@pytest.mark.behaviour("CONS-14", "CONS-2")
+def test_a_group_goes_from_a_job_to_consumers_and_back_without_a_gap_or_a_double(
+    store: OffsetStore, query: Query, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+) -> None:
+    bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(PARTITIONS)
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        cluster = Cluster(bootstrap, topic, is_mock=False, producer=producer)
+        for round_ in range(2):
+            cluster.produce(100)
+            with store.claim("billing", Broker({"bootstrap.servers": bootstrap}), topics=[topic]) as claim:
+                assert claim.starting is not None
+                begins = claim.starting.offsets
+                assert begins == dict.fromkeys(cluster.tps, round_ * 50)
+                with store.transaction(claim) as tx:
+                    tx.lock({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
+                    tx.advance({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
+                claim.close()
+                assert claim.mirror is not None
+                assert claim.mirror.ended == "the claim was closed"
+            cluster.produce(100)
+            running = Running(consumer_of(store, bootstrap, topic, partitions=0))
+            wait_until(lambda: len(numbers(query)) == 100 * (round_ + 1), timeout=60.0)  # noqa: B023
+            running.stop()
+            expected = round_ * 50 + 50
+            assert {at for at, _ in committed(cluster).values()} == {expected}
+    assert numbers(query) == [*range(100, 200), *range(300, 400)]
+
+
 @pytest.mark.behaviour("CONS-7")
 def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
     cluster: Cluster, query: Query, starts: Callable[..., Running]
@@ -203,6 +279,27 @@ def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
     running.stop()
     assert max(sizes) <= 200
     assert sum(sizes) == 900  # none was computed twice: it was never taken for dead
+
+
+@pytest.mark.behaviour("CONS-10", "CONS-7")
+def test_filters_drop_records_and_defer_others_and_another_member_gets_what_waits(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    recorder = Recorder()
+    store.observers = Observers([recorder])
+    cluster.produce(400)
+    odd = SkipIf(lambda record: int(record.value or b"") % 2)
+    running = starts(filters=[odd, Throttle(50, per=1.0)])
+    wait_until(lambda: len(numbers(query)) >= 50, timeout=60.0)
+    running.stop()
+    assert 50 <= len(numbers(query)) < 200
+    running = starts(filters=[odd])
+    wait_until(lambda: len(numbers(query)) >= 200, timeout=60.0)
+    wait_until(lambda: stored(store) == cluster.count, timeout=20.0)
+    assert numbers(query) == [*range(0, 400, 2)]
+    dropped = recorder.of(RecordsDropped)
+    assert {one.by for one in dropped} == {"SkipIf"}
+    assert sum(one.records for one in dropped) >= 200
 
 
 @pytest.mark.behaviour("CONS-4")
@@ -343,7 +440,9 @@ def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted
 
 
 @contextmanager
-def job(url: str, cluster: Cluster, failpoint: str | None = None) -> Generator[subprocess.Popen[str]]:
+def job(
+    url: str, cluster: Cluster, failpoint: str | None = None, calls: Path | None = None
+) -> Generator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "OFFSETSTORE_FAILPOINT"}
     process = subprocess.Popen(
         [
@@ -354,6 +453,7 @@ def job(url: str, cluster: Cluster, failpoint: str | None = None) -> Generator[s
             cluster.bootstrap,
             cluster.topic,
             str(cluster.partitions),
+            *([] if calls is None else [str(calls)]),
         ],
         cwd=ROOT,
         env=environment | ({} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}),
@@ -386,3 +486,25 @@ def test_a_consumer_that_is_killed_writes_each_record_once_and_sigterm_ends_it_w
     with job(offsetstore_database, cluster):
         wait_for(query, cluster)
     assert stored(store) == cluster.count
+
+
+@pytest.mark.behaviour("HAND-7", "CONS-1")
+def test_a_consumer_with_a_handler_that_is_killed_calls_at_most_one_flush_again(
+    store: OffsetStore, cluster: Cluster, query: Query, offsetstore_database: str, tmp_path: Path
+) -> None:
+    window, calls = 100, tmp_path / "calls"
+    cluster.produce(1000)
+    failpoints = ("before_lock:2", "before_commit:3", "after_commit:2")
+    for failpoint in failpoints:
+        with job(offsetstore_database, cluster, failpoint, calls) as killed:
+            _, told = killed.communicate(timeout=90)
+            assert killed.returncode == -signal.SIGKILL, told
+    with job(offsetstore_database, cluster, calls=calls) as running:
+        wait_for(query, cluster)
+        running.send_signal(signal.SIGTERM)
+        _, told = running.communicate(timeout=60)
+        assert running.returncode == 0, told
+    assert stored(store) == cluster.count
+    made = calls.read_text().splitlines()
+    assert len({*made}) == cluster.count
+    assert len(made) <= cluster.count + window * len(failpoints)

@@ -173,7 +173,14 @@ def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetSto
     store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
     query("ANALYZE dead_letters")
 
-    requested = {"group": GROUP, "topics": ["payments"], "limit": 100, "max_bytes": 1}
+    requested = {
+        "group": GROUP,
+        "topics": ["payments"],
+        "limit": 100,
+        "max_bytes": 1,
+        "of_topics": None,
+        "numbers": None,
+    }
     for statement, values in ((sql.LIST_LETTERS, page()), (sql.REQUESTED_LETTERS, requested)):
         plan = explain(store, statement, values)
         assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 64, "a value is in 130 blocks"
@@ -309,7 +316,14 @@ def test_pages_of_many_letters_have_each_of_them_once(crowded: OffsetStore) -> N
 
 
 def test_the_job_finds_the_next_requested_letters_among_many(crowded: OffsetStore) -> None:
-    values = {"group": GROUP, "topics": ["payments"], "limit": 1000, "max_bytes": 1 << 26}
+    values = {
+        "group": GROUP,
+        "topics": ["payments"],
+        "limit": 1000,
+        "max_bytes": 1 << 26,
+        "of_topics": None,
+        "numbers": None,
+    }
     plan = explain(crowded, sql.REQUESTED_LETTERS, values)
     used = {node.get("Index Name") for node in nodes(plan)}
     assert "dead_letters_requested_idx" in used

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Message
 
-from offsetstore import Append, DeadLetters, Execute, Flush, OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore import (
+    Append,
+    DeadLetters,
+    Execute,
+    Flush,
+    Handler,
+    OffsetRange,
+    OffsetStore,
+    StartPolicy,
+    TopicPartition,
+)
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record, batch_of, record_of
 from offsetstore.errors import ConfigurationError
+from offsetstore.processing.handled_rows import schema_of
 from offsetstore.protocol.letters import Payload
+from offsetstore.store.term import Term
 from offsetstore.testing import InMemoryOffsetStore
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
@@ -58,7 +71,7 @@ def test_no_records_have_the_same_columns() -> None:
 @pytest.mark.behaviour("CONS-1")
 def test_a_range_ends_where_the_client_is_also_beyond_the_last_record() -> None:
     feed = Feed(Flush(seconds=1000))
-    feed.begin({P0: 5, P1: 0}, {P0: 1, P1: 1})
+    feed.begin({P0: 5, P1: 0}, {P0: Term(), P1: Term()})
     feed.add(record(P0, 7))
     feed.reach(P0, 9)
     assert offsets(feed) == {P0: (OffsetRange(5, 9), [7])}
@@ -71,7 +84,7 @@ def test_a_range_ends_where_the_client_is_also_beyond_the_last_record() -> None:
 @pytest.mark.behaviour("CONS-3")
 def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
     feed = Feed(Flush(seconds=1000))
-    feed.begin({P0: 5}, {P0: 1})
+    feed.begin({P0: 5}, {P0: Term()})
     feed.reach(P1, 8)
     for one in (record(P0, 4), record(P0, 5), record(P0, 5), record(P1, 0)):
         feed.add(one)
@@ -89,7 +102,7 @@ def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None
     by_rows, by_bytes, by_time = Feed(Flush(rows=2)), Feed(Flush(bytes=8)), Feed(Flush(seconds=1e-9))
     for feed in (by_rows, by_bytes, by_time):
         assert not feed.is_due
-        feed.begin({P0: 0}, {P0: 1})
+        feed.begin({P0: 0}, {P0: Term()})
         assert not feed.is_due
         feed.add(record(P0, 0))
     assert (by_rows.is_due, by_bytes.is_due, by_time.is_due) == (False, False, True)
@@ -116,6 +129,7 @@ def consumer(store: OffsetStore, kafka: dict[str, Any] | None = None, **changes:
         ("partition.assignment.strategy", "cooperative-sticky"),
         ("group.protocol", "classic"),
         ("enable.partition.eof", "ends of logs"),
+        ("on_commit", "MirrorTried"),
     ],
 )
 @pytest.mark.behaviour("CONS-9")
@@ -135,6 +149,10 @@ def test_arguments_that_cant_work_are_refused() -> None:
             {"topics": "payments"},
             {"drain": 0},
             {"into": Execute(lambda _work, _batches: 0), "dead_letters": DeadLetters()},
+            {"transform": Handler(repr, "id long, name thing")},
+            {"transform": Handler(repr, "id long, _reject string")},
+            {"transform": Handler(repr, {"other": "id long"})},
+            {"transform": Handler(repr, "id long"), "dead_letters": DeadLetters(sequence="key")},
         ]
         for changes in wrong:
             with pytest.raises(ConfigurationError):
@@ -147,3 +165,38 @@ def test_taking_partitions_over_fits_into_the_time_between_two_polls() -> None:
         assert consumer(store).request.takeover_timeout == 30.0
         assert consumer(store, {"max.poll.interval.ms": "45000"}).request.takeover_timeout == 15.0
         assert consumer(store, policy=StartPolicy()).request.takeover == "refuse"
+
+
+@pytest.mark.behaviour("CONS-7", "HAND-7")
+def test_a_flush_with_a_handler_is_its_window() -> None:
+    with InMemoryOffsetStore() as store:
+        assert consumer(store).flush.rows == 50_000
+        assert consumer(store, transform=Handler(repr, "id long")).flush.rows == 10_000
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_handler_s_schema_is_read_without_spark() -> None:
+    simple = "id LONG NOT NULL, `a ``b``` string,at: timestamp ,x decimal(10, 2), y numeric, z real"
+    expected: Any = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("a `b`", pa.string()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("x", pa.decimal128(10, 2)),
+        pa.field("y", pa.decimal128(10, 0)),
+        pa.field("z", pa.float32()),
+    ]
+    assert schema_of(simple) == pa.schema(expected)
+    nested = pa.schema([("n", pa.list_(pa.int8()))])
+    assert schema_of(nested) is nested
+    for wrong in (
+        "",
+        "id",
+        "id array<int>",
+        "id long, id long",
+        "_kafka long",
+        "id long; name string",
+        7,
+        pa.schema([]),
+    ):
+        with pytest.raises(ConfigurationError):
+            schema_of(wrong)

@@ -33,6 +33,7 @@ from offsetstore.protocol.events import (
     LettersWritten,
     MirrorTried,
     PauseChanged,
+    RecordsDropped,
     Retried,
 )
 from offsetstore.testing import InMemoryOffsetStore
@@ -68,6 +69,7 @@ EVENTS: list[Event] = [
     LettersReplayed(group=GROUP, replayed=4, failed=1),
     HandlerCalled(group=GROUP, calls=9, retries=3, timeouts=1, seconds=2.5, lag=0.75),
     HandlerCalled(group=GROUP, calls=1, seconds=0.5, lag=0.25),
+    RecordsDropped(group=GROUP, by="Expire", records=7),
     PauseChanged(group=GROUP, pause=PAUSE),
     Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.1),
     CommitResolved(group=GROUP, topic_partition=P0, happened=True),
@@ -106,6 +108,7 @@ COUNTED = {
     "dead_letters_replayed_total written": 4,
     "dead_letters_replayed_total failed": 1,
     "handler_calls_total": 10,
+    "records_dropped_total Expire": 7,
     "handler_retries_total": 3,
     "handler_timeouts_total": 1,
     "handler_seconds_total": 3.0,

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Retries
+from offsetstore.processing.handled_rows import arrow_rows
 from offsetstore.processing.handling import Handler, HandlerError, NoRows, Outcome, Record
 from offsetstore.spark import handlers
-from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, arrow_rows, records_of
+from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, records_of
 
 STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
 

@@ -1,0 +1,160 @@
+"""Copies a member's stored offsets to Kafka: its own tools show the lag then, and others can take the group over there.
+
+The copies have the stamp of a claim's mirror (`offsetstore.store.mirror`), follow the store, and never lead it. The
+member's own consumer commits them: Kafka refuses those of a process that is no member any more, and while the group has
+members, those of anybody else. So nobody else's commit is looked for. A failure affects nothing but the copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from offsetstore.kafka.errors import describe
+from offsetstore.kafka.group_offsets import in_requests
+from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition
+from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.events import MirrorTried
+from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.store.fleet import Member
+from offsetstore.store.mirror import INTERVAL, LAST_COMMIT
+from offsetstore.store.sessions import read, transaction
+
+_LOCK_SECONDS: Final = 1.0
+_CHANGING: Final = frozenset({
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.FENCED_INSTANCE_ID,
+})  # fmt: skip
+"""The group's members are changing: whoever has the partition next commits."""
+
+_log = logging.getLogger("offsetstore")
+
+
+class Commits:
+    """Commits what is stored of a member's partitions. The polling thread's, but for what reads the rows."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._stamp = Stamp(member.store_id, member.token.epoch, digest(member.group))
+        self._stamp_only = False
+        self._reading: Future[Mapping[TopicPartition, StoredOffset]] | None = None
+        self._next = 0.0
+        self._sent: dict[TopicPartition, CommittedOffset] = {}
+        self._copied: dict[TopicPartition, CommittedOffset] = {}
+        self._pinned: set[TopicPartition] = set()  # as they were read last
+        self._unpin: set[TopicPartition] = set()
+
+    def turn(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
+        """Commit what is stored, if it is time; this waits for nothing.
+
+        :param kafka: the member's consumer.
+        :param partitions: those that it has.
+        """
+        if self._reading is None and time.monotonic() >= self._next:
+            self._read()
+        elif self._reading is not None and self._reading.done():
+            self._commit(kafka, partitions)
+
+    def last(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
+        """Commit what is stored of partitions that are given back next; wait some seconds for the database at most."""
+        if not self._member.is_lost:
+            self._read()  # anew: what is being read may not have all
+            if self._reading is not None and wait([self._reading], timeout=LAST_COMMIT).done:
+                self._commit(kafka, partitions)
+        self._reading = None  # of what was read before, the next owner may have stored more
+        for tp in partitions:
+            self._copied.pop(tp, None)
+            self._sent.pop(tp, None)
+            self._unpin.discard(tp)
+
+    def answered(self, error: KafkaError | None, partitions: Sequence[Any]) -> None:
+        """Take Kafka's answer: confluent-kafka's ``on_commit``."""
+        failed = error
+        copied: dict[TopicPartition, CommittedOffset] = {}
+        for one in partitions:
+            tp = TopicPartition(one.topic, one.partition)
+            sent = self._sent.get(tp)
+            failed = failed or one.error
+            if error is None and one.error is None and sent is not None and sent.next_offset == one.offset:
+                copied[tp] = sent
+        self._copied |= copied
+        self._unpin |= self._pinned & copied.keys()
+        if failed is None:
+            self._tell(copied)
+        else:
+            self._failed(failed)
+
+    def _read(self) -> None:
+        self._next = time.monotonic() + INTERVAL
+        member, unpin = self._member, sorted(self._unpin)
+        self._unpin.clear()
+
+        def rows() -> Mapping[TopicPartition, StoredOffset]:
+            if unpin:  # Kafka has the copy now, so its offset need not be ignored any longer
+                with transaction(
+                    member.database, name=member.name, lock_timeout=_LOCK_SECONDS, dedicated=True
+                ) as session:
+                    session.lock_partitions(member.group, unpin)
+                    session.unpin(member.group, member.token, unpin)
+            return read(
+                member.database,
+                lambda session: session.read_partitions(member.group),
+                name=member.name,
+                lock_timeout=_LOCK_SECONDS,
+                dedicated=True,
+            )
+
+        self._reading = meanwhile("offsetstore-commits", rows)
+
+    def _commit(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
+        """Commit what was read and has changed, of partitions that are still the member's."""
+        assert self._reading is not None
+        reading, self._reading = self._reading, None
+        if (error := reading.exception()) is not None:
+            _log.debug("what is to be committed to Kafka could not be read: %s", type(error).__name__)
+            return
+        rows = {tp: row for tp, row in reading.result().items() if tp in partitions and row.token == self._member.token}
+        self._pinned = {tp for tp, row in rows.items() if row.pinned or row.contested}
+        copies = {tp: self._copy(row) for tp, row in rows.items()}
+        changed = {tp: copy for tp, copy in copies.items() if self._copied.get(tp) != copy}
+        if not changed:
+            self._tell({})
+            return
+        self._sent |= changed
+        try:
+            for part in in_requests(self._member.group, changed):
+                kafka.commit(
+                    offsets=[
+                        KafkaPartition(tp.topic, tp.partition, one.next_offset, metadata=one.metadata)  # pyright: ignore[reportCallIssue]
+                        for tp, one in part.items()
+                    ],
+                    asynchronous=True,
+                )
+        except KafkaException as refused:
+            self._failed(refused.args[0])
+
+    def _copy(self, row: StoredOffset) -> CommittedOffset:
+        return CommittedOffset(row.next_offset, self._stamp.text(None if self._stamp_only else row.metadata))
+
+    def _tell(self, copied: Mapping[TopicPartition, CommittedOffset]) -> None:
+        offsets = {tp: copy.next_offset for tp, copy in copied.items()}
+        self._member.observers.on(MirrorTried(group=self._member.group, offsets=offsets))
+
+    def _failed(self, error: KafkaError) -> None:
+        """The next turn tries again."""
+        if error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self._stamp_only = True  # this broker accepts less than most
+        if error.code() in _CHANGING:
+            _log.debug("offsets of group %r were not committed to Kafka: %s", self._member.group, describe(error))
+            return
+        self._member.observers.on(
+            MirrorTried(group=self._member.group, reason=describe(error), error=KafkaException(error))
+        )

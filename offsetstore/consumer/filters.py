@@ -1,0 +1,237 @@
+"""Filters: which of the polled records are delivered, and when.
+
+They are asked in order, each about what the one before has kept. What a filter drops is never delivered, and the stored
+offset passes it with what is delivered next. What it defers stays in memory, its partition is paused in Kafka's client,
+and nothing that comes after it is delivered before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, cast
+
+from offsetstore.consumer.records import Record as PolledRecord
+from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.offsets import TopicPartition
+from offsetstore.processing.handling import Record
+from offsetstore.protocol.numbers import check_seconds, check_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """When a filter is asked, and about which partition.
+
+    :param now: the time in seconds since 1970.
+    """
+
+    topic_partition: TopicPartition
+    now: float
+    _metadata: Callable[[], object] = field(repr=False, default=lambda: None)
+
+    @property
+    def metadata(self) -> object:
+        """What was stored with the partition's offset when this process took the partition, ``None`` for nothing."""
+        return self._metadata()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a filter decides.
+
+    :param prefix: of how many of the records it was given, from the first: these go on, but for those that are dropped.
+        It is asked again about the others, together with later ones.
+    :param dropped: the offsets of those among them that are dropped.
+    :param wait: seconds before it is asked again; for less than 0.1 s as soon as it can be.
+    """
+
+    prefix: int
+    dropped: Collection[int] = ()
+    wait: float = 0.0
+
+
+class Filter(Protocol):
+    """Decides about records that were polled. The polling thread calls it: it must neither block nor take long."""
+
+    def apply(self, records: Sequence[Record], context: Context, /) -> Kept:
+        """Decide about records of one partition, in order; there is at least one.
+
+        After another process has taken the partition, it may be asked again about records that were not stored. An
+        exception ends the consumer.
+        """
+        ...
+
+
+class Throttle:
+    """Lets at most so many records through in any period of so many seconds, in all partitions of this process.
+
+    :param limit: records.
+    :param per: the period, in seconds.
+    """
+
+    def __init__(self, limit: int, per: float = 1.0) -> None:
+        check_whole("limit", limit, "records", least=1)
+        check_seconds("per", per)
+        self.limit = limit
+        self.per = per
+        self._passed: deque[tuple[float, int]] = deque()  # when, and how many
+        self._count = 0
+
+    def apply(self, records: Sequence[Record], context: Context) -> Kept:
+        """See `Filter`."""
+        now, passed = context.now, self._passed
+        while passed and not 0.0 <= now - passed[0][0] < self.per:  # the clock may have been put back
+            self._count -= passed.popleft()[1]
+        prefix = min(len(records), self.limit - self._count)
+        if prefix:
+            passed.append((now, prefix))
+            self._count += prefix
+        return Kept(prefix, wait=passed[0][0] + self.per - now if prefix < len(records) else 0.0)
+
+
+class Delay:
+    """Defers each record until so many seconds after its timestamp. One without a timestamp is not deferred.
+
+    Records keep their order, so one with a timestamp that lies ahead holds up its partition until then.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        check_seconds("seconds", seconds)
+        self.seconds = seconds
+
+    def apply(self, records: Sequence[Record], context: Context) -> Kept:
+        """See `Filter`."""
+        for prefix, one in enumerate(records):
+            if one.timestamp_ms is not None and (wait := one.timestamp_ms / 1000 + self.seconds - context.now) > 0:
+                return Kept(prefix, wait=wait)
+        return Kept(len(records))
+
+
+class Expire:
+    """Drops records whose timestamp is more than so many seconds ago; those without a timestamp stay."""
+
+    def __init__(self, seconds: float) -> None:
+        check_seconds("seconds", seconds)
+        self.seconds = seconds
+
+    def apply(self, records: Sequence[Record], context: Context) -> Kept:
+        """See `Filter`."""
+        last = (context.now - self.seconds) * 1000
+        return Kept(
+            len(records), [one.offset for one in records if one.timestamp_ms is not None and one.timestamp_ms < last]
+        )
+
+
+class SkipIf:
+    """Drops the records for which a function of the record returns what is true."""
+
+    def __init__(self, predicate: Callable[[Record], object]) -> None:
+        if not callable(predicate):
+            raise ConfigurationError("predicate must be a function of a record", found=repr(predicate))
+        self.predicate = predicate
+
+    def apply(self, records: Sequence[Record], context: Context) -> Kept:  # noqa: ARG002 - the Filter's
+        """See `Filter`."""
+        return Kept(len(records), [one.offset for one in records if self.predicate(one)])
+
+
+def check_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
+    """Return the filters.
+
+    :raises ConfigurationError: one of them is none.
+    """
+    for one in filters:
+        if isinstance(one, type) or not callable(getattr(cast("object", one), "apply", None)):
+            raise ConfigurationError(
+                "filters must have a method apply",
+                found=repr(one),
+                expected="Throttle(1000), Delay(60), Expire(3600), SkipIf(predicate), or a Filter of your own",
+            )
+    return tuple(filters)
+
+
+_Pair = tuple[PolledRecord, Record]
+_NEVER: Final = -math.inf
+
+
+class Pending:
+    """The records of one partition that are not decided about, each with the filter that is asked next.
+
+    :param dropped: counts what filters drop, by the names of their classes.
+    """
+
+    def __init__(self, filters: Sequence[Filter], dropped: Counter[str]) -> None:
+        self._filters = filters
+        self._dropped = dropped
+        self._waiting: list[list[_Pair]] = [[] for _ in filters]
+        self._ask_at = [_NEVER for _ in filters]
+
+    def add(self, record: PolledRecord, given: Record) -> None:
+        """Have the first filter decide about a record.
+
+        :param given: the record as filters get it.
+        """
+        self._waiting[0].append((record, given))
+
+    @property
+    def records(self) -> list[PolledRecord]:
+        """Those that are not decided about, in order."""
+        return [record for waiting in reversed(self._waiting) for record, _ in waiting]
+
+    @property
+    def first(self) -> int | None:
+        """The offset of the first of them."""
+        return next((waiting[0][0].offset for waiting in reversed(self._waiting) if waiting), None)
+
+    def decide(self, context: Context, clock: float) -> tuple[list[PolledRecord], list[PolledRecord]]:
+        """Ask the filters about what waits; return what goes on, and what is dropped.
+
+        :param clock: monotonic, in seconds.
+        :raises SinkError: a filter has failed, or has decided about what it was not given.
+        """
+        given, dropped = list[_Pair](), list[PolledRecord]()
+        for number, one in enumerate(self._filters):
+            waiting = self._waiting[number] + given
+            kept = Kept(0)
+            if waiting and clock >= self._ask_at[number]:
+                kept = _asked(one, [record for _, record in waiting], context)
+                self._ask_at[number] = clock + kept.wait
+            decided, self._waiting[number] = waiting[: kept.prefix], waiting[kept.prefix :]
+            gone = {*kept.dropped}
+            given = [pair for pair in decided if pair[0].offset not in gone]
+            dropped += [record for record, _ in decided if record.offset in gone]
+            if gone:
+                self._dropped[type(one).__name__] += len(gone)
+        return [record for record, _ in given], dropped
+
+
+def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept:
+    name, tp = type(filter_).__name__, context.topic_partition
+    place = f"records {records[0].offset} to {records[-1].offset}"
+    try:
+        kept = filter_.apply(records, context)
+    except Exception as error:
+        raise SinkError(
+            f"the filter {name} raised {type(error).__name__}",
+            topic_partition=tp,
+            found=place,
+            next_step="Correct the filter, and start the consumer again: nothing was passed over.",
+        ) from error
+    if not isinstance(cast("object", kept), Kept):
+        what = type(kept).__name__
+    elif not 0 <= kept.prefix <= len(records):
+        what = f"prefix={kept.prefix} of {len(records)}"
+    elif not {*kept.dropped} <= {one.offset for one in records[: kept.prefix]}:
+        what = "dropped offsets that are none of the prefix's records"
+    elif not 0.0 <= kept.wait < math.inf:
+        what = f"wait={kept.wait}"
+    else:
+        return kept
+    raise SinkError(
+        f"the filter {name} did not decide about {place}",
+        topic_partition=tp,
+        found=what,
+        expected="Kept(prefix, dropped, wait): a number of records, offsets of some of these, and seconds",
+    )

@@ -1,0 +1,253 @@
+"""A `Handler` as the transform: each delivery is a window of its own, whose records are called once."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, islice
+from typing import Any, Final, cast
+
+import pyarrow as pa
+
+from offsetstore.consumer.delivery import ArrowRows, Computation, ComputedRecords, PolledRecords, records_of
+from offsetstore.consumer.outputs import Outputs
+from offsetstore.consumer.records import Record, as_given, batch_of
+from offsetstore.errors import FunctionFailed, HandlerStuck
+from offsetstore.offsets import TopicPartition
+from offsetstore.processing import handling
+from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.handled_rows import arrow_rows
+from offsetstore.processing.handling import Handler, HandlerFailed, Handling, NoRows, Outcome, service_unavailable
+from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
+from offsetstore.protocol.events import HandlerCalled
+from offsetstore.protocol.letters import Letter, LetterError, writable
+from offsetstore.protocol.log_evidence import known_ids
+from offsetstore.protocol.ports import declares
+from offsetstore.store.claim import Claim
+from offsetstore.writers.arrow.batches import KAFKA
+from offsetstore.writers.arrow.by_record import RowsByRecord
+
+_ENOUGH: Final = 256
+"""Records that are handed over at a time, and outcomes that are waited for."""
+_LOOK: Final = 0.5
+"""Seconds between two looks at whether the calls are still wanted."""
+
+_COORDINATES: Final[Any] = cast("Any", batch_of([])).schema.field(KAFKA)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the handler has made of a delivery's records, which are numbered in their order.
+
+    :param numbers: of those that were called.
+    :param failed: why some have no rows, by number.
+    """
+
+    numbers: Mapping[Coordinates, int] = field(default_factory=dict[Coordinates, int])
+    outputs: Mapping[str, RowsByRecord] = field(default_factory=dict[str, RowsByRecord])
+    failed: Mapping[int, Rejected] = field(default_factory=dict[int, Rejected])
+
+
+@dataclass(frozen=True, slots=True)
+class HandledRecords(PolledRecords):
+    """See `PolledRecords`. What has become of each record is kept, so no plan and no search calls it again.
+
+    :param topic_ids: see `topic_ids_of`.
+    """
+
+    topic_ids: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    _kept: _Kept = field(default_factory=_Kept, repr=False)
+
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, ArrowRows]:
+        """See `Delivery`.
+
+        :raises HandlerFailed: the handler has failed for a record.
+        :raises HandlerStuck, SinkError: see `handled`.
+        """
+        numbers = self._numbers(self.records(part, without))
+        for number in numbers:
+            if (why := self._kept.failed.get(number)) is not None:
+                raise HandlerFailed(
+                    FunctionFailed(
+                        f"the handler failed with {why.error.error_class}, attempts: {why.attempts}",
+                        error_class=why.error.error_class,
+                        text=why.error.text,
+                        traceback=why.error.traceback,
+                    )
+                )
+        return {name: ArrowRows(one.writer, one.of(numbers).to_batches()) for name, one in self._kept.outputs.items()}
+
+    @contextmanager
+    def careful(
+        self,
+        part: Ranges,
+        *,
+        suspects: Mapping[Coordinates, FunctionFailed | None],  # noqa: ARG002 - nothing is tried again
+        has_sequences: bool,  # noqa: ARG002 - keys are always digests
+        seconds: float,  # noqa: ARG002 - nothing is searched
+    ) -> Generator[ComputedRecords]:
+        """See `Delivery`."""
+        records = self.records(part)
+        numbers = self._numbers(records)
+        outputs: dict[str, RowsByRecord] = {}
+        for name, one in self._kept.outputs.items():
+            sizes = (one.first[number + 1] - one.first[number] for number in numbers)
+            outputs[name] = RowsByRecord(one.writer, one.of(numbers), array("q", accumulate(sizes, initial=0)))
+        failed = self._kept.failed
+        rejected = {at: failed[number] for at, number in enumerate(numbers) if number in failed}
+        yield _computed(self.outputs, records, outputs, rejected)
+
+    def failed(self, error: Exception) -> FunctionFailed | None:
+        """See `Delivery`."""
+        return error.failed if isinstance(error, HandlerFailed) else None
+
+    def _numbers(self, records: Sequence[Record]) -> list[int]:
+        """The numbers of these records, after all of them were called.
+
+        :raises PlanOutdated: a partition, or the group, was lost before that.
+        """
+        kept = self._kept
+        if not all(one.coordinates in kept.numbers for one in records):
+            ids = topic_ids_of(self.claim, self.topic_ids, records)
+            given = [(one, ids.get(one.topic_partition.topic, "")) for one in records]
+            kept.outputs, kept.failed, lost = handled(self.outputs, self.claim, given, self._is_wanted)
+            kept.numbers = {one.coordinates: n for n, one in enumerate(records) if n not in lost}
+            if lost:
+                raise PlanOutdated("a partition was lost while its records were handled")
+        return [kept.numbers[one.coordinates] for one in records]
+
+    def _is_wanted(self, tp: TopicPartition) -> bool:
+        """Whether records of a partition are still to be called."""
+        return self.claim.term(tp) is self.polled[tp].term and not self.claim.is_lost
+
+
+def topic_ids_of(claim: Claim, known: dict[str, str], records: Sequence[Record]) -> Mapping[str, str]:
+    """Kafka's ids of the records' topics, for `Record.id`; ``known`` has those that were asked for before."""
+    topics = {one.topic_partition.topic for one in records}
+    if not topics <= known.keys():
+        known |= {**dict.fromkeys(topics, ""), **known_ids(claim.offsets())}
+    return known
+
+
+def handled(
+    outputs: Outputs, claim: Claim, records: Sequence[tuple[Record, str]], is_wanted: Callable[[TopicPartition], bool]
+) -> tuple[Mapping[str, RowsByRecord], Mapping[int, Rejected], Collection[int]]:
+    """Call the handler for each record.
+
+    :param records: with the ids of their topics.
+    :param is_wanted: asked before each call; other threads ask, too.
+    :return: the rows of each output; why some records have none, by their numbers; and those that were not called, as
+        they were not wanted any more.
+    :raises HandlerStuck: no call can be made any more.
+    :raises SinkError: a service is down.
+    :raises ProtocolMisuse: the claim was closed meanwhile.
+    :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `Outputs.check`.
+    """
+    assert outputs.handler is not None
+    outputs.check(claim, {name: pa.schema([*cast("Any", one), _COORDINATES]) for name, one in outputs.schemas.items()})
+    found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
+
+    def may_call(record: handling.Record) -> None:
+        number = at[id(record)]
+        if not is_wanted(records[number][0].topic_partition):
+            unwanted.add(number)
+            raise NoRows("the partition was lost")
+
+    given = iter(records)
+    fed = 0
+    with closing(
+        Handling(_guarded(outputs.handler, may_call), enough=_ENOUGH, propagate=outputs.propagate)
+    ) as handling_:
+        try:
+            while True:
+                while handling_.has_room and (some := [as_given(*one) for one in islice(given, _ENOUGH)]):
+                    at.update((id(one), fed + number) for number, one in enumerate(some))
+                    fed += len(some)
+                    handling_.feed(some)
+                if not handling_.outstanding:
+                    break
+                claim.require_open()
+                found.update((at.pop(id(one.record)), one) for one in _finished(handling_))
+        finally:
+            if handling_.figures.calls:
+                claim.observers.on(HandlerCalled(group=claim.group, **asdict(handling_.figures)))
+    by_record, failed = _as_rows(outputs, [one for one, _ in records], [found[n] for n in range(len(records))])
+    return by_record, failed, unwanted
+
+
+def _guarded(handler: Handler, may_call: Callable[[handling.Record], None]) -> Handler:
+    """The handler, with a function that is called first: records may have waited for long by then."""
+    fn = handler.fn
+
+    def call(record: handling.Record) -> Any:
+        may_call(record)
+        return fn(record)
+
+    async def call_later(record: handling.Record) -> Any:
+        may_call(record)
+        return await fn(record)
+
+    return replace(handler, fn=call_later if handler.is_async else call)
+
+
+def _finished(handling_: Handling) -> Sequence[Outcome]:
+    """Wait for outcomes, not for long.
+
+    :raises SinkError: no more records can be handled.
+    """
+    try:
+        return handling_.finished(_LOOK)
+    except HandlerStuck:
+        raise
+    except Exception as error:
+        raise service_unavailable(type(error).__name__) from error
+
+
+def _as_rows(
+    outputs: Outputs, records: Sequence[Record], outcomes: Sequence[Outcome]
+) -> tuple[dict[str, RowsByRecord], dict[int, Rejected]]:
+    """The rows of each output, and why records have none."""
+    column: Any
+    column, outcomes = arrow_rows(outcomes, outputs.schemas)
+    by_record: dict[str, RowsByRecord] = {}
+    for number, (name, schema) in enumerate(outputs.schemas.items()):
+        lists = column.field(number)
+        first = array("q", lists.offsets.to_pylist())
+        arrow: Any = pa
+        table = arrow.Table.from_batches([arrow.RecordBatch.from_struct_array(lists.values)]).cast(schema)
+        if outputs.uses_kafka(name):
+            of_rows = [n for n in range(len(records)) for _ in range(first[n], first[n + 1])]
+            places = cast("Any", batch_of(records)).column(KAFKA)
+            table = table.append_column(_COORDINATES, places.take(pa.array(of_rows, pa.int64())))
+        by_record[name] = RowsByRecord(outputs.writers[name], table, first)
+    failed: dict[int, Rejected] = {}
+    for number, one in enumerate(outcomes):
+        if (why := one.error) is not None:
+            trace = why.traceback and writable(why.traceback)
+            error = LetterError(writable(why.error_class), writable(why.text), traceback=trace)
+            failed[number] = Rejected(error, "raised", one.attempts)
+    return by_record, failed
+
+
+def _computed(
+    outputs: Outputs,
+    records: Sequence[Record],
+    by_record: Mapping[str, RowsByRecord],
+    rejected: Mapping[int, Rejected],
+) -> ComputedRecords:
+    in_order = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
+    return ComputedRecords(records, rejected, {}, in_order, by_record, is_handled=True)
+
+
+@contextmanager
+def computed_letters(outputs: Outputs, claim: Claim, letters: Sequence[Letter]) -> Generator[ComputedRecords]:
+    """Compute the rows of letters' records; see `ComputeLetters`."""
+    records = records_of(letters)
+    if outputs.handler is None:
+        yield Computation(claim, outputs, claim.require_open).of(records)
+        return
+    given = [(record, letter.topic_id) for record, letter in zip(records, letters, strict=True)]
+    by_record, failed, _ = handled(outputs, claim, given, lambda _: True)
+    yield _computed(outputs, records, by_record, failed)

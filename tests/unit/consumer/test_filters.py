@@ -1,0 +1,155 @@
+"""Filters, each alone, and what is refused of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from offsetstore import Append, Flush, OffsetRange, Record, TopicPartition
+from offsetstore.consumer import Consumer, Context, Delay, Expire, Kept, SkipIf, Throttle
+from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.records import Record as PolledRecord
+from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.protocol.letters import Payload
+from offsetstore.store.term import Term
+from offsetstore.testing import InMemoryOffsetStore
+
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+
+
+def records(*times: float | None) -> list[Record]:
+    """Records with these timestamps, in seconds."""
+    return [Record("payments", 0, n, timestamp_ms=None if at is None else int(at * 1000)) for n, at in enumerate(times)]
+
+
+def at(now: float) -> Context:
+    return Context(P0, now)
+
+
+@pytest.mark.behaviour("CONS-10")
+def test_a_throttle_lets_so_many_through_in_any_period() -> None:
+    throttle, many = Throttle(10, per=2.0), records(*[None] * 8)
+    assert throttle.apply(many, at(100.0)) == Kept(8)
+    assert throttle.apply(many, at(101.0)) == Kept(2, wait=1.0)
+    assert throttle.apply(many, at(101.5)) == Kept(0, wait=0.5)
+    assert throttle.apply(many, at(102.0)) == Kept(8)
+    assert throttle.apply(many, at(102.5)) == Kept(0, wait=0.5)
+    assert throttle.apply(many, at(50.0)) == Kept(8)  # the clock was put back
+
+
+@pytest.mark.behaviour("CONS-10")
+def test_a_delay_defers_until_so_long_after_a_timestamp_and_keeps_the_order() -> None:
+    given = records(90.0, None, 95.5, 90.0)
+    assert Delay(10).apply(given, at(99.0)) == Kept(0, wait=1.0)
+    assert Delay(10).apply(given, at(100.0)) == Kept(2, wait=5.5)
+    assert Delay(10).apply(given, at(105.5)) == Kept(4)
+
+
+@pytest.mark.behaviour("CONS-10")
+def test_expired_records_and_those_of_a_predicate_are_dropped() -> None:
+    given = records(90.0, None, 95.5, 90.0)
+    assert Expire(10).apply(given, at(100.0)) == Kept(4, [])
+    assert Expire(10).apply(given, at(100.5)) == Kept(4, [0, 3])
+    assert SkipIf(lambda record: record.offset % 2).apply(given, at(0.0)) == Kept(4, [1, 3])
+
+
+class Own:
+    """Decides what it is told to."""
+
+    def __init__(self, decide: Callable[[Sequence[Record], Context], Any]) -> None:
+        self.decide = decide
+
+    def apply(self, records: Sequence[Record], context: Context) -> Any:
+        return self.decide(records, context)
+
+
+def fed(*filters: Any, count: int = 4, **limits: Any) -> Feed:
+    feed = Feed(Flush(**{"seconds": 1000, **limits}), filters, metadata=lambda tp: f"of {tp.partition}")
+    feed.begin({P0: 5, P1: 0}, {P0: Term(), P1: Term()})
+    for offset in range(5, 5 + count):
+        feed.add(PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0)), "id")
+    return feed
+
+
+@pytest.mark.behaviour("CONS-10")
+def test_a_filter_of_ones_own_gets_the_records_the_time_and_the_offset_s_metadata() -> None:
+    seen: list[Any] = []
+
+    def decide(records: Sequence[Record], context: Context) -> Kept:
+        seen.append(([one.id for one in records], context.topic_partition, context.now, context.metadata))
+        return Kept(1, wait=5.0)
+
+    feed = fed(Own(decide), count=2)
+    feed.decide(100.0, 0.0)
+    feed.decide(104.0, 4.9)
+    feed.decide(105.0, 5.0)
+    ids = ["payments/id/0/5", "payments/id/0/6"]
+    assert seen == [(ids, P0, 100.0, "of 0"), (ids[1:], P0, 105.0, "of 0")]
+
+
+@pytest.mark.behaviour("CONS-10")
+@pytest.mark.parametrize(
+    "kept",
+    [None, Kept(5), Kept(-1), Kept(2, [7]), Kept(2, [4]), Kept(2, wait=-1.0), Kept(2, wait=math.inf), ValueError()],
+)
+def test_what_is_no_decision_ends_the_consumer_with_the_filter_s_name(kept: object) -> None:
+    def decide(records: Sequence[Record], context: Context) -> object:
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
+
+    with pytest.raises(SinkError, match="payments-0: the filter Own "):
+        fed(Own(decide)).decide(0.0, 0.0)
+
+
+@pytest.mark.behaviour("CONS-10", "CONS-7")
+def test_deferred_records_hold_the_offset_and_count_for_memory_and_those_dropped_do_not() -> None:
+    feed = fed(
+        SkipIf(lambda record: record.offset == 8), Own(lambda given, _: Kept(min(2, len(given)), wait=9.0)), rows=5
+    )
+    assert (feed.room, [*feed.deferred], feed.is_due) == (1, [P0], False)
+    feed.decide(0.0, 0.0)
+    assert (feed.room, [*feed.deferred], feed.dropped) == (2, [P0], {"SkipIf": 1})
+    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(5, 7), 2)}
+    assert (feed.room, feed.take()) == (4, {})
+    feed.reach(P0, 12)
+    feed.decide(0.0, 9.0)
+    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(7, 12), 1)}
+    assert (feed.room, [*feed.deferred]) == (5, [])
+    feed.add(PolledRecord(P0, 12, Payload(None, b"", (), 0, 0)))
+    feed.drop([P0])
+    assert feed.room == 5
+
+
+def test_a_limit_for_all_partitions_goes_round() -> None:
+    feed = fed(Throttle(2, per=1.0), count=4)
+    for offset in range(4):
+        feed.add(PolledRecord(P1, offset, Payload(None, b"", (), 0, 0)))
+    taken: list[TopicPartition] = []
+    for second in range(4):
+        feed.decide(float(second), float(second))
+        taken += feed.take()
+    assert taken == [P0, P1, P0, P1]
+
+
+@pytest.mark.behaviour("CONS-9")
+def test_filters_that_cant_work_are_refused() -> None:
+    arguments: dict[str, Any] = {"topics": ["payments"], "transform": dict, "into": Append("payments")}
+    with InMemoryOffsetStore() as store:
+        for wrong in (len, Throttle, 7):
+            with pytest.raises(ConfigurationError):
+                Consumer(store, "billing", kafka={"bootstrap.servers": "kafka:9092"}, filters=[wrong], **arguments)  # pyright: ignore[reportArgumentType]
+    text: Any = "value"
+    made: list[Callable[[], object]] = [
+        lambda: Throttle(0),
+        lambda: Throttle(1, per=0),
+        lambda: Delay(0),
+        lambda: Expire(-1),
+        lambda: SkipIf(text),
+    ]
+    for make in made:
+        with pytest.raises(ConfigurationError):
+            make()
