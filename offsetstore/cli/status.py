@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -16,7 +16,7 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.operations.reads import GroupState, MemberState, PartitionState
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.text import counted, short
+from offsetstore.text import counted, numbered, short
 
 _COLUMNS: Final = ("partition", "#stored", "#committed", "#end", "#lag", "#epoch", "#age")
 _MEMBERS: Final = ("member", "state", "#heartbeat", "#count", "partitions")
@@ -123,23 +123,13 @@ def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:
 def _member_row(one: MemberState) -> tuple[object, ...]:
     member = one.member
     age = short(max(timedelta(0), member.alive_for))
-    return member.owner, "live" if member.is_live else "silent", age, len(one.partitions), _ranges(one.partitions)
-
-
-def _ranges(partitions: Iterable[TopicPartition]) -> str | None:
-    """``payments 0-2 5``, topic by topic."""
-    topics: dict[str, list[list[int]]] = {}
-    for tp in partitions:
-        runs = topics.setdefault(tp.topic, [])
-        if runs and runs[-1][1] == tp.partition - 1:
-            runs[-1][1] = tp.partition
-        else:
-            runs.append([tp.partition, tp.partition])
-    told = [
-        " ".join([topic, *(str(first) if first == last else f"{first}-{last}" for first, last in runs)])
-        for topic, runs in topics.items()
-    ]
-    return ", ".join(told) or None
+    return (
+        member.owner,
+        "live" if member.is_live else "silent",
+        age,
+        len(one.partitions),
+        numbered(one.partitions) or None,
+    )
 
 
 def _notes(state: GroupState) -> Iterator[str]:

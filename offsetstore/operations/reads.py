@@ -7,7 +7,7 @@ Nothing is locked and nothing is written. There is one definition of lag, `lag_o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
@@ -105,6 +105,14 @@ class MemberState:
     partitions: tuple[TopicPartition, ...]
 
 
+def with_partitions(members: Iterable[FleetMember], rows: Mapping[TopicPartition, StoredOffset]) -> list[MemberState]:
+    """Give each member the partitions whose rows have its token."""
+    taken: dict[UUID, list[TopicPartition]] = {}
+    for tp, row in rows.items():
+        taken.setdefault(row.token.claim_id, []).append(tp)
+    return [MemberState(one, tuple(taken.get(one.member_id, ()))) for one in members]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """A group at one moment, ``read_at`` by the database's clock; what Kafka has was asked for right after it.
@@ -132,11 +140,8 @@ class GroupState:
     @property
     def of_members(self) -> list[MemberState]:
         """The members, each with the partitions that it was the last to take."""
-        taken: dict[UUID, list[TopicPartition]] = {}
-        for tp, one in self.partitions.items():
-            if one.stored is not None:
-                taken.setdefault(one.stored.token.claim_id, []).append(tp)
-        return [MemberState(one, tuple(taken.get(one.member_id, ()))) for one in self.members]
+        rows = {tp: one.stored for tp, one in self.partitions.items() if one.stored is not None}
+        return with_partitions(self.members, rows)
 
     @property
     def is_known(self) -> bool:
