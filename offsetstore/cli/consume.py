@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Final
 
@@ -114,4 +114,5 @@ def consume(
 
 
 def _say(text: str) -> None:
-    click.echo(f"offsetstore: {visible(text)}", err=True)
+    with suppress(OSError):  # whoever reads it is gone: that ends no process
+        click.echo(f"offsetstore: {visible(text)}", err=True)

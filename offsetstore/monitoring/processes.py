@@ -72,18 +72,19 @@ class Process:
 
     def __init__(self, command: Sequence[str], clock: Callable[[], float]) -> None:
         ours, theirs = socketpair()
-        with theirs:
+        with ours, theirs:
             # A group of its own: Ctrl-C at a terminal is told to the supervisor alone.
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
                 [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
             )
+            connection = Connection(ours.detach())
         opens = getattr(os, "pidfd_open", None)  # Linux only
         self._pidfd: int | None = None if opens is None else opens(self._popen.pid)
         self._clock = clock
         self.began = self.heard = clock()
         self.report: Report | None = None
         # A process that is stopped while it sends must not stop the supervisor.
-        self._reader = threading.Thread(target=self._read, args=(Connection(ours.detach()),), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
         self._reader.start()
 
     @property
@@ -138,7 +139,8 @@ class Place:
     @property
     def is_ready(self) -> bool:
         """Whether the process consumes, or waits because it was told to."""
-        report = self.process and self.process.report
+        process = self.process
+        report = process and process.report
         return report is not None and self.kill_at is None and report.verdict.is_ready
 
 
@@ -227,10 +229,17 @@ class Supervisor:
         self._has_begun = self._has_begun or any(place.is_ready for place in self.places)
         for place in self.places if self._has_begun else self.places[:1]:
             if place.process is None and now >= place.starts_at:
-                place.process = Process(self._command(place.number), self._clock)
-                place.dead_since = place.kill_at = None
-                place.why = "starting"
+                self._start(place, now)
         return False
+
+    def _start(self, place: Place, now: float) -> None:
+        try:
+            place.process = Process(self._command(place.number), self._clock)
+        except OSError as error:  # no memory, no more processes
+            self._pause(place, f"could not be started ({error.strerror})", now)
+            return
+        place.dead_since = place.kill_at = None
+        place.why = "starting"
 
     def _look(self, place: Place, process: Process, now: float) -> None:
         if (status := process.exit_status) is not None:
@@ -282,11 +291,13 @@ class Supervisor:
             self._end_all(now, f"process {place.number} has ended with {how}, and a restart does not help: ending")
             return
         place.failures = 0 if now - process.began >= _LONGEST_PAUSE else place.failures
+        self._pause(place, f"has ended with {how}", now)
+
+    def _pause(self, place: Place, why: str, now: float) -> None:
         pause = min(_LONGEST_PAUSE, 2.0**place.failures)
         place.failures += 1
-        place.starts_at = now + pause
-        place.why = f"ended with {how}"
-        self._say(f"process {place.number} has ended with {how}; the next one starts in {pause:g} s")
+        place.starts_at, place.why = now + pause, why
+        self._say(f"process {place.number} {why}; the next one starts in {pause:g} s")
 
     def _end_all(self, now: float, why: str) -> None:
         self._is_stopping = True

@@ -41,7 +41,8 @@ class _Reported(Collector):
         """The last metrics of each process, family by family."""
         families: dict[str, Metric] = {}
         for place in self._supervisor.places:
-            report = place.process and place.process.report
+            process = place.process
+            report = process and process.report
             found: Iterable[Metric] = () if report is None else report.metrics
             for one in found:
                 family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))

@@ -36,7 +36,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "pause-that-does-not-grow",
-        ("Supervisor._bury", "2.0**place.failures", "1.0"),
+        ("Supervisor._pause", "2.0**place.failures", "1.0"),
         tests=(f"{_PROCESSES}test_a_process_that_died_is_replaced_with_growing_pauses",),
         why="A record that is refused would make the group rebalance every second.",
     ),

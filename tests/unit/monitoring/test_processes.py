@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -38,12 +39,12 @@ SECONDS = 60.0  # a busy machine takes some to start a process
 
 
 class Clock:
-    """Real time, and what a test skips."""
+    """Time passes when a test says so, however busy the machine is."""
 
-    ahead = 0.0
+    now = 1000.0
 
     def __call__(self) -> float:
-        return time.monotonic() + self.ahead
+        return self.now
 
 
 def soon(condition: Callable[[], object]) -> None:
@@ -76,7 +77,9 @@ class Supervised:
         return reporting(steps[min(self.started[number], len(steps)) - 1])
 
     def skip(self, seconds: float) -> None:
-        self.clock.ahead += seconds
+        """Let time pass, and the supervisor look at least once."""
+        self.clock.now += seconds
+        time.sleep(0.5)
 
     def stop(self) -> int:
         self.supervisor.stop()
@@ -128,10 +131,9 @@ def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Su
     for number, (code, pause) in enumerate([(5, 1), (3, 2), (70, 4)], 1):
         soon(lambda: len(one.said) == number)  # noqa: B023 - called at once
         assert one.said[-1] == f"process 0 has ended with exit code {code}; the next one starts in {pause} s"
-        one.skip(pause - 0.9)
-        time.sleep(0.3)
+        one.skip(pause - 0.5)
         assert one.started[0] == number
-        one.skip(0.9)
+        one.skip(0.5)
     soon(lambda: one.started[0] == 4 and one.is_ready())
     os.kill(one.pid(0), signal.SIGKILL)
     soon(lambda: len(one.said) == 4)
@@ -142,6 +144,23 @@ def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Su
     os.kill(one.pid(0), signal.SIGKILL)
     soon(lambda: len(one.said) == 5)
     assert one.said[-1].endswith("starts in 1 s")  # it had lived for a minute
+
+
+def test_a_process_that_cant_be_started_is_started_later(
+    supervised: list[Supervised], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        one = supervise(supervised, ["ready wait"])
+        soon(lambda: one.said)
+        assert one.said[0] == (
+            "process 0 could not be started (Resource temporarily unavailable); the next one starts in 1 s"
+        )
+    one.skip(60)
+    soon(one.is_ready)
 
 
 @pytest.mark.parametrize("code", [1, 2, 6])
@@ -160,6 +179,8 @@ def test_what_is_wrong_with_all_processes_is_told_by_the_first(supervised: list[
 
 def test_a_fenced_process_whose_fleet_has_the_group_is_replaced(supervised: list[Supervised]) -> None:
     one = supervise(supervised, ["ready lost exit=6", "ready wait"])
+    soon(lambda: one.said)
+    one.skip(1)
     soon(lambda: one.started[0] == 2 and one.is_ready())
 
 
@@ -168,27 +189,28 @@ def test_a_process_that_hangs_is_killed_and_replaced(supervised: list[Supervised
     """It is stopped, tells nothing any more, or tells that it makes no progress."""
     one = supervise(supervised, [steps, "ready wait"])
     soon(lambda: (process := one.supervisor.places[0].process) and process.report)
-    if "dead" not in steps:
-        one.skip(250)
-        time.sleep(0.5)
-        assert one.said == []
-        one.skip(60)
+    soon(lambda: "dead" not in steps or one.supervisor.places[0].dead_since is not None)
+    one.skip(9 if "dead" in steps else 300)
+    assert one.said == []
+    one.skip(1)
+    soon(lambda: one.said)
+    one.skip(2)
     soon(lambda: len(one.said) == 2)
     killed, ended = one.said
     assert killed.endswith(": it is killed")
-    assert ("has told nothing for 3" in killed) == ("dead" not in steps)
+    assert ("has told nothing for 301 s (limit 300 s)" in killed) == ("dead" not in steps)
     assert ("is not live (billing: the batch is in flight)" in killed) == ("dead" in steps)
     assert "SIGKILL" in ended
+    one.skip(1)
     soon(lambda: one.started[0] == 2 and one.is_ready())
 
 
 def test_a_process_that_never_reports_is_killed_after_the_time_to_start(supervised: list[Supervised]) -> None:
     one = supervise(supervised, ["hush"])
     soon(lambda: one.supervisor.places[0].process)
-    one.skip(500)
-    time.sleep(0.5)
+    one.skip(600)
     assert one.said == []
-    one.skip(120)
+    one.skip(1)
     soon(lambda: one.said)
     assert "(limit 600 s): it is killed" in one.said[0]
 
@@ -197,6 +219,8 @@ def test_a_process_that_never_reports_is_killed_after_the_time_to_start(supervis
 def test_a_process_that_has_grown_is_drained_and_replaced(supervised: list[Supervised]) -> None:
     limit = 150 << 20
     one = supervise(supervised, [f"ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
+    soon(lambda: len(one.said) == 2)
+    one.skip(1)
     soon(lambda: one.started[0] == 2 and one.is_ready())
     grown, ended = one.said
     assert "bytes of memory (limit 157,286,400): it is drained and replaced" in grown
@@ -207,7 +231,12 @@ def test_a_process_that_has_grown_is_drained_and_replaced(supervised: list[Super
 def test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so(supervised: list[Supervised]) -> None:
     one = supervise(supervised, {0: ["deaf ready wait"], 1: ["ready wait"]}, Care(drain=10.0))
     soon(one.is_ready)
-    assert one.stop() == 75
+    one.supervisor.stop()
+    soon(lambda: one.said)
+    one.skip(9)
+    assert not one.ended.done()
+    one.skip(1)
+    assert one.ended.result(timeout=60) == 75
     assert one.said[-1] == "process 0 has ended with SIGKILL"
 
 
