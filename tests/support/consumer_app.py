@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from offsetstore import OffsetStore
+from offsetstore import Flush, OffsetStore
 from offsetstore.consumer import Consumer
 from tests.support.consumer_job import consumer_of
 
@@ -14,7 +14,14 @@ from tests.support.consumer_job import consumer_of
 def consumer() -> Consumer:
     """Make the consumer of `tests.support.consumer_job`."""
     given: dict[str, Any] = json.loads(os.environ["CONSUMER_APP"])
-    return consumer_of(OffsetStore.connect(), given["bootstrap"], given["topic"], partitions=given["partitions"])
+    return consumer_of(
+        OffsetStore.connect(),
+        given["bootstrap"],
+        given["topic"],
+        partitions=given["partitions"],
+        kafka=given.get("kafka"),
+        flush=Flush(rows=given.get("rows", 100), seconds=given.get("seconds", 0.2)),
+    )
 
 
 def nothing() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +26,9 @@ from offsetstore.store.fleet import join
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of
-from tests.support.waiting import wait_until
+from tests.support.consuming import APP, SECONDS, Consuming, soon
 
-ROOT = Path(__file__).parents[3]
 PARTITIONS = 4
-SECONDS = 240.0
-APP = "tests.support.consumer_app:consumer"
 
 
 class Mock:
@@ -66,70 +58,10 @@ def _table(query: Query) -> None:
     query("CREATE TABLE results (record bigint)")
 
 
-class Consuming:
-    """The command, and what it has printed."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text(encoding="utf-8")
-
-    @property
-    def children(self) -> list[int]:
-        return [one.pid for one in psutil.Process(self.process.pid).children()]
-
-    @property
-    def address(self) -> str:
-        soon(lambda: "http://" in self.said)
-        return self.said.partition("http://")[2].split()[0]
-
-    def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.said
-        return self.get("/readyz")[0] == 200
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(SECONDS)
-
-
 @pytest.fixture
-def consumes(cluster: Mock, offsetstore_database: str, tmp_path: Path) -> Callable[..., Any]:
+def consumes(cluster: Mock, offsetstore_database: str, tmp_path: Path) -> Callable[..., Consuming]:
     given = {"bootstrap": cluster.bootstrap, "topic": "payments", "partitions": PARTITIONS}
-
-    @contextmanager
-    def start(*arguments: str) -> Generator[Consuming]:
-        log = tmp_path / "log"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-c", "from offsetstore.cli.main import main; main()", "consume", APP, *arguments],
-                cwd=ROOT,
-                env={**os.environ, "OFFSETSTORE_URL": offsetstore_database, "CONSUMER_APP": json.dumps(given)},
-                stderr=out,
-                text=True,
-            )
-        try:
-            yield Consuming(process, log)
-        finally:
-            for one in [*psutil.Process(process.pid).children(), process] if process.poll() is None else []:
-                one.kill()
-            process.wait(30)
-
-    return start
-
-
-def soon(condition: Callable[[], object]) -> None:
-    wait_until(condition, timeout=SECONDS)
+    return lambda *arguments: Consuming(*arguments, url=offsetstore_database, given=given, log=tmp_path / "log")
 
 
 def numbers(query: Query) -> list[int]:
@@ -147,7 +79,7 @@ def owners(query: Query) -> int:
 
 @pytest.mark.behaviour("CONS-8", "CONS-11")
 def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replaced_and_sigterm_drains_all(
-    cluster: Mock, query: Query, consumes: Callable[..., Any]
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(500)
     with consumes("--processes", "2", "--port", "0") as consuming:
@@ -177,7 +109,7 @@ def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replace
 
 @pytest.mark.behaviour("CONS-8")
 def test_processes_whose_supervisor_is_killed_end_by_themselves(
-    cluster: Mock, query: Query, consumes: Callable[..., Any]
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(100)
     with consumes() as consuming:
@@ -190,7 +122,7 @@ def test_processes_whose_supervisor_is_killed_end_by_themselves(
 
 @pytest.mark.behaviour("CONS-4", "CONS-11")
 def test_a_claim_ends_all_and_while_it_lives_none_start(
-    store: OffsetStore, cluster: Mock, query: Query, consumes: Callable[..., Any]
+    store: OffsetStore, cluster: Mock, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(100)
     with consumes("--processes", "2") as consuming:
