@@ -107,6 +107,25 @@ def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replace
         assert again.end() == 0
 
 
+@pytest.mark.behaviour("CONS-11")
+def test_a_static_member_is_replaced_in_its_place(
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(100)
+    with consumes("--processes", "2", "--static", "--port", "0") as consuming:
+        soon(consuming.is_ready)
+        soon(lambda: owners(query) == 2)
+        all_are_there(query, cluster)
+        for killed in consuming.children:
+            os.kill(killed, signal.SIGKILL)
+            soon(lambda: not consuming.is_ready())
+            cluster.produce(100)
+            soon(consuming.is_ready)
+            all_are_there(query, cluster)
+        assert consuming.end() == 0
+        assert "Error" not in consuming.said
+
+
 @pytest.mark.behaviour("CONS-8")
 def test_processes_whose_supervisor_is_killed_end_by_themselves(
     cluster: Mock, query: Query, consumes: Callable[..., Consuming]

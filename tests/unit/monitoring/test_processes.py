@@ -81,9 +81,14 @@ class Supervised:
         self.clock.now += seconds
         time.sleep(0.5)
 
+    def end(self) -> int:
+        """Wait for its end; return the exit code."""
+        soon(self.ended.done)
+        return self.ended.result()
+
     def stop(self) -> int:
         self.supervisor.stop()
-        return self.ended.result(timeout=60)
+        return self.end()
 
     def pid(self, number: int) -> int:
         process = self.supervisor.places[number].process
@@ -166,13 +171,13 @@ def test_a_process_that_cant_be_started_is_started_later(
 @pytest.mark.parametrize("code", [1, 2, 6])
 def test_a_process_for_which_no_restart_helps_ends_all(supervised: list[Supervised], code: int) -> None:
     one = supervise(supervised, {0: ["ready wait"], 1: [f"ready exit={code}"]})
-    assert one.ended.result(timeout=60) == code
+    assert one.end() == code
     assert one.started == {0: 1, 1: 1}
 
 
 def test_what_is_wrong_with_all_processes_is_told_by_the_first(supervised: list[Supervised]) -> None:
     one = supervise(supervised, {0: ["exit=2"], 1: ["exit=2"], 2: ["exit=2"]})
-    assert one.ended.result(timeout=60) == 2
+    assert one.end() == 2
     assert one.started == {0: 1, 1: 0, 2: 0}
     assert len(one.said) == 1
 
@@ -236,7 +241,7 @@ def test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so(supervise
     one.skip(9)
     assert not one.ended.done()
     one.skip(1)
-    assert one.ended.result(timeout=60) == 75
+    assert one.end() == 75
     assert one.said[-1] == "process 0 has ended with SIGKILL"
 
 
