@@ -154,6 +154,22 @@ def test_a_claim_ends_all_and_while_it_lives_none_start(
                 assert refused.said.count("Error: ") == 1
 
 
+@pytest.mark.behaviour("CONS-11")
+def test_a_process_is_replaced_that_another_one_of_its_fleet_has_fenced(
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(100)
+    with consumes() as consuming:
+        all_are_there(query, cluster)
+        # As one does that founds the fleet anew, since where a partition starts has to be decided.
+        query("UPDATE consumer_groups SET epoch = epoch + 1, claim_id = gen_random_uuid()")
+        query("UPDATE consumer_groups SET fleet_id = claim_id")
+        soon(lambda: "process 0 has ended with exit code 6; the next one starts in 1 s" in consuming.said)
+        cluster.produce(100)
+        all_are_there(query, cluster)
+        assert consuming.end() == 0
+
+
 @pytest.mark.behaviour("CONS-12")
 def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluster: Mock) -> None:
     consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
