@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from textwrap import wrap
 from typing import Final
 
 from offsetstore.errors import OffsetStoreError
+from offsetstore.offsets import TopicPartition
 
 NOTHING: Final = "-"
 
@@ -90,6 +91,21 @@ def command(*words: str, schema: str | None) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 partition``, ``2 partitions``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def numbered(partitions: Iterable[TopicPartition]) -> str:
+    """Partitions that are in order, topic by topic: ``orders 2, payments 0-2 5``."""
+    topics: dict[str, list[list[int]]] = {}
+    for tp in partitions:
+        runs = topics.setdefault(tp.topic, [])
+        if runs and runs[-1][1] == tp.partition - 1:
+            runs[-1][1] = tp.partition
+        else:
+            runs.append([tp.partition, tp.partition])
+    return ", ".join(
+        " ".join([topic, *(str(first) if first == last else f"{first}-{last}" for first, last in runs)])
+        for topic, runs in topics.items()
+    )
 
 
 def short(time: timedelta) -> str:

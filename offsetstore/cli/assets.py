@@ -34,8 +34,9 @@ def assets(*, kind: str, out: Path, force: bool) -> None:
     Kinds:
       grafana     a board to import
       alerts      rules for Prometheus, of the exporter's and the drivers' metrics
-      kubernetes  the driver's pod, and a manifest for each of two Spark operators
-      systemd     a unit
+      kubernetes  the driver's pod, a manifest for each of two Spark operators,
+                  and a consumer's deployment
+      systemd     a unit for a Spark job, and one for a consumer
 
     \b
     Example:

@@ -45,6 +45,7 @@ COMMANDS: Final = {
         LazyCommand("acls", "Print, check and create the ACLs that a job needs in Kafka.", "cli,kafka"),
         LazyCommand("resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "Show what a job would take over from a checkpoint."),
+        LazyCommand("consume", "Run a consumer's processes, and keep them running.", "cli,consumer"),
         LazyCommand("status", "Show a consumer group's owner, offsets and lag."),
         LazyCommand("lag", "Show how far consumer groups are behind Kafka."),
         LazyCommand("groups", "List, copy, rename and delete consumer groups."),

@@ -13,15 +13,18 @@ from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document
 from offsetstore.offsets import TopicPartition
-from offsetstore.operations.reads import GroupState, PartitionState
+from offsetstore.operations.reads import GroupState, MemberState, PartitionState
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.text import counted, short
+from offsetstore.text import counted, numbered, short
 
 _COLUMNS: Final = ("partition", "#stored", "#committed", "#end", "#lag", "#epoch", "#age")
+_MEMBERS: Final = ("member", "state", "#heartbeat", "#count", "partitions")
 _KEYS: Final = (
     "group owner[name=owner epoch=token.epoch claim_id=token.claim_id claimed_at heartbeat_age_seconds=alive_for "
-    "live=is_live state ending] paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
+    "live=is_live state ending] members=of_members[member_id=member.member_id name=member.owner "
+    "joined_at=member.joined_at heartbeat_age_seconds=member.alive_for live=member.is_live partitions[*.]] "
+    "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
     "committed=committed.next_offset beginning=log.beginning end lag beyond_end epoch=stored.token.epoch "
     "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
     "updated_at=stored.updated_at age_seconds=age]"
@@ -52,6 +55,9 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     not known. While the group is paused, its job waits. If the store's tables are in another database than before, or
     it is not known in which one, that is said too.
 
+    The processes of a consumer share the group's claim, and so its epoch, as members of one fleet: each is listed with
+    the partitions that it was the last to take.
+
     If Kafka does not answer, the stored offsets are shown all the same, with exit code 4. Exit code 1 if the store does
     not know the group. Dead letters are counted if their records are not in the results, and may still
     get there.
@@ -63,6 +69,9 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
                     live, state (live, silent, ended, failed or fenced), ending
                     ("closed", "failed" or "fenced" once its run has recorded
                     that); null if the group was never claimed
+      members[]     of a fleet: member_id, name, joined_at, heartbeat_age_seconds,
+                    live, partitions[] (topic, partition); its member_id is
+                    the claim_id of a partition that it has taken
       paused        at, until, reason; null if the group is not paused
       database      "home", "moved" if the tables were in another database,
                     "unknown" if that can't be told
@@ -85,7 +94,8 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
     rows = [_row(tp, one) for tp, one in state.partitions.items()]
     made = document(state, _KEYS, database=database, dead_letters=letters)
-    ask.show(made, *_head(state, identity), Table(_COLUMNS, rows), *_notes(state))
+    members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
+    ask.show(made, *_head(state, identity), *members, Table(_COLUMNS, rows), *_notes(state))
     if state.broker_error is not None:
         raise state.broker_error
 
@@ -108,6 +118,18 @@ def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:
     committed = one.committed.next_offset if one.committed else None
     epoch = one.stored.token.epoch if one.stored else None
     return tp, _stored_in_words(one), committed, one.end, one.lag, epoch, None if one.age is None else short(one.age)
+
+
+def _member_row(one: MemberState) -> tuple[object, ...]:
+    member = one.member
+    age = short(max(timedelta(0), member.alive_for))
+    return (
+        member.owner,
+        "live" if member.is_live else "silent",
+        age,
+        len(one.partitions),
+        numbered(one.partitions) or None,
+    )
 
 
 def _notes(state: GroupState) -> Iterator[str]:
@@ -142,4 +164,5 @@ def _owner_in_words(state: GroupState) -> str:
         life = f"silent, last heartbeat {short(-seen)} ahead of the database's clock"
     elif seen is not None and owner.state in {"live", "silent"}:
         life = f"{owner.state}, last heartbeat {short(max(timedelta(0), seen))} ago"
-    return f"epoch {owner.token.epoch} of {owner.owner}, claimed {since}, {life}"
+    of = owner.owner if owner.fleet is None else f"a fleet, {counted(len(state.members), 'member')}"
+    return f"epoch {owner.token.epoch} of {of}, claimed {since}, {life}"

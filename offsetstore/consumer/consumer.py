@@ -49,7 +49,7 @@ from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import meanwhile
-from offsetstore.protocol.events import RecordsDropped
+from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats
 from offsetstore.protocol.numbers import check_seconds
@@ -243,6 +243,9 @@ class Membership:
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
         self._taken_at: dict[TopicPartition, float] = {}
         self._commits = Commits(member)
+        self._polls = 0
+        self._has_ended = False
+        member.observers.on(SinkMade(group=member.group, token=member.token, query=self))
         config = {
             **consumer.kafka,
             "group.id": consumer.request.kafka_group,
@@ -267,6 +270,7 @@ class Membership:
             self._failed = self._failed or error
             raise
         finally:
+            self._has_ended = True
             self._kafka.close()  # which calls `_on_revoke`
 
     def _turn(self) -> None:
@@ -299,6 +303,7 @@ class Membership:
     # What Kafka says.
 
     def _poll(self, most: int, seconds: float) -> None:
+        self._polls += 1
         partitions: dict[tuple[str, int], TopicPartition] = {}
         for message in self._kafka.consume(most, seconds):
             place = message.topic(), message.partition()
@@ -458,6 +463,11 @@ class Membership:
     def _sleep(self, seconds: float) -> None:
         if seconds and self._stopping.wait(seconds):
             raise _Stopped
+
+    def status(self) -> QueryStatus:
+        """See `WatchedQuery`: each poll is a trigger, so health tells a consumer that no longer polls."""
+        is_active = self._polls > 0 and not self._has_ended
+        return QueryStatus(is_active=is_active, trigger=self._polls, has_failed=self._failed is not None)
 
     # See `Source`.
 

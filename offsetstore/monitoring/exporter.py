@@ -71,6 +71,9 @@ MIRROR: Final = Gauge(
 )
 MEMBERS: Final = Gauge("offsetstore_group_has_kafka_members", "1 if a consumer has joined the group in Kafka.", _GROUP)
 LIVE: Final = Gauge("offsetstore_group_live", "1 if a job owns the group and sends heartbeats.", _GROUP)
+FLEET: Final = Gauge(
+    "offsetstore_group_members", "Processes of the fleet that has the group and send heartbeats.", _GROUP
+)
 STATE: Final = Gauge(
     "offsetstore_group_state",
     "1, with the group's state: live, paused, stalled, silent, ended, failed or fenced.",
@@ -276,6 +279,8 @@ def _add_groups(page: Page, lag: Lag) -> None:
         owner, rows = one.owner, lag.store.partitions.get(group, {})
         page.add(STATE, 1, group, state_of(one, lag.store.at))
         page.add(LIVE, owner.is_live, group)
+        if owner.fleet is not None:
+            page.add(FLEET, sum(member.is_live for member in lag.store.members.get(group, ())), group)
         page.add(PAUSED, owner.pause is not None, group)
         page.add(EPOCH, owner.token.epoch, group)
         page.add(HEARTBEAT, None if owner.alive_for is None else owner.alive_for.total_seconds(), group)

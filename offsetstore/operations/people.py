@@ -5,8 +5,8 @@ A job's transaction needs none of it, so that a store in memory has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -20,6 +20,7 @@ from offsetstore.postgres.runs import REPLAYS
 from offsetstore.postgres.schema import HEAD, metadata
 from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.database import Database, GroupRow, Session
+from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
 from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source
 from offsetstore.protocol.store_facts import runs_on
@@ -73,7 +74,7 @@ class StoreOverview:
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
     are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
-    those that this role may see.
+    those that this role may see. ``members`` are those of fleets, of the groups that a fleet has.
     """
 
     at: datetime
@@ -82,6 +83,7 @@ class StoreOverview:
     letters: Mapping[str, Mapping[State, int]]
     oldest_transaction: timedelta
     runs: Mapping[str, LastRun]
+    members: Mapping[str, Sequence[FleetMember]] = field(default_factory=dict[str, "Sequence[FleetMember]"])
 
     @property
     def batches(self) -> Mapping[str, datetime | None]:
@@ -125,6 +127,16 @@ JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.e
 WHERE {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
+# Of the fleets that have their groups now, as in MEMBERS.
+OVERVIEW_MEMBERS: Final = f"""
+SELECT m.consumer_group, m.member_id, m.owner, m.joined_at, clock_timestamp() - m.beat_at AS alive_for
+FROM {{s}}group_members AS m
+JOIN {{s}}consumer_groups AS g
+  ON g.consumer_group = m.consumer_group AND g.claim_id = m.fleet_id AND g.fleet_id = m.fleet_id
+WHERE {_ASKED.format(group="m.consumer_group")}
+ORDER BY m.consumer_group, m.joined_at, m.member_id
+"""  # noqa: S608 - constants alone
+
 # Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
 OLDEST_TRANSACTION: Final = """
 SELECT clock_timestamp() AS at,
@@ -139,14 +151,23 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     """Read these groups, or all, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
-        owners, offsets, letters, runs, oldest = session.together(
-            OVERVIEW_GROUPS, OVERVIEW_OFFSETS, OVERVIEW_LETTERS, OVERVIEW_RUNS, OLDEST_TRANSACTION, groups=asked
+        owners, offsets, letters, runs, members, oldest = session.together(
+            OVERVIEW_GROUPS,
+            OVERVIEW_OFFSETS,
+            OVERVIEW_LETTERS,
+            OVERVIEW_RUNS,
+            OVERVIEW_MEMBERS,
+            OLDEST_TRANSACTION,
+            groups=asked,
         )
     named = ((row.consumer_group, group_row([row])) for row in owners.rows)
     counts: dict[str, dict[State, int]] = {}
     for row in letters.rows:
         counts.setdefault(row.consumer_group, {})[row.state] = row.letters
     by_group = groupby(offsets.rows, key=attrgetter("consumer_group"))
+    fleets: dict[str, list[FleetMember]] = {}
+    for group, *member in members.rows:
+        fleets.setdefault(group, []).append(FleetMember(*member))
     [last] = oldest.rows
     return StoreOverview(
         last.at,
@@ -155,6 +176,7 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
         counts,
         last.oldest,
         {row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes) for row in runs.rows},
+        fleets,
     )
 
 

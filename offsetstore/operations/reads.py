@@ -7,16 +7,18 @@ Nothing is locked and nothing is written. There is one definition of lag, `lag_o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
+from uuid import UUID
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
 from offsetstore.operations.people import read_runs
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
+from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.policy import OnUncertain, StartPolicy
@@ -96,6 +98,22 @@ class PartitionState:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberState:
+    """A member of a fleet, and the partitions that it was the last to take: it may have given some of them back."""
+
+    member: FleetMember
+    partitions: tuple[TopicPartition, ...]
+
+
+def with_partitions(members: Iterable[FleetMember], rows: Mapping[TopicPartition, StoredOffset]) -> list[MemberState]:
+    """Give each member the partitions whose rows have its token."""
+    taken: dict[UUID, list[TopicPartition]] = {}
+    for tp, row in rows.items():
+        taken.setdefault(row.token.claim_id, []).append(tp)
+    return [MemberState(one, tuple(taken.get(one.member_id, ()))) for one in members]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupState:
     """A group at one moment, ``read_at`` by the database's clock; what Kafka has was asked for right after it.
 
@@ -106,6 +124,7 @@ class GroupState:
     ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
     record is not in the results, and may still get there: ``dead`` and ``requested``. ``replays_letters`` is whether
     the owner's job replays those that are requested; ``None`` if there are none, or if it has not said so.
+    ``members`` are those of the fleet that has the group, the oldest first; none if a job has it.
     """
 
     group: str
@@ -116,6 +135,13 @@ class GroupState:
     broker_error: BrokerError | None = None
     dead_letters: Mapping[State, int] = field(default_factory=dict["State", int])
     replays_letters: bool | None = None
+    members: Sequence[FleetMember] = ()
+
+    @property
+    def of_members(self) -> list[MemberState]:
+        """The members, each with the partitions that it was the last to take."""
+        rows = {tp: one.stored for tp, one in self.partitions.items() if one.stored is not None}
+        return with_partitions(self.members, rows)
 
     @property
     def is_known(self) -> bool:
@@ -148,11 +174,14 @@ def read_group(session: Session, group: str) -> GroupState:
     asked = letters.get("requested")
     runs = read_runs(session, group, limit=1) if asked and isinstance(session, PostgresSession) else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
+    members = session.members(group) if owner is not None and owner.fleet is not None else ()
     now = session.now()  # last, so that no age is negative
     partitions = {
         tp: PartitionState(row, None if row.updated_at is None else now - row.updated_at) for tp, row in rows.items()
     }
-    return GroupState(group, owner, decision, now, partitions, dead_letters=letters, replays_letters=replays)
+    return GroupState(
+        group, owner, decision, now, partitions, dead_letters=letters, replays_letters=replays, members=members
+    )
 
 
 def _decision(session: Session, group: str, owner: GroupRow | None) -> str | None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,43 @@ def database(offsetstore_database: str) -> Iterator[Database]:
     database = Database(offsetstore_database)
     yield database
     database.close()
+
+
+def test_the_example_without_spark_is_as_short_as_it_looks() -> None:
+    assert len([line for line in examples()[1].splitlines() if line]) <= 12
+
+
+@pytest.mark.behaviour("CONS-1", "CONS-8")
+def test_the_example_without_spark_consumes_until_it_is_stopped(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, database: Database, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
+    topic, servers = offsetstore_topic(3), offsetstore_kafka.bootstrap_servers
+    example = examples()[1]
+    assert example.count('topics=["payments"]') == 1
+    (tmp_path / "billing_app.py").write_text(example.replace('topics=["payments"]', f'topics=["{topic}"]'))
+    admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
+    command = [
+        "-c",
+        "from offsetstore.cli.main import main; main()",
+        "consume",
+        "billing_app:consumer",
+        "--processes",
+        "2",
+    ]
+    environment = {"OFFSETSTORE_URL": database.url, "OFFSETSTORE_BOOTSTRAP_SERVERS": servers}
+    with JobProcess(command, tmp_path / "log", environment={**os.environ, **environment}, cwd=tmp_path) as job:
+
+        def landed(rows: int) -> bool:
+            assert job.exit_status is None, job.end_of_log
+            return database.one("SELECT count(*) FROM payments") == rows
+
+        wait_until(lambda: landed(2), timeout=SECONDS)
+        admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo")])
+        wait_until(lambda: landed(3), timeout=SECONDS)
+        os.kill(job.pid, signal.SIGTERM)
+        assert end_of(job) == 0, job.end_of_log
+    assert database.one("SELECT sum(amount) FROM payments") == Decimal("6.75")
 
 
 def run(topic: str, place: Path, url: str, servers: str) -> JobProcess:

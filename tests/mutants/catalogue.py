@@ -16,6 +16,7 @@ from tests.mutants.shown_mutants import SHOWN
 from tests.mutants.spark_mutants import SPARK
 from tests.mutants.start_mutants import START
 from tests.mutants.store_mutants import STORE
+from tests.mutants.supervisor_mutants import SUPERVISOR
 from tests.mutants.value_mutants import VALUES
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
@@ -23,6 +24,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *STORE,
     *FLEETS,
     *CONSUMER,
+    *SUPERVISOR,
     *OPERATING,
     *SHOWN,
     *END,

@@ -11,8 +11,10 @@ import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 import yaml
 
+from offsetstore.cli.consume import consume
 from offsetstore.errors import ExitCode
 from offsetstore.monitoring import Limits
+from offsetstore.monitoring.processes import Care
 from offsetstore.monitoring.server import PORT
 
 pytestmark = pytest.mark.behaviour("OPS-4")
@@ -28,6 +30,12 @@ SYSTEMD_252 = {
         "RestartSec", "RestartPreventExitStatus", "SuccessExitStatus", "TimeoutStopSec",
     },
     "Install": {"WantedBy"},
+}  # fmt: skip
+UNITS = {
+    "job": SYSTEMD_252,
+    "consumer": {
+        **SYSTEMD_252, "Service": (SYSTEMD_252["Service"] - {"SuccessExitStatus"}) | {"WorkingDirectory", "KillMode"}
+    },
 }  # fmt: skip
 
 # Of the operators' definitions of a SparkApplication, v1beta2 and v1.
@@ -55,19 +63,54 @@ def pod_of(operator: str) -> Any:
     return {"apiVersion": "v1", "kind": "Pod", **found}
 
 
-def test_the_unit_has_only_keys_that_its_systemd_knows() -> None:
+def values_of(unit: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)=(.*)$", text_of("systemd", f"offsetstore-{unit}.service"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_has_only_keys_that_its_systemd_knows(name: str) -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue] - as systemd, with upper and lower case
-    unit.read_string(text_of("systemd", "offsetstore-job.service"))
-    assert {section: set(unit[section]) for section in unit.sections()} == SYSTEMD_252
+    unit.read_string(text_of("systemd", f"offsetstore-{name}.service"))
+    assert {section: set(unit[section]) for section in unit.sections()} == UNITS[name]
 
 
-def test_the_unit_agrees_with_the_job_on_times_and_exit_codes() -> None:
-    values = dict(re.findall(r"^(\w+)=(.*)$", text_of("systemd", "offsetstore-job.service"), re.MULTILINE))
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_agrees_with_what_it_runs_on_times_and_exit_codes(name: str) -> None:
+    values = values_of(name)
     assert float(values["TimeoutStartSec"]) > Limits().starting
-    assert (values["Type"], values["NotifyAccess"], values["Restart"]) == ("notify", "all", "on-failure")
+    assert (values["Type"], values["Restart"]) == ("notify", "on-failure")
     assert int(values["RestartPreventExitStatus"]) == ExitCode.FENCED
-    assert int(values["SuccessExitStatus"]) == 143
+
+
+def test_the_units_say_who_speaks_to_systemd_and_who_is_sent_sigterm() -> None:
+    job, consumer = map(values_of, UNITS)
+    assert (job["NotifyAccess"], int(job["SuccessExitStatus"])) == ("all", 143)
+    assert (consumer["NotifyAccess"], consumer["KillMode"]) == ("main", "mixed")
+    assert float(consumer["TimeoutStopSec"]) > Care().drain
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_what_the_unit_and_the_deployment_of_a_consumer_run_is_a_command_of_ours() -> None:
+    """click parses it, and no more."""
+    command = values_of("consumer")["ExecStart"].split()
+    [container] = manifest("consumer-deployment")["spec"]["template"]["spec"]["containers"]
+    for _, name, *given in (command, ["", *container["args"][1:]]):
+        assert name == "consume"
+        made = consume.make_context("consume", given)
+        assert (made.params["function"], made.params["port"]) == ("billing_app:consumer", PORT)
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_the_deployment_of_a_consumer_is_one_by_kubernetes_own_schema_and_stops_in_order() -> None:
+    made = manifest("consumer-deployment")
+    kubernetes_validate.validate(made, "1.29", strict=True)
+    pod = made["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > Care().drain
+    [container] = pod["containers"]
+    [driver] = manifest("driver-pod-template")["spec"]["containers"]
+    for name in ("ports", "startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[name] == driver[name]
 
 
 @pytest.mark.parametrize("pod", [manifest("driver-pod-template"), *map(pod_of, MANIFESTS)], ids=["pod", *MANIFESTS])

@@ -8,11 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.store import heartbeat
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
+from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Run
 
 
@@ -41,7 +44,17 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
     arguments = ["status", "-g", billing, "--format", "json"]
     result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
     found: dict[str, Any] = json.loads(result.stdout)
-    assert found.keys() == {"group", "owner", "paused", "database", "dead_letters", "lag", "partitions"}
+    assert found.keys() == {
+        "group",
+        "owner",
+        "members",
+        "paused",
+        "database",
+        "dead_letters",
+        "lag",
+        "partitions",
+    }
+    assert found["members"] == []
     assert found["database"] == "home"
     assert found["owner"].pop("ending") is None
     assert found["owner"].keys() == {
@@ -169,3 +182,42 @@ def test_a_group_that_nobody_has_is_an_answer_of_no(run: Run, offsetstore_databa
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == "The store has no group 'nobody'.\n"
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_the_members_of_a_fleet_are_listed_with_their_partitions(
+    run: Run, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    def partitions(topic: str, *numbers: int) -> list[TopicPartition]:
+        return [TopicPartition(topic, number) for number in numbers]
+
+    topics = ("orders", "payments")
+    broker = StaticBroker.with_topics(dict.fromkeys(topics, 4), end=10)
+    request = ClaimRequest(offsetstore_group, broker, topics, StartPolicy(), "refuse", 5.0, offsetstore_group)
+    with OffsetStore.connect(offsetstore_database) as store:
+        first, second, third = (join(store, request) for _ in range(3))
+        with first, second, third:
+            first.assign([*partitions("payments", 0, 1, 3), *partitions("orders", 2)])
+            second.assign(partitions("payments", 2))
+            lines = run("status", "-g", offsetstore_group, url=offsetstore_database).stdout.splitlines()
+            arguments = ["status", "-g", offsetstore_group, "--format", "json"]
+            found = json.loads(run(*arguments, url=offsetstore_database).stdout)
+    assert re.fullmatch(
+        rf"Group {offsetstore_group}: epoch 1 of a fleet, 3 members, claimed \d+s ago, live, last heartbeat \d+s ago",
+        lines[0],
+    )
+    table = [line.split() for line in lines[1:5]]
+    assert table[0] == ["member", "state", "heartbeat", "count", "partitions"]
+    assert [[line[1], *line[3:]] for line in table[1:]] == [
+        ["live", "4", "orders", "2,", "payments", "0-1", "3"],
+        ["live", "1", "payments", "2"],
+        ["live", "0", "-"],
+    ]
+    assert [one["member_id"] for one in found["members"]] == [str(one.token.claim_id) for one in (first, second, third)]
+    one = found["members"][1]
+    assert datetime.fromisoformat(one["joined_at"]).tzinfo is not None
+    assert 0 <= one["heartbeat_age_seconds"] < 60
+    assert (one["name"], one["live"]) == (second.owner, True)
+    assert one["partitions"] == [{"topic": "payments", "partition": 2}]
+    [row] = [row for row in found["partitions"] if (row["topic"], row["partition"]) == ("payments", 2)]
+    assert row["claim_id"] == one["member_id"]

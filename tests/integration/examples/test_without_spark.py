@@ -27,6 +27,28 @@ def test_the_resolver_alone_gives_json_and_reasons_and_changes_nothing(examples:
         assert (store.offsets("invoices"), store.history("invoices")) == before
 
 
+@pytest.mark.behaviour("CONS-1", "CONS-8")
+def test_the_consumer_writes_payments_and_keeps_what_is_none_as_a_letter(
+    examples: Examples, database: Database
+) -> None:
+    database.execute("CREATE TABLE payments (payer text, amount numeric(12, 2))")
+    examples.produce("payments", ("ada", "1.50"), ("bob", "a lot"), ("cleo", "3.00"))
+    with OffsetStore.connect(examples.url) as store:
+
+        def is_stored() -> bool:
+            found = store.offsets("billing").get(P0)
+            return found is not None and found.next_offset == 3
+
+        examples.without("pyspark").stop("payments_consumer.py", is_stored)
+        assert database.rows("SELECT payer, amount::text FROM payments ORDER BY payer") == [
+            ("ada", "1.50"),
+            ("cleo", "3.00"),
+        ]
+        assert [(one.topic_partition, one.offset, one.cause) for one in store.letters("billing").letters] == [
+            (P0, 1, "raised")
+        ]
+
+
 @pytest.mark.behaviour("OPS-9")
 def test_one_upgrade_of_the_application_brings_its_tables_and_ours(
     installed_wheel: Path, offsetstore_empty_database: str, tmp_path: Path

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import BrokerUnavailable, ConfigurationError, StoreUnavailable
 from offsetstore.monitoring import exporter as exporter_module
 from offsetstore.monitoring.exporter import Exporter, Gauge, Page
 from offsetstore.monitoring.web import Server, serving_text
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
@@ -81,6 +83,22 @@ def samples(text: bytes) -> dict[tuple[str, ...], float]:
 def shown(exporter: Exporter) -> dict[tuple[str, ...], float]:
     exporter.refresh()
     return samples(exporter.text)
+
+
+@pytest.mark.behaviour("CONS-11", "OPS-5")
+def test_it_counts_the_live_members_of_a_fleet_and_none_of_a_job(
+    exporter: Exporter, database: str, broker: StaticBroker
+) -> None:
+    request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
+    with OffsetStore.connect(database) as store:
+        first, second = join(store, request), join(store, request)
+        assert shown(exporter)["offsetstore_group_members", "shared"] == 2
+        assert [len(one) for one in store.lag(None, broker).store.members.values()] == [2]
+        second.close()
+        assert shown(exporter)["offsetstore_group_members", "shared"] == 1
+        first.close()
+        assert shown(exporter)["offsetstore_group_members", "shared"] == 0
+        assert ("offsetstore_group_members", "billing") not in shown(exporter)
 
 
 @pytest.mark.behaviour("OPS-5", "OPS-12")
@@ -316,9 +334,11 @@ def test_a_server_that_never_started_can_be_closed() -> None:
     Server(serving_text(lambda: b""), host="127.0.0.1", port=0).close()
 
 
-def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter) -> None:
+def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter, database: str, broker: StaticBroker) -> None:
     listed = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
-    exporter.refresh()
+    request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
+    with OffsetStore.connect(database) as store, join(store, request):
+        exporter.refresh()
     made: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(exporter.text.decode()):
         assert (family.type, bool(family.documentation)) == ("gauge", True)

@@ -14,13 +14,15 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from offsetstore import OffsetStore, TopicPartition
+from offsetstore import OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard.rendering import NOTHING
 from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.offsets import CommittedOffset, Watermarks
 from offsetstore.operations.people import people
 from offsetstore.operations.samples import Sample, record_samples
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.integration.pages.conftest import P0, P1, P2, give, rows_of, text_of
@@ -56,6 +58,27 @@ def test_the_head_says_how_the_group_is_and_whose(client: httpx.Client) -> None:
     assert "Lag 6 offsets, behind" in text
     assert re.search(r"Owner \S+, epoch 1 Claimed \d{4}-", text)
     assert re.search(r"Last heartbeat \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_the_members_of_a_fleet_are_shown_with_their_partitions(
+    store: OffsetStore, server: DashboardServer, client: httpx.Client, broker: StaticBroker
+) -> None:
+    request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
+    with join(store, request) as first, join(store, request):
+        first.assign([P0, P1])
+        server.snapshots.take()
+        page = show(client, "shared")
+    rows = rows_of(page, "member-rows")
+    assert re.fullmatch(rf"{re.escape(first.owner)} ● live \d{{4}}-.* UTC payments 0-1", rows[0])
+    assert re.fullmatch(r"\S+ ● live \d{4}-.* UTC none", rows[1])
+    answer = client.get("/partition?group=shared&topic=payments&partition=0")
+    assert "Epoch 1 Topic id" in text_of(answer)
+
+
+@pytest.mark.usefixtures("billing")
+def test_a_job_has_no_members(client: httpx.Client) -> None:
+    assert "member-rows" not in show(client)
 
 
 @pytest.mark.usefixtures("billing")

@@ -95,8 +95,18 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
             ],
         ),
         (
+            "consume",
+            [
+                "MODULE:FUNCTION", "--processes", "--static", "--max-rss", "--drain", "--port", "--host",
+                "OFFSETSTORE_HEALTH_TOKEN", "exit code", "Examples",
+            ],
+        ),
+        (
             "status",
-            ["--group", "--format", "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS", "Keys of --format json", "age"],
+            [
+                "--group", "--format", "members[]", "OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS",
+                "Keys of --format json", "age",
+            ],
         ),
     ],
 )  # fmt: skip

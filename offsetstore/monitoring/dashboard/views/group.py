@@ -31,8 +31,10 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
 from offsetstore.operations.group_status import GroupStatus
 from offsetstore.operations.lag import GroupLag, PartitionLag
+from offsetstore.operations.reads import with_partitions
 from offsetstore.operations.samples import Selection, rates
 from offsetstore.protocol.metadata import Metadata
+from offsetstore.text import numbered
 
 ON_A_PAGE: Final = 100
 SORTS: Final = ("lag", "number")
@@ -177,6 +179,10 @@ def group(request: Request) -> Response:
         "group.html",
         group=name,
         lag=found,
+        members=[
+            (one.member, numbered(one.partitions))
+            for one in with_partitions(lag.store.members.get(name, ()), lag.store.partitions.get(name, {}))
+        ],
         at=lag.store.at,
         summary=summary,
         charts=_charts(store, summary, SPANS[span], lag.store.at),

@@ -1,0 +1,329 @@
+"""Keeps the processes of a consumer running: starts them, replaces those that died, hang or grow, and drains them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from socket import socketpair
+from types import FrameType
+from typing import Any, Final, cast
+
+from offsetstore.errors import ExitCode
+from offsetstore.monitoring.health import Code, Finding, Limits, Verdict
+from offsetstore.monitoring.supervision import RunningClock
+from offsetstore.store.run_record import resident_bytes
+
+STACKS: Final = signal.SIGUSR2
+"""At this signal a process writes the stacks of its threads to standard error."""
+
+FINAL: Final = frozenset({ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED})
+"""Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/health.md."""
+
+_LOOK: Final = 0.1  # seconds between two looks at the processes
+_LONGEST_PAUSE: Final = 60.0  # seconds until a process is started again; also how long a good one has lived
+_STACKS_SECONDS: Final = 2.0
+_STILL: Final = 30.0
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a process tells the supervisor, once a second.
+
+    :param silence: seconds without another report after which it hangs.
+    :param rejoins: at its end: whether the group is still that of the fleet of which it was a member, so that another
+        process may join in its place. Otherwise one that was fenced is not started again.
+    :param metrics: of prometheus_client; nothing if they are not served.
+    """
+
+    verdict: Verdict
+    silence: float
+    rejoins: bool = False
+    metrics: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Care:
+    """How processes are looked after; times are in seconds.
+
+    :param drain: from SIGTERM to SIGKILL.
+    :param max_rss: bytes of memory; a process that has more is drained and replaced.
+    """
+
+    drain: float = 60.0
+    max_rss: int | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+class Process:
+    """One process that runs, or has run.
+
+    Signals go through its pidfd, where there is one: they never reach another process that has got its number.
+
+    :param command: is given the number of the descriptor on which it reports, at the end.
+    """
+
+    def __init__(self, command: Sequence[str], clock: Callable[[], float]) -> None:
+        ours, theirs = socketpair()
+        with ours, theirs:
+            # A group of its own: Ctrl-C at a terminal is told to the supervisor alone.
+            self._popen = subprocess.Popen(  # noqa: S603 - our own program
+                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+            )
+            connection = Connection(ours.detach())
+        opens = getattr(os, "pidfd_open", None)  # Linux only
+        self._pidfd: int | None = None if opens is None else opens(self._popen.pid)
+        self._clock = clock
+        self.began = self.heard = clock()
+        self.report: Report | None = None
+        # A process that is stopped while it sends must not stop the supervisor.
+        self._reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """``None`` while it runs; below 0 for a signal. Its last report has arrived then."""
+        status = self._popen.poll()
+        if status is not None and self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+            self._reader.join(timeout=1.0)
+        return status
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self._pidfd is None:
+            self._popen.send_signal(number)  # which does not wait for it behind our back, so the number is its own
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _read(self, connection: Connection) -> None:
+        with suppress(EOFError, OSError), connection:
+            while True:
+                self.report = cast("Report", connection.recv())
+                self.heard = self._clock()
+
+
+@dataclass(slots=True)
+class Place:
+    """One of the processes, with those that it replaces.
+
+    :param failures: how many have ended in a row without having lived for a minute.
+    :param starts_at: when the next one is started.
+    :param kill_at: when it is killed: it was told to end, or hangs.
+    :param dead_since: since when it is not live.
+    :param why: it is not ready, for people.
+    """
+
+    number: int
+    process: Process | None = None
+    failures: int = 0
+    starts_at: float = 0.0
+    kill_at: float | None = None
+    dead_since: float | None = None
+    why: str = "not started yet"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process consumes, or waits because it was told to."""
+        process = self.process
+        report = process and process.report
+        return report is not None and self.kill_at is None and report.verdict.is_ready
+
+
+class Supervisor:
+    """Runs several processes until it is told to end, by SIGTERM, Ctrl-C or `stop`.
+
+    The second is started once the first is ready: so what is wrong with all of them is told once, and one of them
+    founds the fleet that the others join.
+
+    :param command: makes the command of the process with this number.
+    :param say: gets a line about what has happened.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        command: Callable[[int], Sequence[str]],
+        *,
+        say: Callable[[str], None],
+        care: Care | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.places = [Place(number) for number in range(count)]
+        self._command = command
+        self._say = say
+        self._care = care or Care()
+        self._clock = clock or RunningClock()
+        self._has_begun = False
+        self._signals = 0
+        self._is_stopping = False
+        self._code = 0
+        self._turned = self._clock()
+
+    def stop(self) -> None:
+        """Drain the processes, and end; a second call kills them. A signal handler may call this."""
+        self._signals += 1
+
+    def run(self) -> int:
+        """Run the processes; return the exit code for the whole.
+
+        It is 0 after a signal, if all processes have ended well; that of a process for which no restart helps; and
+        `ExitCode.DEAD` if one had to be killed.
+        """
+        with self._on_signal():
+            try:
+                while not self._turn():
+                    time.sleep(_LOOK)
+            finally:  # an error of ours must leave no process behind
+                for place in self.places:
+                    if place.process is not None:
+                        place.process.send(signal.SIGKILL)
+        return self._code
+
+    def health(self) -> Verdict:
+        """Judge the processes together; any thread may call this.
+
+        Each has to be ready. None that is not live makes the whole so, since it is replaced.
+        """
+        found: list[Finding] = []
+        if self._clock() - self._turned > _STILL:
+            found.append(Finding(Code.POLLING_STALLED, None, "the supervisor stands still"))
+        for place in self.places:
+            process, name = place.process, f"process {place.number}"
+            report = process and process.report
+            if report is None or place.kill_at is not None:
+                code = Code.STARTING if place.failures == 0 else Code.QUERY_ENDED
+                found.append(Finding(code, None, f"{name}: {place.why}", is_live=True))
+                continue
+            found += [
+                Finding(one.code, one.group, f"{name}: {one.text}", is_live=True, is_ready=one.is_ready)
+                for one in report.verdict.findings
+            ]
+        order = list(Code)
+        return Verdict(tuple(sorted(found, key=lambda one: order.index(one.code))))
+
+    def _turn(self) -> bool:
+        """Look at each process; return whether all is over."""
+        self._turned = now = self._clock()
+        if self._signals and not self._is_stopping:
+            self._end_all(now, "ending")
+        for place in self.places:
+            if place.process is not None:
+                self._look(place, place.process, now)
+        if self._is_stopping:
+            return all(place.process is None for place in self.places)
+        self._has_begun = self._has_begun or any(place.is_ready for place in self.places)
+        for place in self.places if self._has_begun else self.places[:1]:
+            if place.process is None and now >= place.starts_at:
+                self._start(place, now)
+        return False
+
+    def _start(self, place: Place, now: float) -> None:
+        try:
+            place.process = Process(self._command(place.number), self._clock)
+        except OSError as error:  # no memory, no more processes
+            self._pause(place, f"could not be started ({error.strerror})", now)
+            return
+        place.dead_since = place.kill_at = None
+        place.why = "starting"
+
+    def _look(self, place: Place, process: Process, now: float) -> None:
+        if (status := process.exit_status) is not None:
+            self._bury(place, process, status, now)
+        elif place.kill_at is not None:
+            if now >= place.kill_at or self._signals > 1:
+                process.send(signal.SIGKILL)
+        elif (why := self._hangs(place, process, now)) is not None:
+            self._say(f"process {place.number} {why}: it is killed")
+            place.why, place.kill_at = why, now + _STACKS_SECONDS
+            process.send(STACKS)
+        elif (rss := self._too_large(process)) is not None:
+            place.why = f"uses {rss:,} bytes of memory (limit {self._care.max_rss:,})"
+            self._say(f"process {place.number} {place.why}: it is drained and replaced")
+            self._drain(place, process, now)
+
+    def _hangs(self, place: Place, process: Process, now: float) -> str | None:
+        """Why a process has to be killed."""
+        limits, report = self._care.limits, process.report
+        silent = now - process.heard
+        patience = limits.starting if report is None else report.silence
+        if silent > patience:
+            return f"has told nothing for {silent:.0f} s (limit {patience:g} s)"
+        if report is None or report.verdict.is_live:
+            place.dead_since = None
+            return None
+        place.dead_since = now if place.dead_since is None else place.dead_since
+        if now - place.dead_since < limits.exit:
+            return None
+        return f"is not live ({', '.join(one.text for one in report.verdict.findings if not one.is_live)})"
+
+    def _too_large(self, process: Process) -> int | None:
+        limit = self._care.max_rss
+        return rss if limit is not None and (rss := resident_bytes(process.pid)) > limit else None
+
+    def _bury(self, place: Place, process: Process, status: int, now: float) -> None:
+        """Take note of a process's end, and decide what follows."""
+        was_ending, place.process, place.kill_at = place.kill_at is not None, None, None
+        how = f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+        if self._is_stopping:
+            # One that had not got so far as to handle SIGTERM has polled nothing.
+            if status not in {0, -signal.SIGTERM} and self._code == 0:
+                self._code = status if status > 0 else ExitCode.DEAD
+                self._say(f"process {place.number} has ended with {how}")
+            return
+        can_rejoin = process.report is not None and process.report.rejoins
+        if status in FINAL and not can_rejoin and not was_ending:
+            self._code = status
+            self._end_all(now, f"process {place.number} has ended with {how}, and a restart does not help: ending")
+            return
+        place.failures = 0 if now - process.began >= _LONGEST_PAUSE else place.failures
+        self._pause(place, f"has ended with {how}", now)
+
+    def _pause(self, place: Place, why: str, now: float) -> None:
+        pause = min(_LONGEST_PAUSE, 2.0**place.failures)
+        place.failures += 1
+        place.starts_at, place.why = now + pause, why
+        self._say(f"process {place.number} {why}; the next one starts in {pause:g} s")
+
+    def _end_all(self, now: float, why: str) -> None:
+        self._is_stopping = True
+        running = [place for place in self.places if place.process is not None]
+        self._say(f"{why}, within {self._care.drain:g} s" if running else why)
+        for place in running:
+            if place.process is not None:
+                place.why = "ending"
+                self._drain(place, place.process, now)
+
+    def _drain(self, place: Place, process: Process, now: float) -> None:
+        place.kill_at = now + self._care.drain
+        process.send(signal.SIGTERM)
+
+    @contextmanager
+    def _on_signal(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def told(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+            self.stop()
+
+        before = {number: signal.signal(number, told) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

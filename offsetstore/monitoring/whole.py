@@ -1,0 +1,51 @@
+"""Probes and metrics of a consumer's processes, served together by their supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from offsetstore.monitoring.health import Verdict
+from offsetstore.monitoring.processes import Supervisor
+from offsetstore.monitoring.server import Monitoring
+
+
+class WholeMonitoring(Monitoring):
+    """Serves what the processes tell: see `Supervisor.health`; each series has the label ``process``, from 0.
+
+    :raises ConfigurationError: as for `Monitoring`.
+    """
+
+    def __init__(self, supervisor: Supervisor, port: int, *, host: str, token: str | None) -> None:
+        self._supervisor = supervisor
+        super().__init__(port, host=host, token=token)
+        registry = CollectorRegistry()
+        registry.register(_Reported(supervisor))
+        untyped = cast("Any", exposition)
+        self._metrics = untyped.make_wsgi_app(registry)
+
+    def health(self) -> Verdict:
+        """See `Supervisor.health`."""
+        return self._supervisor.health()
+
+
+class _Reported(Collector):
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def collect(self) -> Iterable[Metric]:
+        """The last metrics of each process, family by family."""
+        families: dict[str, Metric] = {}
+        for place in self._supervisor.places:
+            process = place.process
+            report = process and process.report
+            found: Iterable[Metric] = () if report is None else report.metrics
+            for one in found:
+                family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
+                for sample in one.samples:
+                    family.samples.append(sample._replace(labels={**sample.labels, "process": str(place.number)}))
+        return families.values()

@@ -1,0 +1,273 @@
+"""``offsetstore consume``: processes of a consumer that share a topic, on PostgreSQL and librdkafka's mock cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from offsetstore import OffsetStore
+from offsetstore.cli.consume_process import Told, load, prepare, rejoins
+from offsetstore.consumer import Consumer
+from offsetstore.consumer.consumer import Membership
+from offsetstore.errors import ConfigurationError, MissingDependency
+from offsetstore.monitoring.health import Code, Limits, judge
+from offsetstore.monitoring.supervision import FactCollector, RunningClock
+from offsetstore.store.fleet import join
+from tests.integration.conftest import Query
+from tests.support.background import in_background
+from tests.support.consumer_job import consumer_of
+from tests.support.consuming import APP, SECONDS, Consuming, soon
+
+PARTITIONS = 4
+
+
+class Mock:
+    """A topic whose records are numbers that count up."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        found = producer.list_topics("payments", timeout=30)
+        self.bootstrap = ",".join(f"{one.host}:{one.port}" for one in found.brokers.values())
+        self.count = 0
+
+    def produce(self, count: int) -> None:
+        for number in range(self.count, self.count + count):
+            self._producer.produce("payments", str(number).encode(), partition=number % PARTITIONS)
+        assert self._producer.flush(30) == 0
+        self.count += count
+
+
+@pytest.fixture
+def cluster() -> Iterator[Mock]:
+    with Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0}) as producer:
+        yield Mock(producer)
+
+
+@pytest.fixture(autouse=True)
+def _table(query: Query) -> None:
+    query("CREATE TABLE results (record bigint)")
+
+
+@pytest.fixture
+def consumes(cluster: Mock, offsetstore_database: str, tmp_path: Path) -> Callable[..., Consuming]:
+    given = {"bootstrap": cluster.bootstrap, "topic": "payments", "partitions": PARTITIONS}
+    return lambda *arguments: Consuming(*arguments, url=offsetstore_database, given=given, log=tmp_path / "log")
+
+
+def numbers(query: Query) -> list[int]:
+    return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
+
+
+def all_are_there(query: Query, cluster: Mock) -> None:
+    soon(lambda: query("SELECT count(*) FROM results")[0][0] >= cluster.count)
+    assert numbers(query) == list(range(cluster.count))
+
+
+def owners(query: Query) -> int:
+    return query("SELECT count(DISTINCT claim_id) FROM kafka_partitions")[0][0]
+
+
+@pytest.mark.behaviour("CONS-8", "CONS-11")
+def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replaced_and_sigterm_drains_all(
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(500)
+    with consumes("--processes", "2", "--port", "0") as consuming:
+        soon(consuming.is_ready)
+        soon(lambda: owners(query) == 2)
+        all_are_there(query, cluster)
+        killed, other = consuming.children
+        os.kill(killed, signal.SIGKILL)
+        soon(lambda: not consuming.is_ready())
+        assert consuming.get("/livez")[0] == 200
+        cluster.produce(500)
+        soon(consuming.is_ready)
+        assert killed not in consuming.children
+        assert other in consuming.children
+        all_are_there(query, cluster)
+        metrics = consuming.get("/metrics")[1]
+        assert metrics.count("# TYPE offsetstore_offsets_total counter") == 1
+        assert {f'process="{number}"' in metrics for number in range(2)} == {True}
+        cluster.produce(40)
+        assert consuming.end() == 0
+        assert "process 0 has ended with SIGKILL; the next one starts in 1 s" in consuming.said
+        assert query("SELECT count(*) FROM group_members") == [(1,)]  # that of the killed one
+    with consumes() as again:
+        all_are_there(query, cluster)
+        assert again.end() == 0
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_a_static_member_is_replaced_in_its_place(
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(100)
+    with consumes("--processes", "2", "--static", "--port", "0") as consuming:
+        soon(consuming.is_ready)
+        soon(lambda: owners(query) == 2)
+        all_are_there(query, cluster)
+        for killed in consuming.children:
+            os.kill(killed, signal.SIGKILL)
+            soon(lambda: not consuming.is_ready())
+            cluster.produce(100)
+            soon(consuming.is_ready)
+            all_are_there(query, cluster)
+        assert consuming.end() == 0
+        assert "Error" not in consuming.said
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_processes_whose_supervisor_is_killed_end_by_themselves(
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(100)
+    with consumes() as consuming:
+        all_are_there(query, cluster)
+        [child] = consuming.children
+        consuming.process.kill()
+        soon(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    soon(lambda: query("SELECT count(*) FROM group_members") == [(0,)])
+
+
+@pytest.mark.behaviour("CONS-4", "CONS-11")
+def test_a_claim_ends_all_and_while_it_lives_none_start(
+    store: OffsetStore, cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(100)
+    with consumes("--processes", "2") as consuming:
+        all_are_there(query, cluster)
+        with store.claim("billing", topics=["payments"]):
+            assert consuming.process.wait(SECONDS) == 6
+            assert "has ended with exit code 6, and a restart does not help: ending" in consuming.said
+            with consumes("--processes", "2") as refused:
+                assert refused.process.wait(SECONDS) == 1
+                assert refused.said.count("Error: ") == 1
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_a_process_is_replaced_that_another_one_of_its_fleet_has_fenced(
+    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+) -> None:
+    cluster.produce(100)
+    with consumes() as consuming:
+        all_are_there(query, cluster)
+        # As one does that founds the fleet anew, since where a partition starts has to be decided.
+        query("UPDATE consumer_groups SET epoch = epoch + 1, claim_id = gen_random_uuid()")
+        query("UPDATE consumer_groups SET fleet_id = claim_id")
+        soon(lambda: "process 0 has ended with exit code 6; the next one starts in 1 s" in consuming.said)
+        cluster.produce(100)
+        all_are_there(query, cluster)
+        assert consuming.end() == 0
+
+
+@pytest.mark.behaviour("CONS-12")
+def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluster: Mock) -> None:
+    consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
+    assert not rejoins(consumer)
+    with join(store, consumer.request):
+        assert rejoins(consumer)
+    with join(store, replace(consumer.request, kafka_group="other")):
+        assert not rejoins(consumer)
+    with join(store, consumer.request):
+        assert rejoins(consumer)
+    with store.claim("billing", topics=["payments"]):
+        assert not rejoins(consumer)
+
+
+@pytest.mark.behaviour("CONS-7", "OPS-4")
+def test_a_consumer_is_ready_when_it_polls_and_not_live_when_it_no_longer_does(
+    offsetstore_database: str, cluster: Mock, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, limits = RunningClock(), Limits(jvm=0.3, polling=3.0, starting=60.0)
+    facts = FactCollector(clock, limits)
+
+    def codes() -> tuple[Code, ...]:
+        return judge(facts.facts(), limits, clock()).codes
+
+    assert codes() == (Code.STARTING,)
+    with OffsetStore.connect(offsetstore_database, observers=[facts]) as store:
+        consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
+        ended = in_background(consumer.run)
+        soon(lambda: ended.done() or codes() == ())  # there are no records yet
+        with monkeypatch.context() as patch:
+            blocked = Blocked()
+            patch.setattr(Membership, "_turn", blocked.wait)
+            soon(lambda: codes() == (Code.POLLING_STALLED,))
+            blocked.is_over = True
+        soon(lambda: codes() == ())
+        consumer.stop()
+        ended.result(timeout=SECONDS)
+
+
+class Blocked:
+    is_over = False
+
+    def wait(self) -> None:
+        soon(lambda: self.is_over)
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_static_members_have_an_instance_of_their_own(store: OffsetStore) -> None:
+    def made(**more: str) -> Consumer:
+        return consumer_of(store, "localhost:1", "payments", partitions=1, kafka=more)
+
+    def told(*, count: int, is_static: bool) -> Told:
+        return Told("app:consumer", 1, count, is_static=is_static, has_metrics=False)
+
+    static = made()
+    prepare(static, told(count=2, is_static=True))
+    assert static.kafka["group.instance.id"] == f"{socket.gethostname()}-1"
+    dynamic = made()
+    prepare(dynamic, told(count=2, is_static=False))
+    assert "group.instance.id" not in dynamic.kafka
+    own = made(**{"group.instance.id": "mine"})
+    prepare(own, told(count=1, is_static=False))
+    assert own.kafka["group.instance.id"] == "mine"
+    for another in (told(count=2, is_static=False), told(count=1, is_static=True)):
+        with pytest.raises(ConfigurationError, match=r"kafka= may not set group\.instance\.id here"):
+            prepare(own, another)
+
+
+@pytest.mark.behaviour("CONS-11", "DX-1")
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("billing_app", "this is not the name of a function"),
+        ("billing app:consumer", "this is not the name of a function"),
+        ("billing_app:", "this is not the name of a function"),
+        ("no_such_app:consumer", "there is no module no_such_app"),
+        ("tests.no_such_app:consumer", "there is no module tests.no_such_app"),
+        ("tests.support.consumer_app:consume", "has no function consume"),
+        ("tests.support.consumer_app:annotations", "has no function annotations"),
+        ("tests.support.consumer_app:nothing", "returned no consumer"),
+        ("broken_app:consumer", "module broken_app can't be imported"),
+        ("unmet_app:consumer", "module unmet_app can't be imported"),
+    ],
+)
+def test_what_is_no_function_that_returns_a_consumer_is_told(
+    function: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_app.py").write_text("def consumer(:\n")
+    (tmp_path / "unmet_app.py").write_text("import no_such_package\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(ConfigurationError, match=told) as raised:
+        load(function)
+    assert raised.value.found
+
+
+def test_without_the_extra_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "offsetstore.consumer")
+    monkeypatch.delitem(sys.modules, "offsetstore.consumer.consumer")
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'offsetstore\[consumer\]'"):
+        load(APP)

@@ -1,0 +1,85 @@
+"""A deploy of a consumer: its processes are replaced one by one, and no partition waits for long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.testing.fixtures import NewTopic
+from tests.integration.conftest import Query
+from tests.support.consuming import Consuming, soon
+from tests.support.waiting import PATIENCE
+
+PARTITIONS = 6
+IDLE = 5.0 * PATIENCE
+"""Seconds; on a machine that has nothing else to do."""
+
+GAPS = f"""
+SELECT max(gap) FROM (
+    SELECT extract(epoch FROM at - lag(at) OVER (PARTITION BY record % {PARTITIONS} ORDER BY at)) AS gap FROM results
+) AS gaps
+"""
+
+
+@contextmanager
+def producing(bootstrap: str, topic: str) -> Generator[list[int]]:
+    """Produce numbers, ten a second into each partition; the list gets each."""
+    made: list[int] = []
+    is_over = threading.Event()
+
+    def produce() -> None:
+        with Producer({"bootstrap.servers": bootstrap}) as producer:
+            while not is_over.wait(0.1):
+                for partition in range(PARTITIONS):
+                    producer.produce(topic, str(len(made)).encode(), partition=partition)
+                    made.append(len(made))
+            assert producer.flush(30) == 0
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield made
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.behaviour("CONS-5", "CONS-8", "CONS-11")
+def test_a_deploy_one_by_one_writes_each_record_once_and_leaves_no_partition_idle_for_long(
+    offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_database: str, query: Query, tmp_path: Path
+) -> None:
+    query("CREATE TABLE results (record bigint, at timestamptz DEFAULT clock_timestamp())")
+    bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(PARTITIONS)
+    kafka = {"session.timeout.ms": 45_000, "heartbeat.interval.ms": 3000}  # librdkafka's defaults
+    given = {"bootstrap": bootstrap, "topic": topic, "partitions": 0, "kafka": kafka, "rows": 50_000, "seconds": 1.0}
+    with ExitStack() as closing:
+
+        def start(number: int) -> Consuming:
+            log = tmp_path / f"{number}.log"
+            made = Consuming("--port", "0", url=offsetstore_database, given=given, log=log)
+            return closing.enter_context(made)
+
+        running = [start(number) for number in range(3)]
+        for one in running:
+            soon(one.is_ready)
+        soon(lambda: query("SELECT count(DISTINCT claim_id) FROM kafka_partitions") == [(3,)])
+        with producing(bootstrap, topic) as made:
+            soon(lambda: query(f"SELECT count(DISTINCT record % {PARTITIONS}) FROM results") == [(PARTITIONS,)])
+            for number, one in enumerate(running):
+                assert one.end() == 0
+                running[number] = start(3 + number)
+                soon(running[number].is_ready)
+                time.sleep(2.0)
+        soon(lambda: query("SELECT count(*) FROM results")[0][0] >= len(made))
+        for one in running:
+            assert one.end() == 0
+    assert [record for (record,) in query("SELECT record FROM results ORDER BY record")] == [*range(len(made))]
+    [(idle,)] = query(GAPS)
+    assert float(idle) <= IDLE, f"{idle} s"

@@ -1,0 +1,65 @@
+"""The supervisor of a consumer's processes: what it replaces, what ends it, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_PROCESSES: Final = "tests/unit/monitoring/test_processes.py::"
+_CONSUME: Final = "tests/integration/consumer/test_consume.py::"
+
+SUPERVISOR: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "silence-that-is-no-hang",
+        ("Supervisor._hangs", "silent > patience", "False"),
+        tests=(f"{_PROCESSES}test_a_process_that_hangs_is_killed_and_replaced",),
+        why="A process that is stopped would keep its place, and its partitions would have no owner for ever.",
+    ),
+    mutant(
+        "process-that-is-not-live-and-stays",
+        ("Supervisor._hangs", "report is None or report.verdict.is_live", "True"),
+        tests=(f"{_PROCESSES}test_a_process_that_hangs_is_killed_and_replaced",),
+        why="A process whose writes hang would never be replaced.",
+    ),
+    mutant(
+        "restart-of-a-fenced-process",
+        ("processes:FINAL", "{ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED}", "{ExitCode.NO, ExitCode.USAGE}"),
+        tests=(f"{_PROCESSES}test_a_process_for_which_no_restart_helps_ends_all",),
+        why="Two fleets of one group would take it from each other for ever.",
+    ),
+    mutant(
+        "fenced-process-that-rejoins-whoever-has-the-group",
+        ("rejoins", "owner.fleet == fleet_name(view.cluster_id, request.kafka_group)", "True"),
+        tests=(f"{_CONSUME}test_a_process_rejoins_its_own_fleet_and_no_other",),
+        why="A consumer that a Spark job has fenced would come back once that job is not live for a moment.",
+    ),
+    mutant(
+        "pause-that-does-not-grow",
+        ("Supervisor._pause", "2.0**place.failures", "1.0"),
+        tests=(f"{_PROCESSES}test_a_process_that_died_is_replaced_with_growing_pauses",),
+        why="A record that is refused would make the group rebalance every second.",
+    ),
+    mutant(
+        "all-processes-at-once",
+        ("Supervisor._turn", "self.places if self._has_begun else self.places[:1]", "self.places"),
+        tests=(f"{_PROCESSES}test_what_is_wrong_with_all_processes_is_told_by_the_first",),
+        why="A mistake in the settings would be told as many times as there are processes.",
+    ),
+    mutant(
+        "drain-without-an-end",
+        ("Supervisor._look", "now >= place.kill_at or self._signals > 1", "self._signals > 1"),
+        tests=(f"{_PROCESSES}test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so",),
+        why="A process that hangs would hold up a deploy until its supervisor is killed.",
+    ),
+    mutant(
+        "consumer-that-does-not-tell-of-its-polls",
+        (
+            "Membership.status",
+            "QueryStatus(is_active=is_active, trigger=self._polls, has_failed=self._failed is not None)",
+            "QueryStatus(is_active=is_active, trigger=None, has_failed=self._failed is not None)",
+        ),
+        tests=(f"{_CONSUME}test_a_consumer_is_ready_when_it_polls_and_not_live_when_it_no_longer_does",),
+        why="A consumer whose polling thread hangs would pass for live.",
+    ),
+)

@@ -1,0 +1,55 @@
+"""A process that reports as a consumer's does: ``python tests/support/reporting_process.py STEPS DESCRIPTOR``.
+
+STEPS are words: ``report=BASE64`` sends what is pickled there; ``exit=CODE`` ends it, ``grow=BYTES`` makes it larger,
+``stop`` is SIGSTOP, ``deaf`` ignores SIGTERM, ``wait`` repeats the last report until that comes, and ``hush`` waits for
+it without a report. It imports nothing of ours: a test starts many of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import faulthandler
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from types import FrameType
+
+SECONDS = 120.0
+
+
+def _main(steps: str, descriptor: int) -> None:
+    connection = Connection(descriptor)
+    kept: list[bytearray] = []
+    last = b""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    for step in steps.split():
+        word, _, value = step.partition("=")
+        match word:
+            case "report":
+                last = base64.b64decode(value)
+                connection.send_bytes(last)
+            case "exit":
+                sys.exit(int(value))
+            case "grow":
+                kept.append(bytearray(b"x" * int(value)))
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "deaf":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            case "hush":
+                time.sleep(SECONDS)
+            case _:
+                for _ in range(int(SECONDS * 10)):
+                    time.sleep(0.1)
+                    connection.send_bytes(last)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))

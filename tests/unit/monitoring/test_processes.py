@@ -1,0 +1,309 @@
+"""The supervisor of a consumer's processes, with processes that only report."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from offsetstore.monitoring.health import Code, Finding, Verdict
+from offsetstore.monitoring.processes import STACKS, Care, Process, Report, Supervisor
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.behaviour("CONS-11")
+
+ROOT = Path(__file__).parents[3]
+PROCESS = str(ROOT / "tests" / "support" / "reporting_process.py")
+DEAD = Verdict((Finding(Code.BATCH_TOO_LONG, "billing", "billing: the batch is in flight"),))
+SILENCE = 300.0
+REPORTS = {
+    word: b64encode(pickle.dumps(report)).decode()
+    for word, report in {
+        "ready": Report(Verdict(), SILENCE),
+        "dead": Report(DEAD, SILENCE),
+        "lost": Report(Verdict(), SILENCE, rejoins=True),
+    }.items()
+}
+SECONDS = 60.0  # a busy machine takes some to start a process
+
+
+class Clock:
+    """Time passes when a test says so, however busy the machine is."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def soon(condition: Callable[[], object]) -> None:
+    wait_until(condition, timeout=SECONDS)
+
+
+def reporting(steps: str) -> list[str]:
+    """The command of a process that does this, and reports with the words of `REPORTS`."""
+    told = [f"report={REPORTS[word]}" if word in REPORTS else word for word in steps.split()]
+    return [sys.executable, "-S", PROCESS, " ".join(told)]
+
+
+class Supervised:
+    """A supervisor that runs in a thread.
+
+    :param steps: of each process by its number, one after the other; the last ones are repeated.
+    """
+
+    def __init__(self, steps: Mapping[int, Sequence[str]], care: Care | None = None) -> None:
+        self.said: list[str] = []
+        self.started: dict[int, int] = dict.fromkeys(steps, 0)
+        self._steps = steps
+        self.clock = Clock()
+        self.supervisor = Supervisor(len(steps), self._command, say=self.said.append, care=care, clock=self.clock)
+        self.ended: Future[int] = in_background(self.supervisor.run)
+
+    def _command(self, number: int) -> list[str]:
+        steps = self._steps[number]
+        self.started[number] += 1
+        return reporting(steps[min(self.started[number], len(steps)) - 1])
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass, and the supervisor look at least once."""
+        self.clock.now += seconds
+        time.sleep(0.5)
+
+    def end(self) -> int:
+        """Wait for its end; return the exit code."""
+        soon(self.ended.done)
+        return self.ended.result()
+
+    def stop(self) -> int:
+        self.supervisor.stop()
+        return self.end()
+
+    def pid(self, number: int) -> int:
+        process = self.supervisor.places[number].process
+        assert process is not None
+        return process.pid
+
+    def is_ready(self) -> bool:
+        assert not self.ended.done(), self.said
+        return self.supervisor.health().is_ready
+
+
+@pytest.fixture
+def supervised() -> Iterator[list[Supervised]]:
+    made: list[Supervised] = []
+    yield made
+    for one in made:
+        one.supervisor.stop()
+        one.supervisor.stop()
+        one.ended.result(timeout=60)
+
+
+def supervise(
+    supervised: list[Supervised], steps: Mapping[int, Sequence[str]] | Sequence[str], care: Care | None = None
+) -> Supervised:
+    made = Supervised(steps if isinstance(steps, Mapping) else {0: steps}, care)
+    supervised.append(made)
+    return made
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_all_processes_are_drained_at_the_end(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, {0: ["ready wait"], 1: ["ready wait"]})
+    assert not one.supervisor.health().is_ready
+    soon(one.is_ready)
+    pids = [one.pid(0), one.pid(1)]
+    assert one.stop() == 0
+    assert one.said == ["ending, within 60 s"]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, ["ready exit=5", "ready exit=3", "exit=70", "ready wait"])
+    for number, (code, pause) in enumerate([(5, 1), (3, 2), (70, 4)], 1):
+        soon(lambda: len(one.said) == number)  # noqa: B023 - called at once
+        assert one.said[-1] == f"process 0 has ended with exit code {code}; the next one starts in {pause} s"
+        one.skip(pause - 0.5)
+        assert one.started[0] == number
+        one.skip(0.5)
+    soon(lambda: one.started[0] == 4 and one.is_ready())
+    os.kill(one.pid(0), signal.SIGKILL)
+    soon(lambda: len(one.said) == 4)
+    assert one.said[-1] == "process 0 has ended with SIGKILL; the next one starts in 8 s"
+    one.skip(8)
+    soon(lambda: one.started[0] == 5 and one.is_ready())
+    one.skip(61)
+    os.kill(one.pid(0), signal.SIGKILL)
+    soon(lambda: len(one.said) == 5)
+    assert one.said[-1].endswith("starts in 1 s")  # it had lived for a minute
+
+
+def test_a_process_that_cant_be_started_is_started_later(
+    supervised: list[Supervised], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        one = supervise(supervised, ["ready wait"])
+        soon(lambda: one.said)
+        assert one.said[0] == (
+            "process 0 could not be started (Resource temporarily unavailable); the next one starts in 1 s"
+        )
+    one.skip(60)
+    soon(one.is_ready)
+
+
+@pytest.mark.parametrize("code", [1, 2, 6])
+def test_a_process_for_which_no_restart_helps_ends_all(supervised: list[Supervised], code: int) -> None:
+    one = supervise(supervised, {0: ["ready wait"], 1: [f"ready exit={code}"]})
+    assert one.end() == code
+    assert one.started == {0: 1, 1: 1}
+
+
+def test_what_is_wrong_with_all_processes_is_told_by_the_first(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, {0: ["exit=2"], 1: ["exit=2"], 2: ["exit=2"]})
+    assert one.end() == 2
+    assert one.started == {0: 1, 1: 0, 2: 0}
+    assert len(one.said) == 1
+
+
+def test_a_fenced_process_whose_fleet_has_the_group_is_replaced(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, ["ready lost exit=6", "ready wait"])
+    soon(lambda: one.said)
+    one.skip(1)
+    soon(lambda: one.started[0] == 2 and one.is_ready())
+
+
+@pytest.mark.parametrize("steps", ["ready stop", "ready hush", "dead wait", "deaf dead wait"])
+def test_a_process_that_hangs_is_killed_and_replaced(supervised: list[Supervised], steps: str) -> None:
+    """It is stopped, tells nothing any more, or tells that it makes no progress."""
+    one = supervise(supervised, [steps, "ready wait"])
+    soon(lambda: (process := one.supervisor.places[0].process) and process.report)
+    soon(lambda: "dead" not in steps or one.supervisor.places[0].dead_since is not None)
+    one.skip(9 if "dead" in steps else 300)
+    assert one.said == []
+    one.skip(1)
+    soon(lambda: one.said)
+    one.skip(2)
+    soon(lambda: len(one.said) == 2)
+    killed, ended = one.said
+    assert killed.endswith(": it is killed")
+    assert ("has told nothing for 301 s (limit 300 s)" in killed) == ("dead" not in steps)
+    assert ("is not live (billing: the batch is in flight)" in killed) == ("dead" in steps)
+    assert "SIGKILL" in ended
+    one.skip(1)
+    soon(lambda: one.started[0] == 2 and one.is_ready())
+
+
+def test_a_process_that_never_reports_is_killed_after_the_time_to_start(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, ["hush"])
+    soon(lambda: one.supervisor.places[0].process)
+    one.skip(600)
+    assert one.said == []
+    one.skip(1)
+    soon(lambda: one.said)
+    assert "(limit 600 s): it is killed" in one.said[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
+def test_a_process_that_has_grown_is_drained_and_replaced(supervised: list[Supervised]) -> None:
+    limit = 150 << 20
+    one = supervise(supervised, [f"ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
+    soon(lambda: len(one.said) == 2)
+    one.skip(1)
+    soon(lambda: one.started[0] == 2 and one.is_ready())
+    grown, ended = one.said
+    assert "bytes of memory (limit 157,286,400): it is drained and replaced" in grown
+    assert ended == "process 0 has ended with exit code 0; the next one starts in 1 s"
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, {0: ["deaf ready wait"], 1: ["ready wait"]}, Care(drain=10.0))
+    soon(one.is_ready)
+    one.supervisor.stop()
+    soon(lambda: one.said)
+    one.skip(9)
+    assert not one.ended.done()
+    one.skip(1)
+    assert one.end() == 75
+    assert one.said[-1] == "process 0 has ended with SIGKILL"
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_a_second_signal_kills_what_is_left_at_once(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, ["deaf ready wait"], Care(drain=10_000.0))
+    soon(one.is_ready)
+    one.supervisor.stop()
+    soon(lambda: one.said)
+    assert one.stop() == 75
+
+
+def test_the_whole_is_ready_if_each_process_is_and_live_while_the_supervisor_runs(
+    supervised: list[Supervised],
+) -> None:
+    one = supervise(supervised, {0: ["ready wait"], 1: ["hush"]})
+    soon(lambda: one.supervisor.places[1].process)
+    soon(lambda: one.supervisor.places[0].is_ready)
+    found = one.supervisor.health()
+    assert (found.is_live, found.is_ready, found.codes) == (True, False, (Code.STARTING,))
+    assert [finding.text for finding in found.findings] == ["process 1: starting"]
+    assert one.stop() == 0
+    one.skip(20)
+    assert one.supervisor.health().is_live
+    one.skip(20)
+    assert not one.supervisor.health().is_live
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfds")
+def test_a_process_that_has_ended_is_sent_no_signal_whoever_has_its_number_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = Process(reporting("exit=0"), Clock())
+    sent: list[tuple[int, ...]] = []
+
+    def kill(*given: int) -> None:
+        sent.append(given)
+
+    monkeypatch.setattr(os, "kill", kill)
+    soon(lambda: os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
+    process.send(signal.SIGTERM)  # it is not known to have ended yet
+    assert process.exit_status == 0
+    process.send(signal.SIGTERM)
+    assert sent == []
+
+
+def test_the_signal_for_stacks_is_the_one_that_the_processes_here_know() -> None:
+    assert signal.SIGUSR2 == STACKS
+
+
+def test_sigterm_is_the_supervisors_to_handle(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from offsetstore.monitoring.processes import Supervisor\n"
+        "def command(number):\n"
+        "    print('begun', flush=True)\n"
+        f"    return {reporting('ready wait')}\n"
+        "supervisor = Supervisor(1, command, say=lambda text: print(text, flush=True))\n"
+        "sys.exit(supervisor.run())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert (process.communicate(timeout=60)[0], process.returncode) == ("ending, within 60 s\n", 0)
