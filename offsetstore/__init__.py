@@ -23,6 +23,7 @@ from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
+from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
@@ -35,7 +36,7 @@ from offsetstore.store.transaction import Transaction
 if TYPE_CHECKING:
     from offsetstore.kafka.broker import Broker
     from offsetstore.spark.sink import TransactionalSink
-    from offsetstore.writers import Append, Execute, Upsert
+    from offsetstore.writers import Append, Execute, Outbox, Upsert
 
 __all__ = [
     "KEEP",
@@ -65,6 +66,8 @@ __all__ = [
     "NewName",
     "OffsetRange",
     "OffsetStore",
+    "Outbox",
+    "OutboxRecord",
     "Outcome",
     "PartitionLag",
     "PartitionState",
@@ -100,6 +103,7 @@ _LAZY = {
     "TransactionalSink": ("offsetstore.spark.sink", "spark"),
     "Append": ("offsetstore.writers", "spark"),
     "Execute": ("offsetstore.writers", "spark"),
+    "Outbox": ("offsetstore.writers", "spark"),
     "Upsert": ("offsetstore.writers", "spark"),
 }
 

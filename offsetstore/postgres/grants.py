@@ -9,7 +9,8 @@ from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 
-# The exceptions: a job only adds to the history, only reads the store's identity, and only renames samples.
+# The exceptions: a job only adds to the history and to the outbox, only reads the store's identity, and only renames
+# samples.
 _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
     "offset_history": ("SELECT", "INSERT"),
@@ -17,21 +18,42 @@ _DIFFERENT: Final = {
     "job_runs": (*_USUAL, "DELETE"),
     "job_errors": ("SELECT", "INSERT", "DELETE"),
     "samples": ("SELECT", "UPDATE"),
+    "outbox": ("INSERT",),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
 
-# When a line of the history was written, and by which role, the database alone says.
-_SET_BY_DATABASE: Final = {("offset_history", "INSERT"): {"id", "at", "db_role"}}
+# A relay's own: a job needs nothing of them.
+_OF_RELAYS: Final = {
+    "outbox": ("SELECT", "DELETE"),
+    "outbox_refused": ("INSERT",),
+    "outbox_relays": _USUAL,
+    "store_identity": ("SELECT",),
+    VERSION_TABLE: ("SELECT",),
+}
+_FOR_RELAYS_ALONE: Final = frozenset({"outbox_refused", "outbox_relays"})
+
+# When a line of the history was written, and by which role, the database alone says, and in which order rows of the
+# outbox were.
+_SET_BY_DATABASE: Final = {
+    ("offset_history", "INSERT"): {"id", "at", "db_role"},
+    ("outbox", "INSERT"): {"id", "created_at"},
+}
 
 # What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
 # tries all keys can undo.
-_HIDDEN: Final = {"dead_letters": {"key", "value", "headers", "error_text", "traceback", "sequence"}}
+_RECORD: Final = {"key", "value", "headers"}
+_HIDDEN: Final = {
+    "dead_letters": _RECORD | {"error_text", "traceback", "sequence"},
+    "outbox": _RECORD,
+    "outbox_refused": _RECORD,
+}
 
 
 def privileges() -> dict[str, tuple[str, ...]]:
     """The privileges that a job needs on each of our tables; its role gets no others."""
-    return {table: _DIFFERENT.get(table, _USUAL) for table in (*metadata.tables, VERSION_TABLE)}
+    tables = [name for name in (*metadata.tables, VERSION_TABLE) if name not in _FOR_RELAYS_ALONE]
+    return {table: _DIFFERENT.get(table, _USUAL) for table in tables}
 
 
 def needed_columns() -> Iterator[tuple[str, str, str]]:
@@ -53,6 +75,13 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
         yield f"GRANT {rights} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
 
 
+def grant_relay(role: str, *, schema: str) -> Iterator[str]:
+    """Statements that let ``role`` relay the outbox; they may be repeated. The owner of the tables must run them."""
+    yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
+    for table, allowed in _OF_RELAYS.items():
+        yield f"GRANT {', '.join(allowed)} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+
+
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     """Statements that let ``role`` read all our tables and write samples; they may be repeated.
 
@@ -60,7 +89,7 @@ def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     what may quote them.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
-    for table in privileges():
+    for table in (*metadata.tables, VERSION_TABLE):
         columns = _columns(table, _HIDDEN.get(table))
         yield f"GRANT SELECT{columns} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
     yield f"GRANT INSERT, UPDATE ON TABLE {quoted(schema)}.samples TO {quoted(role)}"

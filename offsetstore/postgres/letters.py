@@ -289,7 +289,7 @@ def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:
         "payloads": ["left out" if one is None else "kept" for one in payloads],
         "keys": [one.key if one else None for one in payloads],
         "values": [one.value if one else None for one in payloads],
-        "headers": [_headers(one.headers) if one else None for one in payloads],
+        "headers": [headers_as_json(one.headers) if one else None for one in payloads],
         "timestamps": [one.timestamp_ms if one else None for one in payloads],
         "timestamp_types": [one.timestamp_type if one else None for one in payloads],
         "attempts": [letter.attempts for letter in letters],
@@ -323,7 +323,7 @@ def error_columns(errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
     return {name: [None if one is None else writable(one) for one in column] for name, column in columns.items()}
 
 
-def _headers(headers: Headers | None) -> str | None:
+def headers_as_json(headers: Headers | None) -> str | None:
     """Write headers as JSON: ``[[name, base64], …]``; a name that jsonb may not hold goes third, in base64."""
     if headers is None:
         return None
@@ -337,7 +337,7 @@ def _header(name: str, value: str | None) -> list[str | None]:
 
 
 def read_headers(headers: Sequence[Sequence[str | None]] | None) -> Headers | None:
-    """Read what `_headers` has written."""
+    """Read what `headers_as_json` has written."""
     if headers is None:
         return None
     return tuple(

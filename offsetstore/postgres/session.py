@@ -36,6 +36,7 @@ from offsetstore.postgres.errors import (
 )
 from offsetstore.postgres.grants import needed_columns
 from offsetstore.postgres.letters import LetterStatements
+from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.stored_letters import StoredLetterStatements
@@ -80,7 +81,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, OutboxStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a

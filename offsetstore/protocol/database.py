@@ -16,6 +16,7 @@ from uuid import UUID
 from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.outbox import OutboxSession
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
@@ -221,7 +222,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, OutboxSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL

@@ -22,6 +22,7 @@ from offsetstore.protocol.database import (
 )
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.runs import Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
@@ -33,6 +34,7 @@ _MARKS = "batch_marks"
 _HISTORY = "offset_history"
 _BEATS = "heartbeats"
 _ENDINGS = "endings"
+OUTBOX = "outbox"
 STORE = "store"
 
 
@@ -329,6 +331,13 @@ class MemorySession(LetterMemory):
     def _write_beat(self, claim_id: UUID, at: datetime | None) -> None:
         self.lock(_BEATS, claim_id)
         self.put(_BEATS, (claim_id,), at)
+
+    # -- the outbox, which no relay reads
+
+    def write_outbox(self, group: str, records: Sequence[OutboxRecord]) -> int:
+        with self.statement():
+            self.append(OUTBOX, group, records)
+        return len(records)
 
     # -- runs, of which only the ending is kept, by claim: the rest is for people alone
 
