@@ -35,6 +35,7 @@ from offsetstore.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from offsetstore.kafka.broker import Broker
+    from offsetstore.relay import Relay
     from offsetstore.spark.sink import TransactionalSink
     from offsetstore.writers import Append, Execute, Outbox, Upsert
 
@@ -74,6 +75,7 @@ __all__ = [
     "Pause",
     "PauseDecided",
     "Payload",
+    "Relay",
     "Reset",
     "Retries",
     "Retry",
@@ -104,6 +106,7 @@ _LAZY = {
     "Append": ("offsetstore.writers", "spark"),
     "Execute": ("offsetstore.writers", "spark"),
     "Outbox": ("offsetstore.writers", "spark"),
+    "Relay": ("offsetstore.relay", "kafka"),
     "Upsert": ("offsetstore.writers", "spark"),
 }
 

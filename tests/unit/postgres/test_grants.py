@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from offsetstore import relay
 from offsetstore.operations import home, names, people, samples
 from offsetstore.postgres import letters, outbox, runs, statements, stored_letters
-from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target, privileges
+from offsetstore.postgres.grants import grant_dashboard, grant_relay, grant_runtime, grant_target, privileges
 from offsetstore.postgres.schema import metadata
 
 SQL = [
@@ -39,6 +40,16 @@ def rights(lines: Iterable[str]) -> set[tuple[str, str]]:
 def test_every_table_has_its_line() -> None:
     granted = {table for table, _ in rights(grant_runtime("job", schema="jobs"))}
     assert metadata.tables.keys() - granted == {"outbox_refused", "outbox_relays"}  # a relay's
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_relay_s_grants_are_what_its_statements_do() -> None:
+    sql = [value for value in vars(relay).values() if isinstance(value, str) and "{s}" in value]
+    done = {(table, right) for right, pattern in NEEDS for one in sql for table in re.findall(pattern, one)}
+    done |= {("outbox_relays", "UPDATE"), ("store_identity", "SELECT"), ("offsetstore_version", "SELECT")}
+
+    granted = rights(grant_relay("relay", schema="jobs"))
+    assert granted == done
 
 
 @pytest.mark.behaviour("OPS-8")
