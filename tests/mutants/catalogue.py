@@ -8,6 +8,7 @@ from tests.mutants.end_mutants import END
 from tests.mutants.letter_mutants import LETTERS
 from tests.mutants.mutant import Mutant
 from tests.mutants.operating_mutants import OPERATING
+from tests.mutants.outbox_mutants import OUTBOX
 from tests.mutants.replay_mutants import REPLAYS
 from tests.mutants.shown_mutants import SHOWN
 from tests.mutants.spark_mutants import SPARK
@@ -15,4 +16,6 @@ from tests.mutants.start_mutants import START
 from tests.mutants.store_mutants import STORE
 from tests.mutants.value_mutants import VALUES
 
-MUTANTS: Final[tuple[Mutant, ...]] = (*START, *STORE, *OPERATING, *SHOWN, *END, *VALUES, *LETTERS, *REPLAYS, *SPARK)
+MUTANTS: Final[tuple[Mutant, ...]] = (
+    *START, *STORE, *OPERATING, *SHOWN, *END, *VALUES, *LETTERS, *REPLAYS, *OUTBOX, *SPARK
+)  # fmt: skip

@@ -1,0 +1,135 @@
+"""The outbox: what makes each of its rows one record in Kafka."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant, text
+
+_MODEL: Final = "tests/property/test_outbox_model.py"
+_UNIT: Final = "tests/unit/protocol/test_outbox.py::"
+_RELAY: Final = "tests/integration/kafka/test_relay.py::"
+_CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
+
+OUTBOX: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "outbox-after-the-lock",
+        ("Transaction._write_outbox", "self._require_lock(...)", "(self._require_session(), None)"),
+        tests=(f"{_CONTRACT}test_it_takes_records_between_lock_and_finish",),
+        why="A stale job could produce.",
+    ),
+    mutant(
+        "outbox-in-order",
+        text("WRITE_OUTBOX", "ORDER BY n.number", "ORDER BY n.number DESC"),
+        tests=(f"{_CONTRACT}test_records_results_and_offset_are_committed_together",),
+        why="The records of one transaction would be produced in another order.",
+    ),
+    mutant(
+        "relay-fenced-before-it-asks",
+        (
+            "relaying",
+            "yield Fence()\nposition: Position = yield Ask()",
+            "position: Position = yield Ask()\nyield Fence()",
+        ),
+        tests=(_MODEL,),
+        why="The earlier relay could still commit the batch, which would then be sent again.",
+    ),
+    mutant(
+        "relay-reads-last",
+        (
+            "relaying",
+            "position: Position = yield Ask()\nstanding: Standing = yield Read()",
+            "standing: Standing = yield Read()\nposition: Position = yield Ask()",
+        ),
+        tests=(f"{_UNIT}test_the_database_is_taken_and_kafka_fenced_before_either_is_read",),
+        why="Another relay could have sent and recorded more in between.",
+    ),
+    mutant(
+        "relay-takes-no-turns",
+        ("relaying", "Check() if again else Take()", "Take()"),
+        tests=(f"{_UNIT}test_the_database_is_taken_and_kafka_fenced_before_either_is_read",),
+        why="Two relays would fence each other forever.",
+    ),
+    mutant(
+        "relay-reads-its-own-row",
+        ("Relay._read", "row is None or row.token != self._token", "row is None"),
+        tests=(f"{_RELAY}test_a_relay_that_another_one_has_replaced_reads_and_records_nothing",),
+        why="A relay that another one has replaced would take the outbox back.",
+    ),
+    mutant(
+        "relay-records-its-own-row",
+        text("relay:RECORD", " AND token = :token", ""),
+        tests=(f"{_RELAY}test_a_relay_that_another_one_has_replaced_reads_and_records_nothing",),
+        why="A relay that stood still would delete rows, or replace the batch that another one sends.",
+    ),
+    mutant(
+        "relay-sends-what-kafka-lacks",
+        ("outbox:_settled", "position.number == number - 1 and ids", "position.number == number and ids"),
+        tests=(_MODEL,),
+        why="A batch that was recorded before a crash would never be sent.",
+    ),
+    mutant(
+        "relay-deletes-what-kafka-has",
+        ("outbox:_settled", "position.number == number", "position.number in {number, number - 1}"),
+        tests=(_MODEL,),
+        why="A batch that was recorded, but not sent, would be deleted.",
+    ),
+    mutant(
+        "relay-uncertain",
+        ("outbox:_settled", 'on_uncertain == "fail"', "on_uncertain is None"),
+        tests=(f"{_UNIT}test_numbers_that_do_not_fit_are_left_to_a_person",),
+        why="What Kafka may have would be sent again, and nobody would be told.",
+    ),
+    mutant(
+        "relay-asks-which-cluster",
+        ("outbox:_settled", "number is not None and cluster_id == position.cluster_id", "number is not None"),
+        tests=(f"{_UNIT}test_another_cluster_is_told_although_the_numbers_fit",),
+        why="The number of another cluster's group would count.",
+    ),
+    mutant(
+        "relay-floor",
+        ("outbox:_settled", "max(position.number or 0, number or 0) + 1", "max(position.number or 0, number or 0)"),
+        tests=(f"{_UNIT}test_a_person_s_decision_gives_both_sides_a_number_that_neither_had",),
+        why="After a crash in between, the open batch would be taken for sent.",
+    ),
+    mutant(
+        "relay-first-number",
+        ("outbox:_settled", "yield Send(0, ())", "None"),
+        tests=(f"{_UNIT}test_the_first_start_gives_kafka_a_number_before_the_database_has_one",),
+        why="Kafka's number would be lost before it was ever set.",
+    ),
+    mutant(
+        "relay-tries-alone",
+        ("_without_refused", "len(rows) == 1", "True"),
+        tests=(f"{_UNIT}test_of_suspects_the_first_is_tried_alone_after_those_before_it",),
+        why="Rows that Kafka takes would be set aside together with one that it refuses.",
+    ),
+    mutant(
+        "relay-nothing-overtakes",
+        ("_without_refused", "rows[:max(1, first)]", "[row for row in rows if row.id not in refusal.suspected]"),
+        tests=(_MODEL,),
+        why="Later rows of its key would overtake one that Kafka takes.",
+    ),
+    mutant(
+        "relay-gives-an-empty-batch-up",
+        ("_without_refused", "if not rows:\n    number -= 1", ""),
+        tests=(_MODEL,),
+        why="A batch of which all is set aside would leave a number that Kafka never gets.",
+    ),
+    mutant(
+        "relay-commits-its-number",
+        (
+            "Outlet.send",
+            "producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)",
+            "",
+        ),
+        tests=(f"{_RELAY}test_a_kill_between_any_two_steps_leaves_each_row_once_and_in_order",),
+        why="Kafka would not say which batch it has.",
+    ),
+    mutant(
+        "relay-refused-is-kept",
+        ("Relay._record", "tx.run(SET_ASIDE, **...)", "tx.run(DELETE, ids=list(step.refused))"),
+        tests=(f"{_RELAY}test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on",),
+        why="A row that Kafka refuses would be lost.",
+    ),
+)  # fmt: skip
