@@ -145,6 +145,11 @@ class Relay:
         self._sent_at = 0.0
         self._has_taken = self._has_begun = False
 
+    @property
+    def group(self) -> str:
+        """Its group in Kafka, and its transactional id."""
+        return f"{self._anchor}-{self._database.store_id()}"
+
     def stop(self) -> None:
         """Let `run` return within a second or two, with everything it has sent deleted. Any thread may call it."""
         self._stopping.set()
@@ -165,8 +170,7 @@ class Relay:
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
-        name = f"{self._anchor}-{self._database.store_id()}"
-        self._outlet = self._broker.outlet(name, anchor=self._anchor)
+        self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
         attempt = 0
         try:
             while True:
@@ -178,7 +182,7 @@ class Relay:
                         raise
                     attempt = 1 if time.monotonic() - began > _RETRIES.longest else attempt + 1
                     wait = _RETRIES.wait(attempt)
-                    self._observers.on(OutboxWaits(error=error, wait=wait))
+                    self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
                     if self._stopping.wait(wait):
                         return
                 else:
@@ -229,7 +233,7 @@ class Relay:
                 failpoints.reach("outbox_sent")
                 self._sent_at = time.monotonic()
                 if refusal is None and step.rows:
-                    self._observers.on(OutboxSent(rows=len(step.rows), seconds=self._sent_at - began))
+                    self._observers.on(OutboxSent(group=self.group, rows=len(step.rows), seconds=self._sent_at - began))
                 return refusal
             case Rest():
                 self._rest()
@@ -279,7 +283,7 @@ class Relay:
             if step.done:
                 tx.run(DELETE, ids=list(step.done))
         if step.refused:
-            self._observers.on(OutboxRefused(errors=step.refused))
+            self._observers.on(OutboxRefused(group=self.group, errors=step.refused))
 
     def _rest(self) -> None:
         """Wait for a NOTIFY, or a second."""

@@ -46,6 +46,10 @@ def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_u
     broker = kafka.connect()
     with database.open() as store:
         running = Relay(store, broker, anchor=anchor, on_uncertain=cast("OnUncertain", on_uncertain))
-        signal.signal(signal.SIGTERM, lambda *_: running.stop())
+
+        def stop(_signal: int, _frame: object) -> None:
+            running.stop()
+
+        signal.signal(signal.SIGTERM, stop)
         print_text(f"Producing the outbox of store {store.database.store_id()} to Kafka")
         running.run()

@@ -115,7 +115,7 @@ class Outlet:
 
     def _create_anchor(self) -> None:
         """Create it, with the cluster's own number of replicas."""
-        admin: Any = AdminClient({"logger": LOG, **self._settings.config})
+        admin: Any = make(AdminClient, {"logger": LOG, **self._settings.config}, self._settings.config)
         topic = self.anchor.topic
         try:
             future = admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=-1)])[topic]

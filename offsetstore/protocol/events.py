@@ -297,8 +297,12 @@ class MirrorTried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSent:
-    """A relay has produced this many rows of the outbox, in one transaction of Kafka; ``seconds`` are that one's."""
+    """A relay has produced this many rows of the outbox, in one transaction of Kafka; ``seconds`` are that one's.
 
+    :param group: the relay's own group in Kafka, also in the events below. No job claims it.
+    """
+
+    group: str
     rows: int
     seconds: float
 
@@ -307,6 +311,7 @@ class OutboxSent:
 class OutboxRefused:
     """A relay has set rows aside that Kafka refuses; ``errors`` says why, by id, without anything of a record."""
 
+    group: str
     errors: Mapping[int, str]
 
 
@@ -314,6 +319,7 @@ class OutboxRefused:
 class OutboxWaits:
     """A relay can't go on because of the database or Kafka, and tries again in ``wait`` seconds."""
 
+    group: str
     error: OffsetStoreError
     wait: float
 

@@ -347,7 +347,7 @@ def test_a_transaction_that_kafka_has_ended_is_done_again(place: Place) -> None:
     with running(relay):
         put(place.store, numbered(topic, [0]))
         place.wait_until_empty()
-        other = place.broker.outlet(f"{place.anchor}-{place.store.database.store_id()}", anchor=place.anchor)
+        other = place.broker.outlet(relay.group, anchor=place.anchor)
         other.fence()
         other.close()
         put(place.store, numbered(topic, [1]))

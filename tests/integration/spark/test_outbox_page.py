@@ -18,7 +18,8 @@ from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "outbox.md"
 SINK, WITHOUT_SPARK, RELAY = range(3)
-BOOKED = Table("payments", MetaData(), Column("payment"))
+PAYMENT: Any = Column("payment")
+BOOKED = Table("payments", MetaData(), PAYMENT)
 
 
 def blocks(language: str) -> list[str]:
