@@ -5,7 +5,6 @@ The offset is committed by the batch's transaction, on partition 0 of the anchor
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +19,7 @@ from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, To
 from offsetstore.kafka import requests
 from offsetstore.kafka.client import BACKOFF, LOG, MISSING_GRACE, Client, Deadline, let_go, make
 from offsetstore.kafka.committed import consumer_config, read_with
-from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, no_answer
+from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, describe, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol import failpoints
@@ -42,7 +41,6 @@ class Outlet:
     """
 
     def __init__(self, settings: ClientSettings, *, name: str, anchor: str, timeout: float) -> None:
-        self.pid = os.getpid()
         self.name = name
         self.anchor = TopicPartition(anchor, 0)
         self._settings = settings
@@ -147,22 +145,24 @@ class Outlet:
         if topic in self._topics:
             return True
         end = time.monotonic() + MISSING_GRACE
+        doing = f"asking for topic {topic}"
         while True:
             try:
                 found = self._producer[0].list_topics(topic, timeout=self._timeout).topics[topic]
             except ck.KafkaException as error:
-                raise self._trouble(_cause(error), f"asking for topic {topic}") from None
-            if found.error is None and found.partitions:
-                self._topics.add(topic)
-                return True
-            if found.error is not None and found.error.code() not in MISSING:
-                refusal = self._trouble(found.error, f"asking for topic {topic}")
-                if not isinstance(refusal, BrokerRefused):
+                raise self._trouble(_cause(error), doing) from None
+            code = ck.KafkaError.NO_ERROR if found.error is None else found.error.code()
+            is_soon = code in MISSING or code in PASSING
+            if not is_soon:
+                refusal = None if found.error is None else self._trouble(found.error, doing)
+                if refusal is not None and not isinstance(refusal, BrokerRefused):
                     raise refusal
-                self._topics.add(topic)  # it may only not be described: producing tells
+                self._topics.add(topic)  # if it may only not be described, producing tells
                 return True
             if time.monotonic() >= end:
-                return False
+                if code in MISSING:
+                    return False
+                raise self._trouble(found.error, doing)
             time.sleep(BACKOFF)
 
     def send(self, number: int, rows: Sequence[OutboxRow]) -> Refusal | None:
@@ -185,12 +185,12 @@ class Outlet:
                 return Refusal(certain=certain)
             failpoints.reach("outbox_produced")
             self._flush(producer, failed)
-            if failed:
+            if any(_is_of_row(error) for _, error in failed):
                 return self._suspect(failed, failed[0][1], doing)
             offset = [ck.TopicPartition(*self.anchor, number)]
             producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)
             failpoints.reach("outbox_in_transaction")
-            producer.commit_transaction(self._timeout)
+            producer.commit_transaction(self._timeout)  # as the statement before, it raises what has ended it
         except ck.KafkaException as error:
             return self._suspect(failed, _cause(error), doing)
         return None

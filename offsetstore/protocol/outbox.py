@@ -229,14 +229,16 @@ def relaying(
         number -= 1
         yield Record(number, ())
     limit = most
+    alone: int | None = None
     while True:
         if rows:
             refusal: Refusal | None = yield Send(number, rows)
             if refusal is not None:
-                number, rows = yield from _without_refused(number, rows, refusal)
+                was_alone, alone = alone, rows[0].id if len(rows) == 1 else None
+                number, rows = yield from _without_refused(number, rows, refusal, was_alone)
                 limit = max(1, len(rows))
                 continue
-            done, rows = _ids(rows), ()
+            done, rows, alone = _ids(rows), (), None
             limit = min(most, 2 * limit)
         found: Sequence[OutboxRow] = yield Look(limit, done)
         if found:
@@ -279,20 +281,21 @@ def _settled(
 
 
 def _without_refused(
-    number: int, rows: Sequence[OutboxRow], refusal: Refusal
+    number: int, rows: Sequence[OutboxRow], refusal: Refusal, was_alone: int | None
 ) -> Generator[Step, Any, tuple[int, Sequence[OutboxRow]]]:
     """Record what is sent next under this number, which Kafka does not have; return the number, and these rows.
 
     The rows before the first suspect are sent without it, so that nothing of its key overtakes them; then it is the
-    first, and is sent alone.
+    first, and is sent alone. It is refused if that fails twice, with two producers: the state of one fails once.
+
+    :param was_alone: the row that failed alone before.
     """
     refused = refusal.certain
     if not refused:
         first = next(place for place, row in enumerate(rows) if row.id in refusal.suspected)
-        if len(rows) == 1:
+        if len(rows) == 1 and rows[0].id == was_alone:
             refused = refusal.suspected
-        else:
-            rows = rows[: max(1, first)]
+        rows = rows[: max(1, first)]
     rows = [row for row in rows if row.id not in refused]
     if not rows:
         number -= 1

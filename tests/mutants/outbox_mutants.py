@@ -100,9 +100,15 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-tries-alone",
-        ("_without_refused", "len(rows) == 1", "True"),
+        ("outbox:_without_refused", "len(rows) == 1 and rows[0].id == was_alone", "True"),
         tests=(f"{_UNIT}test_of_suspects_the_first_is_tried_alone_after_those_before_it",),
         why="Rows that Kafka takes would be set aside together with one that it refuses.",
+    ),
+    mutant(
+        "relay-tries-twice",
+        ("outbox:_without_refused", "rows[0].id == was_alone", "True"),
+        tests=(f"{_UNIT}test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row",),
+        why="A row would be set aside because Kafka has ended the producer's transaction.",
     ),
     mutant(
         "relay-nothing-overtakes",

@@ -36,6 +36,7 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.outbox import by_key, numbered, put, read, values
+from tests.support.pooler import Pooler
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
@@ -302,6 +303,21 @@ def test_a_commit_wakes_it_and_at_rest_it_looks_once_a_second(place: Place, monk
         before, began = len(looks), time.monotonic()
         time.sleep(4)
         assert 1 <= len(looks) - before <= time.monotonic() - began + 1
+
+
+@pytest.mark.behaviour("OUT-7")
+def test_behind_a_pooler_it_looks_once_a_second_and_says_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    topic = place.topics(1)
+    with (
+        Pooler(place.url) as pooler,
+        OffsetStore.connect(pooler.url) as store,
+        running(Relay(store, place.broker, anchor=place.anchor)),
+    ):
+        for number in range(2):
+            put(store, numbered(topic, [number]))
+            place.wait_until_empty()
+    assert place.values(topic) == [0, 1]
+    assert caplog.text.count("LISTEN does not work behind a pooler") == 1
 
 
 @pytest.mark.behaviour("OUT-3")

@@ -18,8 +18,8 @@ from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "outbox.md"
 SINK, WITHOUT_SPARK, RELAY = range(3)
-PAYMENT: Any = Column("payment")
-BOOKED = Table("payments", MetaData(), PAYMENT)
+COLUMNS: list[Any] = [Column("payment")]
+BOOKED = Table("payments", MetaData(), *COLUMNS)
 
 
 def blocks(language: str) -> list[str]:

@@ -46,7 +46,7 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
         ),
         (
             "grants",
-            ["--role", "--append", "--upsert", "--dashboard-role", "--schema", "Example"],
+            ["--role", "--append", "--upsert", "--dashboard-role", "--relay-role", "--schema", "Example"],
         ),
         (
             "resolve",
@@ -93,6 +93,10 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
                 "--port", "--host", "--interval", "--max-partition-series", "--kafka-group", "--timeout",
                 "--broker-config", "9465", "127.0.0.1", "50000", "DESCRIBE", "Example",
             ],
+        ),
+        (
+            "relay",
+            ["--bootstrap-servers", "--anchor", "--on-uncertain", "SIGTERM", "read_committed", "Exit code", "Example"],
         ),
         (
             "status",

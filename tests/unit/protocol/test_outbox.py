@@ -162,9 +162,20 @@ def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
     found = steps(4, 5, IDS, refusals=[suspects])
     assert found[1:5] == [Send(5, ROWS), Record(5, [7]), Send(5, ROWS[:1]), Look(2, [7])]
 
-    found = steps(4, 5, (8, 9), rows=ROWS[1:], refusals=[suspects, Refusal(suspected={8: "invalid"})])
+    alone = Refusal(suspected={8: "invalid"})
+    found = steps(4, 5, (8, 9), rows=ROWS[1:], refusals=[suspects, alone])
+    assert found[1:7] == [
+        Send(5, ROWS[1:]), Record(5, [8]), Send(5, ROWS[1:2]), Record(5, [8]), Send(5, ROWS[1:2]), Look(2, [8])
+    ]  # fmt: skip
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
+    """Once could be the producer's state: Kafka has ended its transaction, say."""
+    alone = Refusal(suspected={8: "invalid"})
+    found = steps(4, 5, (8,), rows=ROWS[1:2], refusals=[alone, alone])
     assert found[1:] == [
-        Send(5, ROWS[1:]),
+        Send(5, ROWS[1:2]),
         Record(5, [8]),
         Send(5, ROWS[1:2]),
         Record(4, [], refused={8: "invalid"}),
