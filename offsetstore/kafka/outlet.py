@@ -149,20 +149,19 @@ class Outlet:
         while True:
             try:
                 found = self._producer[0].list_topics(topic, timeout=self._timeout).topics[topic]
-            except ck.KafkaException as error:
-                raise self._trouble(_cause(error), doing) from None
-            code = ck.KafkaError.NO_ERROR if found.error is None else found.error.code()
-            is_soon = code in MISSING or code in PASSING
-            if not is_soon:
-                refusal = None if found.error is None else self._trouble(found.error, doing)
+            except ck.KafkaException as raised:
+                raise self._trouble(_cause(raised), doing) from None
+            error: ck.KafkaError | None = found.error
+            if error is None or error.code() not in MISSING | PASSING:
+                refusal = None if error is None else self._trouble(error, doing)
                 if refusal is not None and not isinstance(refusal, BrokerRefused):
                     raise refusal
                 self._topics.add(topic)  # if it may only not be described, producing tells
                 return True
             if time.monotonic() >= end:
-                if code in MISSING:
+                if error.code() in MISSING:
                     return False
-                raise self._trouble(found.error, doing)
+                raise self._trouble(error, doing)
             time.sleep(BACKOFF)
 
     def send(self, number: int, rows: Sequence[OutboxRow]) -> Refusal | None:
