@@ -6,7 +6,9 @@ from typing import Final
 
 from tests.mutants.mutant import Mutant, mutant, text
 
-_MODEL: Final = "tests/property/test_outbox_model.py"
+_MODEL: Final = (
+    "tests/property/test_outbox_model.py::test_one_relay_stands_still_or_ends_at_any_step_and_another_comes_at_any_step"
+)
 _UNIT: Final = "tests/unit/protocol/test_outbox.py::"
 _RELAY: Final = "tests/integration/kafka/test_relay.py::"
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -131,6 +131,41 @@ class World:
         self.number = number
         return None
 
+    def step(self, relay: Relay, *, renew: bool = False) -> bool:
+        """Let it do one step; return whether it goes on."""
+        try:
+            relay.step = relay.machine.send(self.do(relay, renew=renew))
+        except RelayFenced:
+            return False
+        except BrokerUnavailable:
+            relay.begin()
+        return True
+
+    def bring_out(self) -> None:
+        """A relay that nobody disturbs does what is left."""
+        last = Relay()
+        for _ in range(1000):
+            if isinstance(last.step, Rest):
+                return
+            assert self.step(last)
+        raise AssertionError("it does not come to rest")
+
+    def check(self, committed: Mapping[str, Sequence[int]]) -> None:
+        """Each row is in Kafka at most once, in the order of the commits, and nothing has overtaken one of its key."""
+        assert len(set(self.log)) == len(self.log)
+        assert not self.aside.keys() & set(self.log)
+        for ids in committed.values():
+            sent = [id_ for id_ in self.log if id_ in ids]
+            assert sent == sorted(sent)
+            if sent:
+                assert [id_ for id_ in ids if id_ <= sent[-1] and id_ not in self.aside] == sent
+
+    def check_all(self, committed: Mapping[str, Sequence[int]]) -> None:
+        """The same, and each is there."""
+        self.check(committed)
+        assert set(self.log) | self.aside.keys() == {id_ for ids in committed.values() for id_ in ids}
+        assert not self.visible
+
 
 class Relaying(RuleBasedStateMachine):
     """Jobs write, relays come, go and stand still; at the end one relay brings out what is left."""
@@ -176,23 +211,13 @@ class Relaying(RuleBasedStateMachine):
         return self.relays[data.draw(st.integers(0, len(self.relays) - 1))]
 
     @precondition(lambda self: self.relays)
-    @rule(data=st.data(), steps=st.integers(1, 8), renew=st.booleans())
+    @rule(data=st.data(), steps=st.integers(1, 24), renew=st.booleans())
     def go_on(self, data: st.DataObject, steps: int, renew: bool) -> None:  # noqa: FBT001 - as above
         relay = self.one(data)
         for _ in range(steps):
-            if not self.step(relay, renew=renew):
+            if not self.world.step(relay, renew=renew):
+                self.relays.remove(relay)
                 return
-
-    def step(self, relay: Relay, *, renew: bool = False) -> bool:
-        """Do one step; return whether the relay goes on."""
-        try:
-            relay.step = relay.machine.send(self.world.do(relay, renew=renew))
-        except RelayFenced:
-            self.relays.remove(relay)
-            return False
-        except BrokerUnavailable:
-            relay.begin()
-        return True
 
     @precondition(lambda self: self.relays)
     @rule(data=st.data())
@@ -204,50 +229,60 @@ class Relaying(RuleBasedStateMachine):
             relay.ahead = sent, self.world.look(MOST, sent)
 
     @precondition(lambda self: self.relays)
-    @rule(data=st.data(), is_done=st.booleans(), survives=st.booleans())
-    def break_(self, data: st.DataObject, is_done: bool, survives: bool) -> None:  # noqa: FBT001 - as above
-        """A connection breaks, before a step or before its answer comes; or the process ends there."""
+    @rule(data=st.data(), how=st.sampled_from(["before", "answer lost", "killed", "killed after it", "timed out"]))
+    def break_(self, data: st.DataObject, how: str) -> None:
+        """A connection breaks, before a step or before its answer comes; or the process ends there; or Kafka ends a
+        transaction that has taken too long.
+        """
         relay = self.one(data)
-        if is_done:
+        is_fenced = False
+        if how == "timed out":
+            self.world.producer += 1
+            return
+        if how in {"answer lost", "killed after it"}:
             try:
                 self.world.do(relay)
             except OffsetStoreError as error:
-                survives = survives and not isinstance(error, RelayFenced)
-        is_taken = not isinstance(relay.step, Take)
-        if survives and is_taken:
-            relay.begin()
-        else:
+                is_fenced = isinstance(error, RelayFenced)
+        if how.startswith("killed") or is_fenced or isinstance(relay.step, Take):
             self.relays.remove(relay)
-
-    @rule()
-    def time_out(self) -> None:
-        """Kafka ends a transaction that has taken too long, and its producer."""
-        self.world.producer += 1
+        else:
+            relay.begin()
 
     @invariant()
     def each_row_is_in_kafka_at_most_once_and_in_order(self) -> None:
-        world = self.world
-        assert len(set(world.log)) == len(world.log)
-        assert not world.aside.keys() & set(world.log)
-        for ids in self.committed.values():
-            sent = [id_ for id_ in world.log if id_ in ids]
-            assert sent == sorted(sent)
-            if sent:  # nothing before it is still to come
-                assert [id_ for id_ in ids if id_ <= sent[-1] and id_ not in world.aside] == sent
+        self.world.check(self.committed)
 
     def teardown(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        last = Relay()
-        self.relays.append(last)
-        while not isinstance(last.step, Rest):
-            assert self.step(last)
-        self.each_row_is_in_kafka_at_most_once_and_in_order()
-        committed = {id_ for ids in self.committed.values() for id_ in ids}
-        assert set(self.world.log) | self.world.aside.keys() == committed
-        assert not self.world.visible
+        if hasattr(self, "world"):
+            self.world.bring_out()
+            self.world.check_all(self.committed)
 
 
 @pytest.mark.behaviour("OUT-2", "OUT-3", "OUT-4", "OUT-6")
 class TestRelaying(Relaying.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.behaviour("OUT-2", "OUT-3", "OUT-4", "OUT-6")
+@pytest.mark.parametrize("bad", [(), (1,), (2,), (2, 4), (1, 2, 3, 4, 5, 6)], ids=str)
+@pytest.mark.parametrize("ends", [False, True], ids=["it stands still", "it is killed"])
+def test_one_relay_stands_still_or_ends_at_any_step_and_another_comes_at_any_step(
+    bad: Collection[int], *, ends: bool
+) -> None:
+    """All interleavings in which the first pauses once, and the second once."""
+    committed = {"a": [1, 2, 3, 4, 5], "b": [6]}
+    for first in range(32):
+        for second in range(20):
+            for more in (0,) if ends else (1, 2, 3, 5):
+                world = World(bad=set(bad), visible={id_: key for key, ids in committed.items() for id_ in ids})
+                relays = Relay(), Relay()
+                for relay, steps in (relays[0], first), (relays[1], second), (relays[0], more):
+                    if not all(world.step(relay) for _ in range(steps)):
+                        break
+                while not isinstance(relays[1].step, Rest) and world.step(relays[1]):
+                    pass
+                while not ends and not isinstance(relays[0].step, Rest) and world.step(relays[0]):
+                    pass
+                world.bring_out()
+                world.check_all(committed)
