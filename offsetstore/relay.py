@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from offsetstore.postgres.letters import read_headers
 from offsetstore.postgres.outbox import Listener
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
@@ -141,6 +143,7 @@ class Relay:
         self._stopping = threading.Event()
         self._outlet: Outlet | None = None
         self._listener: Listener | None = None
+        self._ahead: tuple[Sequence[int], Future[Sequence[OutboxRow]]] | None = None
         self._ends_at_rest = False
         self._sent_at = 0.0
         self._has_taken = self._has_begun = False
@@ -194,6 +197,7 @@ class Relay:
     def _follow(self, machine: Any) -> None:
         """Do one step after the other, until it is time to stop."""
         answer: Any = None
+        self._ahead = None
         while True:
             step: Step = machine.send(answer)
             if isinstance(step, (Look, Rest)) and self._stopping.is_set():
@@ -223,12 +227,13 @@ class Relay:
                 return self._rows(FETCH, ids=list(ids))
             case Look():
                 self._has_begun = True
-                return self._rows(LOOK, without=list(step.without), most=step.most, bytes=_MOST_BYTES)
+                return self._look(step)
             case Record():
                 self._record(step)
                 failpoints.reach("outbox_recorded")
             case Send():
                 began = time.monotonic()
+                self._look_ahead(step.rows)
                 refusal = outlet.send(step.number, step.rows)
                 failpoints.reach("outbox_sent")
                 self._sent_at = time.monotonic()
@@ -267,6 +272,20 @@ class Relay:
             OutboxRow(row.id, OutboxRecord(row.topic, row.key, row.value, read_headers(row.headers)))
             for row in self._ask(lambda session: session.rows(statement, **values))
         ]
+
+    def _look(self, step: Look) -> Sequence[OutboxRow]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == step.without:
+            return ahead[1].result()[: step.most]
+        return self._rows(LOOK, without=list(step.without), most=step.most, bytes=_MOST_BYTES)
+
+    def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
+        """While a full batch is being sent, look for the next one: there are probably more rows."""
+        self._ahead = None
+        if len(rows) == self._most:
+            sent = [row.id for row in rows]
+            asked = {"without": sent, "most": self._most, "bytes": _MOST_BYTES}
+            self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))
 
     def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:
         with needing(_RIGHT):
