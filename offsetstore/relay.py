@@ -114,7 +114,7 @@ class Relay:
         begin with this name. Its offset tells what was produced, so never change it, and keep the topic.
     :param most: rows of one transaction, at most; 8 MB end it too.
     :param on_uncertain: what becomes of a batch that may or may not be in Kafka: raise `OutboxUncertain` (``"fail"``),
-        produce it, perhaps again (``"repeat"``), or take it for produced (``"skip"``).
+        produce it, perhaps again (``"repeat"``), or take it for produced (``"skip"``). It decides at the start only.
     :raises ConfigurationError: an argument is invalid, or the store is in memory.
     """
 
@@ -178,8 +178,9 @@ class Relay:
         try:
             while True:
                 began = time.monotonic()
+                on_uncertain = "fail" if self._has_begun else self._on_uncertain  # it was decided once
                 try:
-                    self._follow(relaying(again=self._has_taken, most=self._most, on_uncertain=self._on_uncertain))
+                    self._follow(relaying(again=self._has_taken, most=self._most, on_uncertain=on_uncertain))
                 except OffsetStoreError as error:
                     if not self._has_begun or ends_at_rest or not _passes(error):
                         raise

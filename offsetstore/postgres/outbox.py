@@ -82,9 +82,9 @@ class Listener:
         try:
             with translated():
                 self._driver.autocommit = True
-                [pid] = self._driver.execute("SELECT pg_backend_pid()").fetchone() or [0]
                 # Behind a pooler, the connection's process is the pooler's own, and a server's session is not kept.
-                self.is_pooled = pid != self._driver.info.backend_pid
+                asked = [self._driver.execute("SELECT pg_backend_pid()").fetchone() for _ in range(2)]
+                self.is_pooled = asked != [(self._driver.info.backend_pid,)] * 2
                 if not self.is_pooled:
                     self._driver.execute(f"LISTEN {CHANNEL}".encode())
         except BaseException:

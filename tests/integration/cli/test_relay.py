@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,12 +21,16 @@ from tests.integration.conftest import Query
 from tests.support.outbox import numbered, put, values
 from tests.support.waiting import wait_until
 
+PAGE = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
+
 
 @contextmanager
 def relay(url: str, servers: str, anchor: str, log: Path) -> Generator[JobProcess]:
-    command = ["-c", "from offsetstore.cli.main import main; main()", "relay", "--anchor", anchor]
-    environment = {"OFFSETSTORE_URL": url, "OFFSETSTORE_BOOTSTRAP_SERVERS": servers}
-    with JobProcess(command, log, environment=environment) as process:
+    """The command of the page, with the addresses of a test."""
+    [line] = re.findall(r"^\$ offsetstore (.*)$", PAGE, re.MULTILINE)
+    arguments = [servers if one == "localhost:9092" else one for one in shlex.split(line)]
+    command = ["-c", "from offsetstore.cli.main import main; main()", *arguments, "--anchor", anchor]
+    with JobProcess(command, log, environment={"OFFSETSTORE_URL": url}) as process:
         yield process
 
 
@@ -73,3 +79,6 @@ def test_a_lost_number_ends_it_with_code_1_and_the_options_that_decide(
         "\n", " "
     ).replace("  ", " ")
     assert values(servers, anchor) == []
+    query("INSERT INTO outbox (consumer_group, topic) SELECT 'billing', 'events' FROM generate_series(1, 8)")
+    [look] = re.findall(r"`(SELECT \* FROM outbox .*?)`", PAGE)
+    assert [row[0] for row in query(look)] == [7, 8]
