@@ -136,7 +136,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-refused-is-kept",
-        ("Relay._record", "tx.run(SET_ASIDE, **...)", "tx.run(DELETE, ids=list(step.refused))"),
+        ("Relay._record", "tx.run(SET_ASIDE, **...)", "tx.run(DELETE, ids=_array(step.refused))"),
         tests=(f"{_RELAY}test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on",),
         why="A row that Kafka refuses would be lost.",
     ),
