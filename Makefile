@@ -18,12 +18,12 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-peers bench-scale \
-  fmt migrate behaviours commands types board lock clean
+.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-peers \
+  bench-scale fmt migrate behaviours commands types board lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; quick when nothing changed
 
@@ -66,6 +66,9 @@ compatibility: setup ## write docs/compatibility.md anew from the runs of `make 
 
 bench: setup ## measure the sink and Spark's own writers, into build/bench; half an hour on a quiet machine (ROUNDS= ONLY= JOBS=)
 	@$(BIN)/python -m benchmarks.run $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs "$(JOBS)")
+
+bench-handlers: setup ## measure calls of a handler, and write them into docs/performance.md; a quarter of an hour (ROUNDS= ONLY=)
+	@$(BIN)/python -m benchmarks.handlers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)")
 
 bench-peers: setup ## measure and kill Flink, Debezium and others, and write docs/comparison.md; an hour (KILLS=; needs a JDK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check orjson==3.13.0

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psutil
 from pyspark.sql import SparkSession
@@ -27,30 +27,37 @@ _MEGABYTE: Final = 2**20
 
 @dataclass
 class Peaks:
-    """In megabytes: resident in the Python driver, and in the largest of the Python workers; live on the JVM's heap."""
+    """In megabytes: resident in the Python driver, the largest Python worker and Java; live on the JVM's heap."""
 
     driver: float = 0
     worker: float = 0
+    java: float = 0
     heap: float = 0
 
 
 class Watching:
     """Looks at the memory of this process and its descendants, ten times a second, until the end of the block.
 
-    Once a second the JVM collects its garbage, and tells what is left on its heap. This takes time, so a job that is
-    watched is not timed.
+    :param spark: its JVM collects its garbage once a second, and tells what is left on its heap. This takes time, so a
+        job that is watched is not timed. Without it, the JVM is left to itself.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession | None = None) -> None:
         self.peaks = Peaks()
-        self._jvm: Any = spark._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - py4j's gateway
+        self._jvm: Any = spark and spark._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - py4j's gateway
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._resident, self._heap)]
+        looks = (self._resident, self._heap) if spark else (self._resident,)
+        self._threads = [threading.Thread(target=target, daemon=True) for target in looks]
 
-    def __enter__(self) -> Peaks:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
-        return self.peaks
+        return self
+
+    def take(self) -> Peaks:
+        """The peaks since the last call."""
+        found, self.peaks = self.peaks, Peaks()
+        return found
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -63,10 +70,13 @@ class Watching:
             self.peaks.driver = max(self.peaks.driver, me.memory_info().rss / _MEGABYTE)
             for child in me.children(recursive=True):
                 try:
-                    if "python" in child.name():
-                        self.peaks.worker = max(self.peaks.worker, child.memory_info().rss / _MEGABYTE)
+                    name, resident = child.name(), child.memory_info().rss / _MEGABYTE
                 except psutil.NoSuchProcess:
                     continue
+                if "python" in name:
+                    self.peaks.worker = max(self.peaks.worker, resident)
+                elif name == "java":
+                    self.peaks.java = max(self.peaks.java, resident)
 
     def _heap(self) -> None:
         runtime = self._jvm.java.lang.Runtime.getRuntime()
@@ -87,9 +97,9 @@ def main() -> None:
     shape, job, servers, url = sys.argv[1:]
     spark = local_session("benchmark")
     with OffsetStore.connect(url) as store, tempfile.TemporaryDirectory() as directory:
-        with Watching(spark) as peaks:
+        with Watching(spark) as watching:
             Jobs(spark, servers, {"defaults": store}, Path(directory)).run(SHAPES[shape], job, "tuned")
-        print(json.dumps(asdict(peaks)))
+        print(json.dumps(asdict(watching.take())))
     stop_session(spark)
 
 

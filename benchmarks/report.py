@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from xml.sax.saxutils import escape
 
 BUILD: Final = Path("build/bench")
@@ -89,7 +89,7 @@ def _queries(seconds: Seconds, keys: list[Key], shape: Mapping[str, Any]) -> str
         ratios = [_ratio(seconds, key, (name, "noop", "defaults")), _ratio(seconds, key, same)]
         rows.append([_JOBS[job], _SETTINGS[settings], *_spread(seconds[key], ms=is_steady), *ratios, last])
     heads = ["", "settings", "ms, p50" if is_steady else "seconds", "spread", "÷ noop, Spark's settings"]
-    return _table([*heads, "÷ noop, the same", "ms more than that" if is_steady else "records/s"], rows, texts=2)
+    return table([*heads, "÷ noop, the same", "ms more than that" if is_steady else "records/s"], rows, texts=2)
 
 
 def _from_memory(seconds: Seconds, keys: list[Key], records: int) -> str:
@@ -98,7 +98,7 @@ def _from_memory(seconds: Seconds, keys: list[Key], records: int) -> str:
         name, job, settings = key
         ratio = _ratio(seconds, key, (name, _FLOORS.get(job, job), settings))
         rows.append([_JOBS[job], *_spread(seconds[key]), ratio, f"{records / median(seconds[key]):,.0f}"])
-    return _table(["", "seconds", "spread", "÷ by hand", "records/s"], rows, texts=1)
+    return table(["", "seconds", "spread", "÷ by hand", "records/s"], rows, texts=1)
 
 
 def _ten_times(seconds: Seconds, results: Mapping[str, Any]) -> str:
@@ -121,7 +121,7 @@ def _ten_times(seconds: Seconds, results: Mapping[str, Any]) -> str:
     small, large = (f"{results['shapes'][size]['records']:,}" for size in sizes)
     heads = ["", f"{small}: seconds", f"{large}: seconds", "÷", "÷ noop", "driver, MB", "worker, MB", "JVM's heap, MB"]
     title = f"### {large} records in one batch beside {small}, with the recommended settings\n"
-    return f"{title}\n{_table(heads, rows, texts=1)}"
+    return f"{title}\n{table(heads, rows, texts=1)}"
 
 
 def _spread(values: list[float], *, ms: bool = False) -> list[str]:
@@ -136,7 +136,7 @@ def _ratio(seconds: Seconds, key: Key, floor: Key) -> str:
     return f"{median(seconds[key]) / median(seconds[floor]):.2f}" if floor in seconds else "-"
 
 
-def _table(heads: list[str], rows: list[list[str]], *, texts: int) -> str:
+def table(heads: list[str], rows: list[list[str]], *, texts: int) -> str:
     """Write a Markdown table; all but the first columns are numbers."""
     lines = [heads, ["---"] * texts + ["---:"] * (len(heads) - texts), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -157,26 +157,39 @@ def _surroundings(results: Mapping[str, Any]) -> str:
 
 # -- the plot
 
-_COLOURS: Final = {"defaults": "#9aa5b1", "tuned": "#2f6f9f"}
+COLOURS: Final = {"defaults": "#9aa5b1", "tuned": "#2f6f9f"}
 _ROW, _BAR, _LEFT, _WIDTH = 18, 13, 250, 820
+
+
+class Bar(NamedTuple):
+    """One bar of a plot."""
+
+    label: str
+    colour: str
+    value: float
 
 
 def plot(results: Mapping[str, Any]) -> str:
     """Draw each job's median as a multiple of noop's with Spark's settings."""
     seconds = grouped(results["samples"])
     bars = {name: list(_bars(seconds, name)) for name in TITLES if name != "latest"}
-    bars = {name: found for name, found in bars.items() if found}
-    longest = max((value for found in bars.values() for _, _, value in found), default=1)
+    groups = {TITLES[name].format(**results["shapes"][name]): found for name, found in bars.items() if found}
+    return draw("time ÷ noop with Spark's settings: grey with Spark's settings, blue with the recommended", groups)
+
+
+def draw(title: str, groups: Mapping[str, list[Bar]]) -> str:
+    """Draw bars, by groups that have titles of their own."""
+    longest = max((bar.value for found in groups.values() for bar in found), default=1)
     y = _ROW
-    out = [_text(_LEFT, y, "time ÷ noop with Spark's settings: grey with Spark's settings, blue with the recommended")]
-    for name, found in bars.items():
+    out = [_text(_LEFT, y, title)]
+    for name, found in groups.items():
         y += 2 * _ROW
-        out.append(_text(10, y, TITLES[name].format(**results["shapes"][name]), weight="bold"))
-        for label, settings, value in found:
+        out.append(_text(10, y, name, weight="bold"))
+        for label, colour, value in found:
             y += _ROW
             width = value / longest * (_WIDTH - _LEFT - 60)
             place = f'x="{_LEFT}" y="{y - _BAR + 3}" width="{width:.0f}" height="{_BAR}"'
-            out.append(f'<rect {place} fill="{_COLOURS[settings]}"/>')
+            out.append(f'<rect {place} fill="{colour}"/>')
             out.append(_text(_LEFT - 8, y, label, anchor="end"))
             out.append(_text(_LEFT + width + 5, y, f"{value:.2f}"))
     size = f'width="{_WIDTH}" height="{y + _ROW}"'
@@ -184,11 +197,12 @@ def plot(results: Mapping[str, Any]) -> str:
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *out, "</svg>\n"])
 
 
-def _bars(seconds: Seconds, shape: str) -> Iterator[tuple[str, str, float]]:
+def _bars(seconds: Seconds, shape: str) -> Iterator[Bar]:
     floor = seconds.get((shape, "noop", "defaults"))
     for (name, job, settings), values in seconds.items():
-        if floor is not None and name == shape and settings in _COLOURS:
-            yield _JOBS[job].partition(":")[0].replace("`", ""), settings, median(values) / median(floor)
+        if floor is not None and name == shape and settings in COLOURS:
+            label = _JOBS[job].partition(":")[0].replace("`", "")
+            yield Bar(label, COLOURS[settings], median(values) / median(floor))
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "normal") -> str:
@@ -203,9 +217,9 @@ def write(results: Mapping[str, Any]) -> None:
     (BUILD / "plot.svg").write_text(plot(results), encoding="utf-8")
 
 
-def with_figures(page: str, figures: str) -> str:
+def with_figures(page: str, figures: str, mark: str = _BEGIN) -> str:
     """Put the figures between their marks in the page."""
-    before, begin, rest = page.partition(_BEGIN)
+    before, begin, rest = page.partition(mark)
     _, end, after = rest.partition(_END)
     assert begin and end, "the page has no place for figures"  # noqa: PT018 - both, in this order
     return f"{before}{begin}\n{figures}\n{end}{after}"

@@ -110,7 +110,7 @@ class Bench:
         jdbc = POSTGRES_JDBC.artifacts[0].revision
         self.results |= {
             "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain") else ""),
+            "commit": commit(),
             "rounds": rounds,
             "settling": SETTLING,
             "machine": {
@@ -189,6 +189,11 @@ class Bench:
     def _one(self, query: str) -> Any:
         row = self._connection.execute(query.encode()).fetchone()
         return row and row[0]
+
+
+def commit() -> str:
+    """The tree's commit, with a plus if that is not all."""
+    return _git("rev-parse", "--short=12", "HEAD") + ("+" if _git("status", "--porcelain") else "")
 
 
 def _git(*arguments: str) -> str:

@@ -20,6 +20,7 @@ from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
+from offsetstore.processing.handling import Handler, Record
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
@@ -54,6 +55,7 @@ __all__ = [
     "Flush",
     "GroupLag",
     "GroupState",
+    "Handler",
     "Lag",
     "Letter",
     "LetterError",
@@ -75,6 +77,7 @@ __all__ = [
     "Pause",
     "PauseDecided",
     "Payload",
+    "Record",
     "Relay",
     "Reset",
     "Retries",

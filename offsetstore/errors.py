@@ -67,6 +67,7 @@
           +-- RowsRefused            a value or a row that the table can't hold
           |    +-- RecordsRejected   a function named records with work.dead_letter
           |    +-- FunctionFailed    a function, or Spark, can't compute a row
+          +-- HandlerStuck           no call of a handler returns any more
           +-- TooManyLetters         a batch has more bad records than dead letters are for
           +-- KafkaColumnsMissing    the sink needs Kafka's coordinates, and the DataFrame has lost them
           +-- ExecutorEnvironment    Spark's executors lack the packages that write, or have other versions
@@ -832,6 +833,15 @@ class FunctionFailed(RowsRefused):
         self.text = text
         self.traceback = traceback
         super().__init__(what, **fields)
+
+
+class HandlerStuck(SinkError):
+    """No call of a handler returns any more, so other records can't be handled; nothing of the batch was written."""
+
+    default_next_step = (
+        "Find out what the call waits for. Neither a thread nor blocking code in an async function can be ended: start "
+        "the job again, and give the function's client a timeout of its own."
+    )
 
 
 class Outage(Exception):

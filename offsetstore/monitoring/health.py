@@ -167,7 +167,7 @@ def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, i
         yield Finding(Code.BATCH_TOO_LONG, name, f"{name}: {text}")
     elif group.is_active is False and not is_java_gone and age(group.active_since) > limits.query:
         ended = _seconds(now - group.active_since, limits.query)
-        how = " without an error" if group.has_ended_well else ""
+        how = " without an error" if group.has_ended_well else "" if group.error is None else f" with {group.error}"
         yield Finding(Code.QUERY_ENDED, name, f"{name}: its query ended{how} {ended} ago", is_live=group.has_ended_well)
     elif running is None and group.is_active and group.triggered is not None and not is_java_gone:
         limit = max(limits.polling, _INTERVALS * group.interval)

@@ -23,6 +23,7 @@ from offsetstore.protocol.events import (
     DatabaseAsked,
     Event,
     FlushEnded,
+    HandlerCalled,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
@@ -91,6 +92,13 @@ class Metrics:
         self._replayed = counter(
             "dead_letters_replayed", "Replays of dead letters, by outcome: written, failed.", "outcome"
         )
+        self._calls = counter("handler_calls", "Calls of a handler, with those that retry.")
+        self._call_retries = counter("handler_retries", "Calls of a handler that repeat a failed one.")
+        self._timeouts = counter("handler_timeouts", "Calls of a handler that took too long.")
+        self._call_seconds = counter("handler_seconds", "Time in all calls of a handler together.")
+        self._lag = gauge(
+            "handler_loop_lag_seconds", "The longest time for which a handler's event loop did not answer in a batch."
+        )
         self._mirrored = counter(
             "mirror_commits",
             "Comparisons with Kafka's group: done, failed, or ended, which it does once, for good.",
@@ -108,7 +116,15 @@ class Metrics:
             self._replayed: ("written", "failed"),
             self._mirrored: ("done", "failed", "ended"),
         }
-        self._of_claim = (self._epoch, self._held, self._paused, self._started, self._ended, self._mirrored_at)
+        self._of_claim = (
+            self._epoch,
+            self._held,
+            self._paused,
+            self._started,
+            self._ended,
+            self._lag,
+            self._mirrored_at,
+        )
 
     def on(self, event: Event) -> None:
         """Count the event."""
@@ -123,6 +139,12 @@ class Metrics:
                 self._started.labels(group).set_to_current_time()
             case BatchEnded():
                 self._end(event, before.batch_began)
+            case HandlerCalled():
+                self._calls.labels(group).inc(event.calls)
+                self._call_retries.labels(group).inc(event.retries)
+                self._timeouts.labels(group).inc(event.timeouts)
+                self._call_seconds.labels(group).inc(event.seconds)
+                self._lag.labels(group).set(event.lag)
             case PauseChanged():
                 self._paused.labels(group).set(event.pause is not None)
             case MirrorTried():
@@ -187,8 +209,10 @@ class Metrics:
         self._epoch.labels(group).set(token.epoch)
         self._started.labels(group).set(0)
         self._paused.labels(group).set(0)
+        self._lag.labels(group).set(0)
         self._duration.labels(group)
-        self._missed.labels(group)
+        for family in (self._missed, self._calls, self._call_retries, self._timeouts, self._call_seconds):
+            family.labels(group)
         for family, outcomes in self._outcomes.items():
             for outcome in outcomes:
                 family.labels(group, outcome)

@@ -25,6 +25,7 @@ from offsetstore.protocol.events import (
     CommitResolved,
     Event,
     FlushEnded,
+    HandlerCalled,
     LettersWritten,
     PauseChanged,
     Retried,
@@ -166,6 +167,15 @@ def _note(batch: _Batch, event: Event) -> None:
     match event:
         case LettersWritten():
             batch.letters += sum(event.letters.values())
+        case HandlerCalled():
+            batch.span.set_attributes(
+                {
+                    "offsetstore.handler.calls": event.calls,
+                    "offsetstore.handler.retries": event.retries,
+                    "offsetstore.handler.timeouts": event.timeouts,
+                    "offsetstore.handler.seconds": event.seconds,
+                }
+            )
         case Retried():
             error = type(event.error).__name__
             told = {_ERROR: error, "offsetstore.attempt": event.attempt, "offsetstore.wait": event.wait}

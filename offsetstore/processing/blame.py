@@ -24,7 +24,7 @@ from typing import Final, Protocol, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
-from offsetstore.processing.unit import Along, Decisions, Ending, PlanOutdated, Ranges, Record, Unit, commit
+from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -35,7 +35,7 @@ Together: TypeAlias = "tuple[int, ...]"
 """The numbers of records that stay together, ascending."""
 Hint: TypeAlias = Callable[[RowsRefused, Sequence[int]], int | None]
 """The record that the refusal of these records may be about, if it tells."""
-Attempt: TypeAlias = Callable[[Ranges, Collection[Record]], int]
+Attempt: TypeAlias = Callable[[Ranges, Collection[Coordinates]], int]
 """Computes, and perhaps writes, the records of the ranges except the given ones, and takes it back; returns their rows,
 and raises as the batch does."""
 
@@ -68,7 +68,7 @@ class Halve(Exception):
     """
 
     def __init__(
-        self, why: Exception, *, place: int | None = None, suspects: Mapping[Record, FunctionFailed] | None = None
+        self, why: Exception, *, place: int | None = None, suspects: Mapping[Coordinates, FunctionFailed] | None = None
     ) -> None:
         super().__init__(type(why).__name__)
         self.why = why
@@ -710,7 +710,7 @@ def named(
     error: RowsRefused,
     claim: Claim,
     suspects: Ranges,
-    record: Record | None,
+    record: Coordinates | None,
     stored: Ranges,
     *,
     is_cause: bool,
@@ -734,7 +734,7 @@ def named(
     return error.among(suspects, place, stored=stored, next_step=next_step)
 
 
-def _reset_command(claim: Claim, record: Record) -> str:
+def _reset_command(claim: Claim, record: Coordinates) -> str:
     """The command that moves the partition's stored offset past the record, if it is still at the record."""
     tp, offset = record
     words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
@@ -789,7 +789,7 @@ class _Bisection:
 
         :raises AcceptedThen: the record is the whole batch, and is accepted now.
         """
-        record, others = self.record(first), list[Record]()
+        record, others = self.record(first), list[Coordinates]()
         number, refused = first, self.error
         if not self._refuses(first, begin=first - 1):
             if self.size == 1:
@@ -811,11 +811,11 @@ class _Bisection:
             for left_out in combinations(others, count)
         ) and (one_more is None or self._refuses(self.size, [*others, one_more]))
 
-    def _beside(self, number: int) -> Iterable[Record]:
+    def _beside(self, number: int) -> Iterable[Coordinates]:
         """The records around this one, from the nearest before it down, and then those after it."""
         return map(self.record, chain(range(number - 1, 0, -1), range(number + 1, self.size + 1)))
 
-    def _refuses(self, count: int, without: Sequence[Record] = (), *, begin: int = 0) -> bool:
+    def _refuses(self, count: int, without: Sequence[Coordinates] = (), *, begin: int = 0) -> bool:
         """Try the first ``count`` offsets, but for the first ``begin``, and tell whether they are refused.
 
         Only that counts, not why: a batch may have bad records of several kinds.
@@ -839,7 +839,7 @@ class _Bisection:
             self.accepted = count
         return False
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """Return the record with this number."""
         [(tp, range_)] = cut(self.ranges, number - 1, number).items()
         return tp, range_.from_

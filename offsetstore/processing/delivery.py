@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from offsetstore.errors import FunctionFailed, RowsRefused
-from offsetstore.processing.unit import Ranges, Record, Rows
-from offsetstore.protocol.letters import Letter, LetterError, Payload
+from offsetstore.processing.unit import Coordinates, Ranges, Rows
+from offsetstore.protocol.letters import Cause, Letter, LetterError, Payload
 
 
 class CountedRows(Rows, Protocol):
@@ -33,6 +33,17 @@ class KeptRows(CountedRows, Protocol):
         ...
 
 
+class Rejected(NamedTuple):
+    """Why a record has no rows, which is not for the database to say: the job's own code has rejected it.
+
+    :param cause: ``"rejected"``, or ``"raised"`` by a handler, which has tried it ``attempts`` times.
+    """
+
+    error: LetterError
+    cause: Cause = "rejected"
+    attempts: int = 0
+
+
 class CarefulPart(Protocol):
     """Records whose rows are computed, each with its record known. They are numbered from 0, in order."""
 
@@ -47,13 +58,18 @@ class CarefulPart(Protocol):
         ...
 
     @property
+    def accepted(self) -> Sequence[int]:
+        """Those that show that not all records are bad: with rows; or those for which a handler has not failed."""
+        ...
+
+    @property
     def keys(self) -> Mapping[int, Hashable]:
         """What records of one key have in common."""
         ...
 
     @property
-    def rejected(self) -> Mapping[int, LetterError]:
-        """The records that transform rejects, with its reasons."""
+    def rejected(self) -> Mapping[int, Rejected]:
+        """The records that transform rejects, or that a handler has failed for."""
         ...
 
     @property
@@ -73,7 +89,7 @@ class CarefulPart(Protocol):
         """
         ...
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
         ...
 
@@ -110,7 +126,7 @@ class Delivery(Protocol):
         """The exact ranges of its records, without empty ones."""
         ...
 
-    def rows(self, part: Ranges, without: Collection[Record] = ()) -> Mapping[str, KeptRows]:
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> Mapping[str, KeptRows]:
         """Compute the rows of a part's records except some, by output.
 
         :raises PlanOutdated: what was computed is lost; the delivery must be planned again.
@@ -118,7 +134,12 @@ class Delivery(Protocol):
         ...
 
     def careful(
-        self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
+        self,
+        part: Ranges,
+        *,
+        suspects: Mapping[Coordinates, FunctionFailed | None],
+        has_sequences: bool,
+        seconds: float,
     ) -> AbstractContextManager[CarefulPart]:
         """Compute the rows of a part, so that those of single records can be left out; keep them until the block ends.
 

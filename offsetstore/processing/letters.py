@@ -63,13 +63,13 @@ from offsetstore.processing.pause import is_paused, read_offsets
 from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Along,
+    Coordinates,
     Decisions,
     Ending,
     Failures,
     NewLetters,
     PlanOutdated,
     Ranges,
-    Record,
     Rows,
     Stopwatch,
     Stored,
@@ -113,6 +113,7 @@ MOST: Final = 1_000
 MOST_BYTES: Final = 64 << 20
 
 _EVERY: Final = 5.0  # seconds between two looks for requested letters
+_SELDOM: Final = 300.0  # seconds between two, at most, while replays fail
 _LONGEST: Final = 10.0  # seconds: then a batch comes first
 
 _OUT_OF_ORDER: Final = LetterError(
@@ -145,8 +146,8 @@ class _Ending:
 
     why: str
     error: RowsRefused
-    record: Record
-    decided: Mapping[Record, _Dead] = field(default_factory=dict["Record", _Dead])
+    record: Coordinates
+    decided: Mapping[Coordinates, _Dead] = field(default_factory=dict["Coordinates", _Dead])
 
 
 class _Stopped(Exception):
@@ -155,7 +156,7 @@ class _Stopped(Exception):
     :param before: the record, if not that of the ending.
     """
 
-    def __init__(self, ending: _Ending, before: Record | None = None) -> None:
+    def __init__(self, ending: _Ending, before: Coordinates | None = None) -> None:
         super().__init__(ending.why)
         self.ending = ending
         self.before = before or ending.record
@@ -167,7 +168,9 @@ class _Run:
 
     delivery: Delivery
     stored: Stored
-    suspects: dict[Record, FunctionFailed | None] = field(default_factory=dict["Record", "FunctionFailed | None"])
+    suspects: dict[Coordinates, FunctionFailed | None] = field(
+        default_factory=dict["Coordinates", "FunctionFailed | None"]
+    )
     failing: int = 0
     watch: Stopwatch = field(default_factory=Stopwatch)
     letters: int = 0
@@ -183,7 +186,7 @@ class Recovery:
         self._settings = settings
         self._metadata = metadata
         self._careful = 0
-        self._failures: dict[Record, Failed] = {}
+        self._failures: dict[Coordinates, Failed] = {}
         self._has_read = False
         self._refused_in_a_row = 0
         self._open: set[bytes] | None = None
@@ -313,10 +316,10 @@ class Recovery:
 
         :return: ``None`` if one of them can be now: all are to be computed again.
         """
-        decided: Mapping[Record, _Dead] = {} if run.ending is None else run.ending.decided
+        decided: Mapping[Coordinates, _Dead] = {} if run.ending is None else run.ending.decided
         dead = {n: decided[record] for n in part.numbers if decided and (record := part.record(n)) in decided}
         failed = {number: error for number, error in part.failed.items() if number not in dead}
-        doubtful = [] if part.with_rows else [n for n, error in failed.items() if not speaks_for_itself(error)]
+        doubtful = [] if part.accepted else [n for n, error in failed.items() if not speaks_for_itself(error)]
         while failed and self._count(run, plan, part, failed, dead, doubtful=doubtful):
             waiting = [number for number in failed if number not in dead]
             failed = part.fail_again(waiting)
@@ -327,12 +330,12 @@ class Recovery:
 
     def _write_without(self, run: _Run, plan: Plan, part: CarefulPart, dead: dict[int, _Dead]) -> None:
         """Write the part without the dead records, to which are added those that are rejected, or refused."""
-        dead |= {number: _Dead("rejected", reason) for number, reason in part.rejected.items()}
+        dead |= {number: _Dead(one.cause, one.error, one.attempts) for number, one in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         dead |= {n: _Dead("refused", described(error), 1) for n, error in misfits.items() if n not in dead}
         payloads: dict[int, Payload] = {}
         open_ = self._letters_in(plan.remaining())
-        there = set(map(part.record, part.numbers)) if open_ else set[Record]()
+        there = set(map(part.record, part.numbers)) if open_ else set[Coordinates]()
         gone = {record: sequence for record, sequence in open_.items() if record not in there}
         is_searched = False
         while True:
@@ -364,7 +367,7 @@ class Recovery:
         dead: Mapping[int, _Dead],
         payloads: Mapping[int, Payload],
         *,
-        gone: Mapping[Record, bytes | None],
+        gone: Mapping[Coordinates, bytes | None],
     ) -> None:
         """Write the rows of the good records, the letters of the others, and the offset."""
         rows = part.rows_of([number for number in part.numbers if number not in dead])
@@ -382,9 +385,7 @@ class Recovery:
             self._open_sequences().update(waiting_behind)
         if dead:
             self._careful = CAREFUL
-        self._refused_in_a_row = (
-            0 if any(output.rows for output in rows.values()) else self._refused_in_a_row + _blamed(dead)
-        )
+        self._refused_in_a_row = 0 if _has_accepted(part, dead) else self._refused_in_a_row + _blamed(dead)
         self._failures = {
             (tp, offset): failed
             for (tp, offset), failed in self._failures.items()
@@ -400,7 +401,7 @@ class Recovery:
                 )
             )
 
-    def _letters_in(self, ranges: Ranges) -> Mapping[Record, bytes | None]:
+    def _letters_in(self, ranges: Ranges) -> Mapping[Coordinates, bytes | None]:
         """The open letters of the ranges, which only a reset can put ahead."""
         if not self._claim.ahead.has_letters(ranges):
             return {}
@@ -408,9 +409,9 @@ class Recovery:
 
     def _letters(
         self, part: CarefulPart, dead: Mapping[int, _Dead], payloads: Mapping[int, Payload]
-    ) -> tuple[list[NewLetter], dict[Record, str]]:
+    ) -> tuple[list[NewLetter], dict[Coordinates, str]]:
         letters: list[NewLetter] = []
-        skipped: dict[Record, str] = {}
+        skipped: dict[Coordinates, str] = {}
         for number, one in sorted(dead.items()):
             tp, offset = part.record(number)
             if one.skipped is not None:
@@ -429,7 +430,7 @@ class Recovery:
         return self._open
 
     def _waiting(
-        self, part: CarefulPart, dead: Mapping[int, _Dead], gone: Mapping[Record, bytes | None]
+        self, part: CarefulPart, dead: Mapping[int, _Dead], gone: Mapping[Coordinates, bytes | None]
     ) -> dict[int, _Dead]:
         """The records that wait behind a dead one of their key, in this batch or in an earlier one."""
         if not self.has_sequences:
@@ -495,7 +496,7 @@ class Recovery:
         """
         _end_before(run, part, found)
         before, highest = self._before(plan, {part.record(number) for number in dead})
-        failed: dict[Record, Failed] = {}
+        failed: dict[Coordinates, Failed] = {}
         waits: list[float] = []
         ending: _Ending | None = None
         for number, error in found.items():
@@ -541,7 +542,9 @@ class Recovery:
         read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again
         return True
 
-    def _before(self, plan: Plan, dead: Collection[Record]) -> tuple[dict[Record, Failed], dict[TopicPartition, int]]:
+    def _before(
+        self, plan: Plan, dead: Collection[Coordinates]
+    ) -> tuple[dict[Coordinates, Failed], dict[TopicPartition, int]]:
         """The attempts at the records from the plan's on, and the most at those of the plan, by partition.
 
         :param dead: those that are decided about, whose attempts are no others'.
@@ -558,14 +561,14 @@ class Recovery:
                 highest[tp] = max(one.attempts, highest.get(tp, 0))
         return before, highest
 
-    def _known(self) -> dict[Record, Failed]:
+    def _known(self) -> dict[Coordinates, Failed]:
         """The attempts so far, of this run and of earlier ones."""
         if not self._has_read:
             self._failures = self._claim.read(lambda session: session.failures(self._claim.group))
             self._has_read = True
         return self._failures
 
-    def _store(self, plan: Plan, failed: Mapping[Record, Failed]) -> None:
+    def _store(self, plan: Plan, failed: Mapping[Coordinates, Failed]) -> None:
         """Write the attempts, in a transaction of their own: that of the rows was rolled back."""
         at = only_locks({tp: plan.decisions[tp].stored for tp, _ in failed})
         commit(self._claim, Unit(at, along=[Failures(failed)]))
@@ -586,7 +589,7 @@ class Recovery:
             )
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
-        has_accepted = run.ending is not None or any(number not in dead for number in part.with_rows)
+        has_accepted = run.ending is not None or _has_accepted(part, dead)
         if _blamed(dead) and in_a_row >= ALL_REFUSED and not has_accepted:
             raise self._too_many(None, f"all of the last {in_a_row} records were refused")
 
@@ -596,6 +599,10 @@ class Recovery:
             what if refused is None else f"{what}. {refused.what}",
             found=found,
         )
+
+
+def _has_accepted(part: CarefulPart, dead: Collection[int]) -> bool:
+    return any(number not in dead for number in part.accepted)
 
 
 def _letters_in(dead: Mapping[int, _Dead]) -> int:
@@ -630,7 +637,7 @@ def _named(
     }
 
 
-def _up_to(ranges: Ranges, record: Record) -> Ranges:
+def _up_to(ranges: Ranges, record: Coordinates) -> Ranges:
     """What comes before the record, in the order in which records are written."""
     tp, offset = record
     before = {one: range_ for one, range_ in ranges.items() if one < tp}
@@ -796,7 +803,7 @@ class PutBack:
     def _write(self, run: _Replay, letters: Sequence[Letter], part: CarefulPart) -> None:
         failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
         failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
-        failed |= {n: FailedReplay(why, "rejected") for n, why in part.rejected.items()}
+        failed |= {n: FailedReplay(one.error, one.cause) for n, one in part.rejected.items()}
         misfits = self._claim.read(lambda session: part.misfits(session.connection))
         failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
         if part.replaces_in_order:
@@ -967,6 +974,7 @@ class Requests:
         self._settings = settings
         self.compute: ComputeLetters | None = None
         self._next_look = 0.0
+        self._failed_in_a_row = 0
 
     def drain(self, compute: ComputeLetters) -> int:
         """Replay all that is requested; see `TransactionalSink.drain`."""
@@ -983,6 +991,7 @@ class Requests:
         began = time.monotonic()
         try:
             PutBack(self._claim, self._settings, self.compute).run(check, seconds=_LONGEST)
+            self._failed_in_a_row = 0
         except StaleClaim:
             raise
         except CommitUnknown as error:  # a batch must know; of letters their states tell
@@ -990,11 +999,13 @@ class Requests:
             _log.error("dead letters were replayed, or are still requested: %s", error)
         except Exception as error:  # noqa: BLE001 - it concerns the letters alone
             check()  # a stop interrupts Spark
+            self._failed_in_a_row += 1
             text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
             _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
         finally:
             now = time.monotonic()
-            self._next_look = now + max(_EVERY, now - began)  # half of the time is for batches
+            pause = min(_EVERY * 2**self._failed_in_a_row, _SELDOM)  # a handler is called each time
+            self._next_look = now + max(pause, now - began)  # half of the time is for batches
 
     def look_while_idle(self, is_running: Callable[[], bool]) -> None:
         """Look while no batch is being written.

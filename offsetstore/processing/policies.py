@@ -22,11 +22,11 @@ from offsetstore.processing.delivery import Delivery, KeptRows
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
 from offsetstore.processing.unit import (
+    Coordinates,
     Ending,
     Once,
     PlanOutdated,
     Ranges,
-    Record,
     Stopwatch,
     Stored,
     Unit,
@@ -99,7 +99,7 @@ class Whole:
         """Find the refused record among those of the plan, and store those before it; return the error to raise."""
         create_rows(self._claim, plan)
 
-        def attempt(part: Ranges, without: Collection[Record]) -> int:
+        def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
             rows = delivery.rows(part, without)
             tried = commit(self._claim, Unit(plan.decisions, rows, ending=Ending.ROLL_BACK))
             return sum(tried.rows.values()) if tried is not None else 0
@@ -185,7 +185,7 @@ def blame_failed(
     if (error := unreadable(failed, delivery, ranges, claim)) is not None:
         return error
 
-    def attempt(part: Ranges, without: Collection[Record]) -> int:
+    def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
         try:
             return sum(output.rows for output in delivery.rows(part, without).values())
         except Exception as error:

@@ -157,10 +157,7 @@ class Runner:
         try:
             self.claim.require_open()
             self.claim.require_log()
-            with take() as taken:
-                if taken is not None:
-                    self._ranges = taken.delivery.ranges
-                    self._write(taken, stored)
+            self._take(take, stored)
         except BaseException as error:  # noqa: BLE001 - raised below, without the database's error as its context
             strip_chain(error)
             self.error = stripped(error)
@@ -169,29 +166,39 @@ class Runner:
         claim, ranges = self.claim, self._ranges
         if self.error is None:
             return
-        ended = partial(
+        unwell = partial(
             BatchEnded, group=claim.group, batch=number, ranges=ranges, stored=stored.ranges, rows=stored.rows
         )
         if self._source.is_stopping(self.error):
             self.error = None
-            claim.observers.on(ended(outcome="interrupted"))
+            claim.observers.on(unwell(outcome="interrupted"))
             raise Interrupted
         self.error = self._source.typed(self.error)
         if ranges and isinstance(self.error, OffsetStoreError):
             self.error.while_(f"writing batch {number}: {describe(ranges)}")
-        claim.observers.on(ended(outcome="failed", error=self.error))
+        claim.observers.on(unwell(outcome="failed", error=self.error))
         claim.record_run()
         raise self.error
+
+    def _take(self, take: Callable[[], AbstractContextManager[Taken | None]], stored: Stored) -> None:
+        ended: BatchEnded | None = None
+        try:
+            with take() as taken:
+                if taken is not None:
+                    self._ranges = taken.delivery.ranges
+                    ended = self._write(taken, stored)
+        finally:
+            if ended is not None:  # what is told of the delivery comes before
+                self.claim.observers.on(ended)
 
     def takes(self, ranges: Ranges) -> None:
         """Record the ranges of the delivery that is being taken, for the event of a failure."""
         self._ranges = ranges
 
-    def _write(self, taken: Taken, stored: Stored) -> None:
+    def _write(self, taken: Taken, stored: Stored) -> BatchEnded:
         delivery, own = taken.delivery, taken.write
         group, number, ranges = self.claim.group, delivery.number, delivery.ranges
-        observers = self.claim.observers
-        observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
+        self.claim.observers.on(BatchStarted(group=group, batch=number, ranges=ranges))
 
         def sleep(seconds: float) -> None:
             self._is_waiting = seconds > 0
@@ -211,10 +218,9 @@ class Runner:
         written = when_not_paused(self.claim, write, sleep)
         ended = partial(BatchEnded, group=group, batch=number, ranges=ranges)
         if written is None:
-            observers.on(ended(outcome="skipped"))
-        else:
-            outcome = "kept" if written.is_kept else "written"
-            observers.on(ended(outcome=outcome, rows=written.rows, seconds=written.seconds))
+            return ended(outcome="skipped")
+        outcome = "kept" if written.is_kept else "written"
+        return ended(outcome=outcome, rows=written.rows, seconds=written.seconds)
 
     def stop(self, stop: Callable[[], None], *, timeout: float) -> None:
         """Stop the source between two deliveries.

@@ -31,8 +31,8 @@ UNNAMED: Final = ""
 """The name of the output if there is only one."""
 
 Decisions: TypeAlias = "Mapping[TopicPartition, Decision]"
-Record: TypeAlias = tuple[TopicPartition, int]
-"""A record: its partition and its offset."""
+Coordinates: TypeAlias = tuple[TopicPartition, int]
+"""A record's partition and offset."""
 
 _T = TypeVar("_T")
 
@@ -115,7 +115,7 @@ class Unit:
     along: Sequence[Along] = ()
     ending: Ending = Ending.ADVANCE
     metadata: Mapping[TopicPartition, Text] = field(default_factory=dict[TopicPartition, "Text"])
-    gone: Collection[Record] = ()
+    gone: Collection[Coordinates] = ()
     in_sequence: bool = False
 
     @property
@@ -278,7 +278,7 @@ class NewLetters(Along):
     """Records that a transaction passes over: with letters, or, with their reasons, without."""
 
     letters: Sequence[NewLetter]
-    skipped: Mapping[Record, str]
+    skipped: Mapping[Coordinates, str]
 
     def end(self, tx: Transaction) -> None:
         """Write them after the rows, which may be refused."""
@@ -293,7 +293,7 @@ class NewLetters(Along):
 class Failures(Along):
     """Failed attempts at records."""
 
-    failed: Mapping[Record, Failed]
+    failed: Mapping[Coordinates, Failed]
 
     def end(self, tx: Transaction) -> None:
         """Write them."""

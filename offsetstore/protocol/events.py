@@ -154,6 +154,23 @@ class LettersReplayed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerCalled:
+    """A `Handler` was called for the records of a micro-batch, which has not ended yet, or for those of letters.
+
+    :param calls: how many, ``retries`` among them; ``timeouts`` of them took too long.
+    :param seconds: in all calls together.
+    :param lag: the longest time in seconds for which an event loop did not answer.
+    """
+
+    group: str
+    calls: int
+    retries: int = 0
+    timeouts: int = 0
+    seconds: float = 0.0
+    lag: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainChanged:
     """A sink begins to replay the requested dead letters, without a query; or it is done, or an error ended it."""
 
@@ -330,6 +347,7 @@ Event: TypeAlias = (
     | BatchEnded
     | LettersWritten
     | LettersReplayed
+    | HandlerCalled
     | DrainChanged
     | FlushEnded
     | IdleWorkFailed

@@ -56,6 +56,7 @@ class JobState:
     :param phase_since: since when ``phase`` is so; a pause within a batch makes it begin anew.
     :param batch: the number of the batch in flight, or of the last one; ``batch_offsets`` is how many it reads.
     :param batch_began: when the batch in flight reached the sink.
+    :param error: the class of the error that ended the last batch, if one did.
     :param ended_well: when a batch last ended well.
     :param database_answered: when the database last answered.
     :param is_database_failing: whether it has failed to since.
@@ -88,6 +89,7 @@ class JobState:
     batch: int | None = None
     batch_offsets: int | None = None
     batch_began: float | None = None
+    error: str | None = None
     ended_well: float | None = None
     database_answered: float = 0.0
     is_database_failing: bool = False
@@ -165,13 +167,14 @@ class JobState:
                     "phase": phase,
                     "phase_since": at,
                     "batch_began": None,
+                    "error": None if event.error is None else type(event.error).__name__,
                     "triggered": at,
                     "ended_well": ended_well,
                 }
             case _:
                 begun: dict[str, Any] = {"phase": "batch", "phase_since": at}
         if isinstance(event, BatchStarted):
-            begun |= {"batch": event.batch, "batch_offsets": event.offsets, "batch_began": at}
+            begun |= {"batch": event.batch, "batch_offsets": event.offsets, "batch_began": at, "error": None}
         if self.is_active is None:  # where Spark can't be read, a batch shows that the query runs
             begun |= {"is_active": True, "active_since": at}
         return begun

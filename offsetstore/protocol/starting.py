@@ -102,10 +102,10 @@ class StartingOffsets:
         names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
         delete, rename = self._ways_out(self.unknown)
         return (
-            f"the store has no offsets of group {self.unknown!r}: it {' and '.join(does)} of "
-            f"{', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not a new job, stop it, and remove "
-            f"what it has written. Then correct the name; or delete this group, `{delete}`, and take over the earlier "
-            f"job's offsets, with `{rename}` or adopt_checkpoint=. "
+            f"the store has no offsets of group {self.unknown!r}, which is right for a new job: it "
+            f"{' and '.join(does)} of {', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not one, "
+            "stop it, and remove what it has written. Then correct the name; or delete this group, "
+            f"`{delete}`, and take over the earlier job's offsets, with `{rename}` or adopt_checkpoint=. "
             'StartPolicy(auto_offset_reset="none") refuses such starts.'
         )
 

@@ -14,7 +14,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -27,17 +27,18 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
-from offsetstore.processing.unit import PlanOutdated, Ranges, Record
-from offsetstore.protocol.letters import Letter, LetterError, Payload
+from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
+from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.function_errors import function_failed, is_over_limit
-from offsetstore.spark.kafka_columns import by_partition, letters_frame, looked_up, with_coordinates
+from offsetstore.spark.kafka_columns import by_partition, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
-from offsetstore.spark.rejects import are_rejected, count_accepted, error_of
+from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage, reject_of
 from offsetstore.writers.arrow.batches import KAFKA
 from offsetstore.writers.arrow.misfits import finds_misfits
 
@@ -97,7 +98,7 @@ class Numbering(Protocol):
         """The number of a row's record."""
         ...
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
         ...
 
@@ -114,7 +115,7 @@ class OfRanges:
         ranges = zip(self._ranges, self._begins, strict=True)
         return by_partition({tp: begin - range_.from_ for (tp, range_), begin in ranges}, topic, partition) + offset
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """See `Numbering`."""
         place = bisect_right(self._begins, number) - 1
         tp, range_ = self._ranges[place]
@@ -124,7 +125,7 @@ class OfRanges:
 class OfRecords:
     """Counts the given records, which are in order."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[Coordinates]) -> None:
         self._records = records
         self.size = len(records)
 
@@ -133,7 +134,7 @@ class OfRecords:
         numbers = {f"{at}-{tp.partition}-{tp.topic}": number for number, (tp, at) in enumerate(self._records)}
         return looked_up(numbers, F.concat_ws("-", offset, partition, topic))
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         """See `Numbering`."""
         return self._records[number]
 
@@ -153,11 +154,12 @@ class Careful:
     replaces_in_order: bool
     numbers: Sequence[int]
     keys: Mapping[int, Hashable]
-    rejected: Mapping[int, LetterError]
+    rejected: Mapping[int, Rejected]
     failed: Mapping[int, FunctionFailed]
     _computation: _Computation = field(repr=False)
     _outputs: Mapping[str, _Rows] = field(repr=False)
     _check: Callable[[], None] = field(repr=False, default=lambda: None)
+    is_handled: bool = False
 
     @property
     def with_rows(self) -> list[int]:
@@ -169,7 +171,14 @@ class Careful:
             if n not in self.rejected and any(one.first[n] < one.first[n + 1] for one in outputs)
         ]
 
-    def record(self, number: int) -> Record:
+    @property
+    def accepted(self) -> Sequence[int]:
+        """See `CarefulPart`."""
+        if not self.is_handled:
+            return self.with_rows
+        return [number for number in self.numbers if number not in self.rejected]
+
+    def record(self, number: int) -> Coordinates:
         """The partition and the offset of a record."""
         return self.numbering.record(number)
 
@@ -252,7 +261,7 @@ def computed_carefully(
     numbering: Numbering,
     *,
     has_sequences: bool = False,
-    suspects: Mapping[Record, FunctionFailed | None] | None = None,
+    suspects: Mapping[Coordinates, FunctionFailed | None] | None = None,
     seconds: float = math.inf,
     check: Callable[[], None] = lambda: None,
 ) -> Generator[Careful]:
@@ -270,6 +279,7 @@ def computed_carefully(
     :raises Exception: Spark's own.
     """
     place = (F.col("topic"), F.col("partition"), F.col("offset"))
+    records = outputs.handled(records)
     records = records.withColumn(_NUMBER, numbering.column(*place))
     computation = _Computation(outputs, records, numbering)
     records.persist(_LEVEL)
@@ -281,7 +291,7 @@ def computed_carefully(
         suspected = {by_record[one]: why for one, why in sorted((suspects or {}).items()) if one in by_record}
         computed, failed = _computed_without_failing(computation, numbers, suspected, seconds, check)
         by_number = zip(_values(keys, _NUMBER), _values(keys, "key"), strict=True)
-        rejected: dict[int, LetterError] = {}
+        rejected: dict[int, Rejected] = {}
         for name, table in computed.items():
             computed[name] = _without_rejects(table, rejected)
         yield Careful(
@@ -294,6 +304,7 @@ def computed_carefully(
             computation,
             {name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
             check,
+            outputs.handler is not None,
         )
     except Exception as error:
         if is_over_limit(error):
@@ -303,16 +314,19 @@ def computed_carefully(
         records.unpersist()
 
 
+@contextmanager
 def computed_letters(
     outputs: Outputs, spark: SparkSession, letters: Sequence[Letter], columns: Collection[str] | None
-) -> AbstractContextManager[Careful]:
+) -> Generator[Careful]:
     """Compute the outputs of the letters' records, which are numbered in their order.
 
     :param columns: see `letters_frame`.
     :raises Halve: the rows are too many for the driver, or can't be computed.
     """
     records = OfRecords([(letter.topic_partition, letter.offset) for letter in letters])
-    return computed_carefully(outputs, letters_frame(spark, letters, columns), records, has_sequences=True)
+    given = outputs.handled_letters(letters_frame(spark, letters, columns), letters)
+    with outputs.telling_calls(), computed_carefully(outputs, given, records, has_sequences=True) as careful:
+        yield careful
 
 
 def _computed_without_failing(
@@ -368,7 +382,7 @@ class _Computation:
 
     def rows(self, without: Sequence[int]) -> dict[str, pa.Table] | FunctionFailed:
         """Compute the rows of all records but some."""
-        return _or_failed(lambda: self._rows(with_coordinates(self._records(without).drop(_NUMBER))))
+        return self._or_failed(lambda: self._rows(self.outputs.given(self._records(without).drop(_NUMBER))))
 
     def _rows(self, given: DataFrame) -> dict[str, pa.Table]:
         made = self.outputs.transform(given, keep_kafka=True)
@@ -399,10 +413,18 @@ class _Computation:
         kept = self._records(without).where((F.col(_NUMBER) >= first) & (F.col(_NUMBER) < last))
 
         def count() -> int:
-            made = self.outputs.transform(with_coordinates(kept.drop(_NUMBER)), keep_kafka=True)
+            made = self.outputs.transform(self.outputs.given(kept.drop(_NUMBER)), keep_kafka=True)
             return sum(map(count_accepted, made.values()))
 
-        return _or_failed(count)
+        return self._or_failed(count)
+
+    def _or_failed(self, compute: Callable[[], _T]) -> _T | FunctionFailed:
+        try:
+            return compute()
+        except Exception as error:
+            if (failed := function_failed(error, has_handler=self.outputs.handler is not None)) is None:
+                raise
+            return failed
 
     def fails(self, number: int) -> FunctionFailed | None:
         """Compute one record, and forget its rows."""
@@ -423,28 +445,20 @@ class _Computation:
         return failed
 
 
-def _or_failed(compute: Callable[[], _T]) -> _T | FunctionFailed:
-    try:
-        return compute()
-    except Exception as error:
-        if (failed := function_failed(error)) is None:
-            raise
-        return failed
-
-
 def _digest(topic: Column, partition: Column) -> Column:
     """As `offsetstore.protocol.letters.digest` makes it."""
     place = F.concat(topic, F.lit("\0"), partition.cast("string"), F.lit("\0"))
     return F.unhex(F.sha2(F.concat(F.encode(place, "UTF-8"), F.col("key")), 256))
 
 
-def _without_rejects(table: pa.Table, rejected: dict[int, LetterError]) -> pa.Table:
+def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table:
     """Take out the column, and add its reasons."""
     if REJECT not in table.column_names:
         return table
     bad = table.filter(are_rejected(table.column(REJECT)))
+    raise_outage(bad.column(REJECT).combine_chunks())
     for number, given in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
-        rejected.setdefault(number, error_of(given))
+        rejected.setdefault(number, reject_of(given))
     return table.drop_columns([REJECT])
 
 

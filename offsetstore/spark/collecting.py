@@ -212,6 +212,14 @@ class OnDriver:
         """Their size."""
         return self.batches.nbytes if isinstance(self.batches, Rows) else sum(b.nbytes for b in self.batches)
 
+    def check(self) -> None:
+        """Look at all rows.
+
+        :raises RowsRefused, HandlerFailed: see `none_rejected`.
+        """
+        for batch in self.batches:
+            none_rejected(batch)
+
     def write(self, work: Work) -> int:
         """Write the rows; return their number.
 
@@ -237,7 +245,7 @@ class _Joined:
 
     def write(self, work: Work) -> int:
         """Write the rows, those with the same columns at once; return their number."""
-        batches = (batch for part in self.parts for batch in part.batches if batch.num_rows)
+        batches = (none_rejected(batch) for part in self.parts for batch in part.batches if batch.num_rows)
         writer = self.parts[0].writer
         return sum(writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
 

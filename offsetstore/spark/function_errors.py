@@ -124,9 +124,10 @@ class Cause:
         return not _OUTAGES.isdisjoint(self.classes) and not is_of_record
 
 
-def function_failed(error: Exception) -> FunctionFailed | None:
+def function_failed(error: Exception, *, has_handler: bool = False) -> FunctionFailed | None:
     """Our error for one with which a record may have ended a Spark job.
 
+    :param has_handler: whether a handler makes the rows. Its errors are no errors of Spark: only what is read can be.
     :return: ``None`` for what no record causes: an outage, a query that can't be planned, a job that was cancelled. Of
         all others only a trial tells.
     """
@@ -134,6 +135,8 @@ def function_failed(error: Exception) -> FunctionFailed | None:
         return None
     found = causes(error)
     if not found or any(one.is_outage for one in found) or is_over_limit(error) or has_lost_block(error):
+        return None
+    if has_handler and not is_out_of_range(error):
         return None
     worker = next((one for one in found if one.traceback is not None), None)
     named = next((one for one in found if one.condition is not None), found[-1])
@@ -158,7 +161,7 @@ def typed(error: BaseException) -> BaseException:
     if is_java:
         classes = [type(error).__name__]
         with suppress(Py4JError):  # Java is gone
-            classes = [cause.condition or cause.name for cause in causes(error)] or classes
+            classes = [_shown(cause) for cause in causes(error)] or classes
         ours = SinkError(
             "Spark failed while it computed or read the batch",
             found=", caused by ".join(dict.fromkeys(classes)),
@@ -176,6 +179,13 @@ def typed(error: BaseException) -> BaseException:
         return error
     ours.__cause__ = error
     return ours
+
+
+def _shown(cause: Cause) -> str:
+    """Its name, with that of the error that a Python worker has raised."""
+    name = cause.condition or cause.name
+    inner = None if cause.traceback is None else raised(cause.traceback)
+    return name if inner is None else f"{name} ({inner})"
 
 
 def is_of_function(failed: FunctionFailed) -> bool:

@@ -12,16 +12,18 @@ from pyspark.sql import DataFrame
 
 from offsetstore.errors import FunctionFailed
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets
-from offsetstore.processing.unit import Ranges, Record
+from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.spark.careful import Careful, OfRanges, computed_carefully
 from offsetstore.spark.collecting import LARGE, OnDriver, on_driver
 from offsetstore.spark.function_errors import function_failed, is_out_of_range
-from offsetstore.spark.kafka_columns import with_coordinates, within
+from offsetstore.spark.handlers import Handled
+from offsetstore.spark.kafka_columns import within
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans import execution
 from offsetstore.spark.plans.lineage import is_deterministic
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.plans.sharing import computed_once
+from offsetstore.spark.rejects import HandlerFailed
 from offsetstore.store.claim import Claim
 
 _UNREADABLE: Final = (
@@ -35,6 +37,7 @@ class MicroBatch:
     """A micro-batch, with the exact ranges that it reads; see `Delivery`.
 
     :param or_by_partition: whether rows that exceed Spark's limit are collected partition by partition.
+    :param handled: the records with the outcomes of a handler, if there is one.
     """
 
     frame: DataFrame = field(repr=False)
@@ -44,14 +47,17 @@ class MicroBatch:
     claim: Claim = field(repr=False)
     outputs: Outputs = field(repr=False)
     or_by_partition: bool = True
+    handled: Handled | None = None
 
-    def part(self, part: Ranges, without: Collection[Record] = ()) -> DataFrame:
+    def part(self, part: Ranges, without: Collection[Coordinates] = ()) -> DataFrame:
         """The records of some ranges, except some."""
+        if self.handled is not None:
+            return self.handled.part(part, without)
         return self.frame if part == self.ranges and not without else within(self.frame, part, without)
 
-    def rows(self, part: Ranges, without: Collection[Record] = ()) -> dict[str, OnDriver]:
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, OnDriver]:
         """See `Delivery`."""
-        return self.rows_of(with_coordinates(self.part(part, without)), count_offsets(part))
+        return self.rows_of(self.outputs.given(self.part(part, without)), count_offsets(part))
 
     def rows_of(self, given: DataFrame, offsets: int) -> dict[str, OnDriver]:
         """Compute all outputs of what the transform gets.
@@ -62,18 +68,27 @@ class MicroBatch:
         level = StorageLevel.DISK_ONLY if offsets > LARGE else StorageLevel.MEMORY_AND_DISK_DESER
         with computed_once(given, level) if len(writers) > 1 else nullcontext(dict) as share:
             frames = share(self.outputs.transform(given))
-            return {
+            made = {
                 name: on_driver(writer, frames[name], or_by_partition=self.or_by_partition)
                 for name, writer in writers.items()
             }
+        if self.handled is not None:
+            for rows in made.values():
+                rows.check()
+        return made
 
     def careful(
-        self, part: Ranges, *, suspects: Mapping[Record, FunctionFailed | None], has_sequences: bool, seconds: float
+        self,
+        part: Ranges,
+        *,
+        suspects: Mapping[Coordinates, FunctionFailed | None],
+        has_sequences: bool,
+        seconds: float,
     ) -> AbstractContextManager[Careful]:
         """See `Delivery`."""
         return computed_carefully(
             self.outputs,
-            within(self.frame, part),
+            self.part(part),
             OfRanges(part),
             has_sequences=has_sequences,
             suspects=suspects,
@@ -92,7 +107,9 @@ class MicroBatch:
 
     def failed(self, error: Exception) -> FunctionFailed | None:
         """See `Delivery`."""
-        return function_failed(error)
+        if isinstance(error, HandlerFailed):
+            return error.failed
+        return function_failed(error, has_handler=self.handled is not None)
 
     def unreadable(self) -> str | None:
         """See `Delivery`.
@@ -109,4 +126,4 @@ class MicroBatch:
 
     def repeats(self) -> bool:
         """See `Delivery`."""
-        return all(map(is_deterministic, self.outputs.transform(with_coordinates(self.frame)).values()))
+        return all(map(is_deterministic, self.outputs.transform(self.outputs.given(self.frame)).values()))

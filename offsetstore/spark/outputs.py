@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from copy import copy
+from dataclasses import asdict
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
@@ -12,9 +14,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.unit import UNNAMED
-from offsetstore.protocol.ports import TableWriter, Writer
-from offsetstore.spark.kafka_columns import KAFKA
+from offsetstore.processing.handling import Handler
+from offsetstore.processing.unit import UNNAMED, Ranges
+from offsetstore.protocol.events import HandlerCalled
+from offsetstore.protocol.letters import Letter
+from offsetstore.protocol.ports import TableWriter, Writer, declares
+from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
+from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.rejects import rename, without_reject
 from offsetstore.spark.schemas import arrow_schema, table_schema, variants_as_json
@@ -38,7 +44,7 @@ class Outputs:
     def __init__(
         self,
         claim: Claim,
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         can_reject: bool = False,
@@ -52,9 +58,14 @@ class Outputs:
                 raise ConfigurationError(
                     "into must be a writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
                 )
+        self._is_unordered = isinstance(transform, Handler) and transform.ordering == "none"
+        if isinstance(transform, Handler):
+            transform = HandlerTransform(transform)
         if not callable(transform):
             raise ConfigurationError(
-                "transform must be a function", found=repr(transform), expected="a function of a DataFrame"
+                "transform must be a function",
+                found=repr(transform),
+                expected="a function of a DataFrame, or Handler(...), which calls one for each record",
             )
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         self.writers: Mapping[str, Writer] = {
@@ -62,9 +73,43 @@ class Outputs:
         }
         self._claim = claim
         self._transform = transform
+        self.handler = transform if isinstance(transform, HandlerTransform) else None
         self._can_reject = can_reject
         self._has_lineage = False
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
+
+    def handled(self, records: DataFrame) -> DataFrame:
+        """The records with a handler's outcomes, if there is one. Nothing is computed."""
+        return records if self.handler is None else self.handler.handled(records)
+
+    def handled_letters(self, records: DataFrame, letters: Sequence[Letter]) -> DataFrame:
+        """The same for the records of letters, whose topics may have been created again since."""
+        if self.handler is None:
+            return records
+        ids = {(one.topic_partition.topic, one.topic_partition.partition, one.offset): one.topic_id for one in letters}
+        return self.handler.handled(records, topic_ids=TopicIds(self.handler.topic_ids, ids))
+
+    def given(self, records: DataFrame) -> DataFrame:
+        """What `transform` takes: the records with their coordinates, and a handler's outcomes if there is one."""
+        return with_coordinates(self.handled(records))
+
+    @contextmanager
+    def keeping_handled(self, batch: DataFrame, ranges: Ranges) -> Generator[Handled | None]:
+        """Keep a batch's records with their outcomes until the block ends, if there is a handler."""
+        if self.handler is None:
+            yield None
+            return
+        with self.telling_calls(), closing(Handled(self.handler, batch, ranges)) as handled:
+            yield handled
+
+    @contextmanager
+    def telling_calls(self) -> Generator[None]:
+        """Tell the observers at the end of the block what the handler was called for, if there is one."""
+        try:
+            yield
+        finally:
+            if self.handler is not None and (figures := self.handler.figures()).calls:
+                self._claim.observers.on(HandlerCalled(group=self._claim.group, **asdict(figures)))
 
     def transform(self, batch: DataFrame, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
         """Call the transform, and check what it returns.
@@ -149,7 +194,14 @@ class Outputs:
         if isinstance(writer, TableWriter):
             writer.resolve_table(connection)  # now, before the writer is sent to executors
         writer.check(connection, schema)
-        return writer.uses_kafka_column(schema)
+        uses = writer.uses_kafka_column(schema)
+        if uses and self._is_unordered and declares(writer, "replaces_in_order"):
+            raise ConfigurationError(
+                'with ordering="none" a later record of a key may be handled first, and the Upsert replaces columns',
+                found=str(writer),
+                expected='ordering="key", or an Upsert with version=',
+            )
+        return uses
 
 
 def _described(values: Mapping[Any, Any]) -> str:

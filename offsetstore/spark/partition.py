@@ -41,11 +41,12 @@ from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.spark.function_errors import is_over_limit
-from offsetstore.spark.kafka_columns import with_checked_coordinates, with_coordinates
+from offsetstore.spark.kafka_columns import with_checked_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.scan import place
+from offsetstore.spark.rejects import HandlerFailed
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
 from offsetstore.writers.append import Append
@@ -142,10 +143,10 @@ class PerPartition:
         done = {result.topic_partition for result in results if result.is_stored}
         try:
             self._retryable = _raise_failed(results)
-        except RowsRefused as refused:
+        except (RowsRefused, HandlerFailed) as error:
             if self._recovery is not None:
                 return _with_seconds(self._whole.write_carefully(batch, stored), watch.seconds)
-            raise self._blame(refused, batch, plan, stored) from None
+            raise self._blame(error, batch, plan, stored) from None
         if self._retryable is not None:
             raise self._retryable
         if any(result.ending is TaskEnding.OUTDATED for result in results):
@@ -156,8 +157,12 @@ class PerPartition:
         watch.lap("tasks")
         return stored.written(watch.seconds)
 
-    def _blame(self, refused: RowsRefused, batch: MicroBatch, plan: Plan, stored: Stored) -> RowsRefused:
+    def _blame(
+        self, refused: RowsRefused | HandlerFailed, batch: MicroBatch, plan: Plan, stored: Stored
+    ) -> RowsRefused:
         """Find the refused record, and store those before it; on the driver, as a task would."""
+        if isinstance(refused, HandlerFailed):
+            return self._whole.blame_failed(refused.failed, batch, stored)
         tp = refused.topic_partition
         if tp is None or tp not in plan.decisions:
             return refused
@@ -228,7 +233,7 @@ class PerPartition:
 
     def _rows(self, records: DataFrame) -> DataFrame:
         """Call transform, and check that each row is made from one record."""
-        given = with_coordinates(records)
+        given = self._outputs.given(records)
         [frame] = self._outputs.transform(given, keep_kafka=True).values()
         check_row_by_row(given, frame)
         return frame

@@ -2,6 +2,8 @@
 
 Or it is a struct of a ``code``, which lists show, and a ``reason``; a good row has NULL, or NULL in both.
 
+A handler's failure is a struct of another kind, in the same column, for which a `Handler` is a transform that rejects.
+
 While a batch is computed the column has a name of its own, which no table has. The ordinary ways to write look only
 whether there is any reject; if so, nothing is written, and the batch is computed again carefully.
 """
@@ -17,7 +19,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
-from offsetstore.errors import ColumnMismatch, RowsRefused
+from offsetstore.errors import ColumnMismatch, FunctionFailed, HandlerStuck, Outage, RowsRefused, SinkError
+from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError, rejected
 from offsetstore.spark.plans import execution
 
@@ -25,6 +28,17 @@ REJECT: Final = "_reject"
 COLUMN: Final = "_offsetstore_reject"
 _FIELDS: Final = ("code", "reason")
 _compute: Any = pc
+
+
+class HandlerFailed(Exception):
+    """A handler has failed for a record. Which one, and whether it becomes a letter, is for others to say.
+
+    :param failed: our error for it, without the record.
+    """
+
+    def __init__(self, failed: FunctionFailed) -> None:
+        super().__init__(failed)
+        self.failed = failed
 
 
 def rename(frame: DataFrame) -> DataFrame:
@@ -56,7 +70,9 @@ def count_accepted(frame: DataFrame) -> int:
     if COLUMN not in frame.columns:
         return execution(frame).toRdd().count()
     given = F.col(COLUMN)
-    said = [given[name] for name in _FIELDS] if isinstance(frame.schema[COLUMN].dataType, StructType) else [given]
+    kind = frame.schema[COLUMN].dataType
+    has_code = isinstance(kind, StructType) and sorted(kind.names) == [*_FIELDS]
+    said = [given[name] for name in _FIELDS] if has_code else [given]
     observed = execution(frame.observe(COLUMN, F.count_if(F.coalesce(*said).isNull())))
     observed.toRdd().count()
     return observed.observedMetrics().apply(COLUMN).getLong(0)
@@ -71,22 +87,63 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return what is written.
 
     :raises RowsRefused: a row is rejected.
+    :raises HandlerFailed: a handler has failed.
     """
     if COLUMN not in batch.schema.names:
         return batch
-    if _compute.any(are_rejected(batch.column(batch.schema.names.index(COLUMN)))).as_py():
-        raise RowsRefused("transform has rejected a record", column=REJECT)
+    given: Any = batch
+    column = given.column(COLUMN)
+    are = are_rejected(column)
+    if _compute.any(are).as_py():
+        if not _is_failure(column.type):
+            raise RowsRefused("transform has rejected a record", column=REJECT)
+        raise_outage(column.filter(are))
+        first = _compute.filter(column, are)[0].as_py()
+        attempts, name = first.pop("attempts"), first["error_class"]
+        del first["is_outage"]
+        raise HandlerFailed(FunctionFailed(f"the handler failed with {name}, attempts: {attempts}", **first))
     return batch.drop_columns([COLUMN])
 
 
 def are_rejected(column: Any) -> Any:
     """Tell of each row whether it is rejected."""
-    if not pa.types.is_struct(column.type):
+    if not pa.types.is_struct(column.type) or _is_failure(column.type):
         return _compute.is_valid(column)
     code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in _FIELDS)
     return _compute.or_(code, reason)
 
 
-def error_of(given: str | Mapping[str, str | None]) -> LetterError:
+def raise_outage(failed: Any) -> None:
+    """Raise the outage that a handler has met, if there is one among these failures.
+
+    :raises HandlerStuck: no call of a handler returns any more.
+    :raises SinkError: a service is down.
+    """
+    if not _is_failure(failed.type):
+        return
+    outages = failed.filter(_compute.struct_field(failed, "is_outage"))
+    if not len(outages):
+        return
+    told = outages[0].as_py()
+    if told["error_class"] == HandlerStuck.__name__:
+        raise HandlerStuck("calls of the handler hang", found=told["text"])
+    error = SinkError(
+        "a call of the handler failed since a service is unavailable, and no record is to blame",
+        found=told["error_class"],
+        next_step="See the error's cause; start the job again when the service is back.",
+    )
+    raise error from Outage(told["traceback"] or told["text"])
+
+
+def _is_failure(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and kind.get_field_index("error_class") >= 0
+
+
+def reject_of(given: str | Mapping[str, Any]) -> Rejected:
     """What a letter keeps of a row's value."""
-    return rejected(given) if isinstance(given, str) else rejected(given["reason"], given["code"])
+    if isinstance(given, str):
+        return Rejected(rejected(given))
+    if "error_class" in given:
+        error = LetterError(given["error_class"], given["text"], traceback=given["traceback"])
+        return Rejected(error, "raised", given["attempts"])
+    return Rejected(rejected(given["reason"], given["code"]))

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.handling import Handler
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.marking import check_marking
 from offsetstore.protocol.ports import Writer, declares
@@ -40,7 +41,7 @@ class SinkSettings(Settings):
 
     atomicity: Atomicity = "batch"
 
-    def check(self, writers: Iterable[Writer]) -> None:
+    def check(self, writers: Iterable[Writer], handler: Handler | None = None) -> None:
         """Check what can be checked without a query.
 
         :raises ConfigurationError: naming two settings that do not go together.
@@ -51,8 +52,17 @@ class SinkSettings(Settings):
         check_marking(self.marking)
         self._check_unstored(listed)
         self._check_dead_letters(listed)
+        letters = self.dead_letters
+        if handler is not None and letters is not None and (letters.strategy or letters.sequence):
+            raise ConfigurationError(
+                "a handler's failures are letters at once, and each record is called whatever became of others",
+                found="a Handler and DeadLetters(strategy=...)" if letters.strategy else 'a Handler and sequence="key"',
+                expected="DeadLetters() without strategy and sequence; Handler(retries=...)",
+            )
 
-    def check_query(self, claim: Claim, columns: Collection[str], checkpoint: str) -> None:
+    def check_query(
+        self, claim: Claim, columns: Collection[str], checkpoint: str, *, has_handler: bool = False
+    ) -> None:
         """Check a query that has just started or was restarted.
 
         :param columns: of its source.
@@ -68,6 +78,13 @@ class SinkSettings(Settings):
         self._check_columns(columns)
         if not claim.keeps_checkpoint:
             return
+        if has_handler:
+            raise UnsupportedQuery(
+                "a Handler takes Kafka's records, and a query that has state makes other rows",
+                found="claim.checkpoint(base, keep=True)",
+                expected="claim.checkpoint(base)",
+                next_step="Call the service in the transform, or let a query without state handle the records.",
+            )
         if self.dead_letters is not None:
             raise UnsupportedQuery(
                 "dead_letters= does not go with a query that has state: a record left out would still be in it",

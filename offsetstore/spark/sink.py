@@ -26,10 +26,12 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
+from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Taken
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import SinkMade
+from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.ports import Writer
@@ -38,8 +40,10 @@ from offsetstore.spark.checkpoints import prune
 from offsetstore.spark.continuity import check_start
 from offsetstore.spark.executors.connect import sending_password
 from offsetstore.spark.executors.finder import has_finder
+from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.function_errors import told_by_us, typed
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame, with_coordinates
+from offsetstore.spark.handlers import refuse_speculation
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs, Transform
 from offsetstore.spark.partition import TASK_THRESHOLD, PerPartition
@@ -97,6 +101,7 @@ class TransactionalSink:
         ``current_timestamp()`` is the same in all. So put a random id, a ``uuid()`` or the result of a Python function
         in a column of such a DataFrame; if each output computes its own, their values differ. Other data that outputs
         read separately is read at different times.
+        Or a `Handler`, which calls a function for each record, many at a time; see docs/handlers.md.
     :param into: the writer, or a mapping of the same names to writers.
     :param atomicity: ``"batch"``: one transaction for the micro-batch, and any transform. ``"partition"``: one for each
         Kafka partition, by Spark's tasks, in parallel: executors need the driver's packages, an `Execute` is called
@@ -133,7 +138,7 @@ class TransactionalSink:
     def __init__(
         self,
         claim: Claim,
-        transform: Transform,
+        transform: Transform | Handler,
         *,
         into: Writer | Mapping[str, Writer],
         atomicity: Atomicity = "batch",
@@ -149,7 +154,7 @@ class TransactionalSink:
         self._claim = claim
         self._outputs = Outputs(claim, transform, into, can_reject=dead_letters is not None)
         self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, atomicity)
-        self._settings.check(self._outputs.writers.values())
+        self._settings.check(self._outputs.writers.values(), transform if isinstance(transform, Handler) else None)
         self._source = _Query()
         self._runner = Runner(claim, self._source, self._settings)
         self._per_partition: PerPartition | None = None
@@ -183,7 +188,7 @@ class TransactionalSink:
         columns = KAFKA_COLUMNS if has_headers else KAFKA_COLUMNS[:-1]
         try:
             with told_by_us():
-                self._outputs.check(with_coordinates(kafka_frame(session, [], columns)))
+                self._outputs.check(self._outputs.given(kafka_frame(session, [], columns)))
         except OffsetStoreError as error:
             error.while_("trying the transform on an empty batch with the columns of Kafka's source")
             raise
@@ -243,10 +248,17 @@ class TransactionalSink:
                 yield None
                 return
             finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
-            with finding:
+            with finding, self._outputs.keeping_handled(batch, ranges) as handled:
                 by_partition = self._per_partition is not None
                 taken = MicroBatch(
-                    batch, batch_id, query, ranges, self._claim, self._outputs, or_by_partition=not by_partition
+                    batch,
+                    batch_id,
+                    query,
+                    ranges,
+                    self._claim,
+                    self._outputs,
+                    or_by_partition=not by_partition,
+                    handled=handled,
                 )
                 own = self._stateful or self._per_partition
                 yield Taken(taken, None if own is None else partial(own.write, taken))
@@ -258,6 +270,10 @@ class TransactionalSink:
         """Take notice of a query that has just started or was restarted."""
         spark, columns, outputs = batch.sparkSession, batch.columns, self._outputs
         self._admit(query, columns)
+        if outputs.handler is not None:
+            refuse_speculation(spark)
+            check_once(spark)
+            outputs.handler.topic_ids = known_ids(self._claim.offsets())
         if self._runner.requests is not None:
             self._runner.requests.compute = lambda letters: computed_letters(outputs, spark, letters, columns)
         self._query.found(query.execution)
@@ -270,11 +286,13 @@ class TransactionalSink:
         self._stateful = None
         if self._runner.recovery is not None:
             self._runner.recovery.forget()
-        self._settings.check_query(self._claim, columns, str(query.execution.resolvedCheckpointRoot()))
+        checkpoint = str(query.execution.resolvedCheckpointRoot())
+        self._settings.check_query(self._claim, columns, checkpoint, has_handler=self._outputs.handler is not None)
         if self._claim.keeps_checkpoint:
             self._stateful = Stateful(self._claim, self._outputs, self._runner.metadata, query=query, columns=columns)
         else:
-            admit(query.execution, columns, whole_records=self._settings.dead_letters is not None)
+            whole = self._settings.dead_letters is not None or self._outputs.handler is not None
+            admit(query.execution, columns, whole_records=whole)
             if self._started_run_id != query.run_id:
                 check_start(self._claim, query)
 

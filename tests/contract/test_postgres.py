@@ -9,14 +9,9 @@ from offsetstore import OffsetStore, Transaction
 from offsetstore.postgres.letters import read_headers
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.outbox import OutboxRecord
-from tests.contract.admin import AdminContract
 from tests.contract.outbox import ReadOutbox
 from tests.contract.parts import Read, Write
-from tests.contract.pauses import PeoplePauseContract
-from tests.contract.runs import RunContract
-from tests.contract.samples import SampleContract
 from tests.contract.suite import OffsetStoreContract
-from tests.support.hostile import HOSTILE, set_defaults
 
 
 class OnPostgres:
@@ -63,13 +58,3 @@ class OnPostgres:
 
 class TestPostgresOffsetStore(OnPostgres, OffsetStoreContract):
     """The whole suite."""
-
-
-@pytest.mark.behaviour("TX-19")
-class TestHostileOffsetStore(OnPostgres, RunContract, SampleContract, PeoplePauseContract, AdminContract):
-    """The parts that read most times and intervals, in a database with hostile defaults."""
-
-    @pytest.fixture
-    def offsetstore_database(self, offsetstore_database: str) -> str:
-        set_defaults(offsetstore_database, "DATABASE", HOSTILE)
-        return offsetstore_database

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.end_mutants import END
+from tests.mutants.handler_mutants import HANDLERS
 from tests.mutants.letter_mutants import LETTERS
 from tests.mutants.mutant import Mutant
 from tests.mutants.operating_mutants import OPERATING
@@ -17,5 +18,15 @@ from tests.mutants.store_mutants import STORE
 from tests.mutants.value_mutants import VALUES
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
-    *START, *STORE, *OPERATING, *SHOWN, *END, *VALUES, *LETTERS, *REPLAYS, *OUTBOX, *SPARK
-)  # fmt: skip
+    *START,
+    *STORE,
+    *OPERATING,
+    *SHOWN,
+    *END,
+    *VALUES,
+    *LETTERS,
+    *REPLAYS,
+    *HANDLERS,
+    *OUTBOX,
+    *SPARK,
+)

@@ -314,7 +314,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-record-that-nothing-is-compared-with",
-        ("Recovery._failed", "[] if part.with_rows else ...", "[] if part.numbers else ..."),
+        ("Recovery._failed", "[] if part.accepted else ...", "[] if part.numbers else ..."),
         tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
         why="A bug in a function would make letters of all records of a slow topic.",
     ),
@@ -383,8 +383,8 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "refused-in-a-row-without-rows",
         (
-            "Recovery._check_count",
-            "(number not in dead for number in part.with_rows)",
+            "letters:_has_accepted",
+            "(number not in dead for number in part.accepted)",
             "(number not in dead for number in part.numbers)",
         ),
         tests=(f"{_UNIT}test_records_without_rows_don_t_show_that_others_are_accepted",),

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
-from offsetstore.processing.unit import UNNAMED, Ranges, Record, Stored, Written
-from offsetstore.protocol.letters import LetterError, Payload, rejected
+from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored, Written
+from offsetstore.protocol.letters import Payload, rejected
 
 Row: TypeAlias = tuple[int, int]
 Write: TypeAlias = Callable[[Any, Sequence[Row]], None]
@@ -28,6 +29,7 @@ class Records:
     :param missing: offsets without a record.
     :param failing: records that can't be computed.
     :param again: those of them that fail once more.
+    :param are_handled: whether a handler was called for each.
     """
 
     rejects: Mapping[Row, str] = field(default_factory=dict[Row, str])
@@ -36,6 +38,7 @@ class Records:
     missing: Collection[Row] = ()
     failing: Mapping[Row, FunctionFailed] = field(default_factory=dict[Row, "FunctionFailed"])
     again: Callable[[], Mapping[Row, FunctionFailed]] | None = None
+    are_handled: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class FakePart:
     read_again: list[Row] = field(default_factory=list[Row])
 
     @property
-    def _places(self) -> list[Record]:
+    def _places(self) -> list[Coordinates]:
         return [(tp, offset) for tp, one in sorted(self.ranges.items()) for offset in range(one.from_, one.until)]
 
     @property
@@ -93,11 +96,15 @@ class FakePart:
         return {number: failing[rows[number]] for number in numbers if rows[number] in failing}
 
     @property
-    def rejected(self) -> dict[int, LetterError]:
-        rejects = self.records.rejects
-        return {number: rejected(rejects[row]) for number, row in enumerate(self._rows) if row in rejects}
+    def accepted(self) -> list[int]:
+        return [n for n in self.numbers if n not in self.rejected] if self.records.are_handled else self.with_rows
 
-    def record(self, number: int) -> Record:
+    @property
+    def rejected(self) -> dict[int, Rejected]:
+        rejects = self.records.rejects
+        return {number: Rejected(rejected(rejects[row])) for number, row in enumerate(self._rows) if row in rejects}
+
+    def record(self, number: int) -> Coordinates:
         return self._places[number]
 
     def misfits(self, connection: object) -> dict[int, RowsRefused]:

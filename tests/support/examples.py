@@ -106,9 +106,9 @@ class Examples:
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-4000:]}"
         return done
 
-    def crash(self, name: str, failpoint: str) -> None:
+    def crash(self, name: str, failpoint: str, *arguments: str) -> None:
         """Run it until it reaches the failpoint, ``name`` or ``name:nth``, at which it is killed."""
-        done = self.with_environment(OFFSETSTORE_FAILPOINT=failpoint)._call(EXAMPLES / name)
+        done = self.with_environment(OFFSETSTORE_FAILPOINT=failpoint)._call(EXAMPLES / name, *arguments)
         assert done.returncode == -signal.SIGKILL, done.stderr[-4000:]
         assert f"failpoint {failpoint.partition(':')[0]}" in done.stderr
 

@@ -21,9 +21,10 @@ from offsetstore import Append, Claim, DeadLetters, Flush, OffsetRange, OffsetSt
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import count_offsets
 from offsetstore.processing.blame import find_failing
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.runner import Runner, Settings, Taken
-from offsetstore.processing.unit import UNNAMED, Ranges, Record
-from offsetstore.protocol.letters import Letter, LetterError, Payload, digest, rejected
+from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges
+from offsetstore.protocol.letters import Letter, Payload, digest, rejected
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 
@@ -102,7 +103,7 @@ class Part:
     """See `CarefulPart`: records with their rows, or with why they have none."""
 
     writer: Writer
-    places: Sequence[Record]
+    places: Sequence[Coordinates]
     values: Mapping[int, bytes | None]
     failed: Mapping[int, FunctionFailed]
     replaces_in_order: bool = False
@@ -112,8 +113,12 @@ class Part:
         return list(self.values)
 
     @property
-    def rejected(self) -> dict[int, LetterError]:
-        return {n: rejected("a question") for n, value in self.values.items() if value == b"?"}
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
+    def rejected(self) -> dict[int, Rejected]:
+        return {n: Rejected(rejected("a question")) for n, value in self.values.items() if value == b"?"}
 
     @property
     def with_rows(self) -> list[int]:
@@ -126,7 +131,7 @@ class Part:
     def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
         return {n: self.failed[n] for n in numbers}
 
-    def record(self, number: int) -> Record:
+    def record(self, number: int) -> Coordinates:
         return self.places[number]
 
     def misfits(self, connection: object) -> dict[int, RowsRefused]:  # noqa: ARG002
@@ -143,7 +148,7 @@ class Part:
         return {n: Payload(b"key", self.values[n], None, 0, 0) for n in numbers}
 
 
-def part_of(writer: Writer, places: Sequence[Record], values: Mapping[int, bytes | None]) -> Part:
+def part_of(writer: Writer, places: Sequence[Coordinates], values: Mapping[int, bytes | None]) -> Part:
     def try_(begin: int, end: int) -> FunctionFailed | int:
         try:
             return len([parse(values[n]) for n in range(begin, end) if values[n] != b"?"])
@@ -166,13 +171,13 @@ class Batch:
     number: int
     ranges: Ranges
 
-    def _values(self, part: Ranges, without: Collection[Record] = ()) -> Iterator[tuple[Record, bytes]]:
+    def _values(self, part: Ranges, without: Collection[Coordinates] = ()) -> Iterator[tuple[Coordinates, bytes]]:
         for tp, range_ in sorted(part.items()):
             for offset in range(range_.from_, range_.until):
                 if (tp, offset) not in without:
                     yield (tp, offset), self.source.log[tp][offset]
 
-    def rows(self, part: Ranges, without: Collection[Record] = ()) -> dict[str, Numbers]:
+    def rows(self, part: Ranges, without: Collection[Coordinates] = ()) -> dict[str, Numbers]:
         values = [value for _, value in self._values(part, without)]
         if b"?" in values:
             raise RowsRefused("transform has rejected a record")

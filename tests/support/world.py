@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Broker, Claim, OffsetStore, TopicPartition, TransactionalSink
+from offsetstore import Broker, Claim, Handler, OffsetStore, TopicPartition, TransactionalSink
 from offsetstore.errors import BrokerRefused
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
@@ -168,7 +168,7 @@ class World:
     def run(
         self,
         claim: Claim,
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         stream: DataFrame | None = None,
@@ -191,7 +191,7 @@ class World:
     def run_to_failure(
         self,
         claim: Claim,
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         *,
         stream: DataFrame | None = None,
@@ -211,7 +211,7 @@ class World:
     def _start(  # noqa: PLR0917 - what `run` was given
         self,
         claim: Claim,
-        transform: Transform,
+        transform: Transform | Handler,
         into: Writer | Mapping[str, Writer],
         stream: DataFrame | None,
         checkpoint: str | None,

@@ -63,6 +63,18 @@ def place(
         return Placed(_repartitioned(_computed_once(frame), remaining), remaining, str(reason))
 
 
+def is_in_order(frame: DataFrame, ranges: Mapping[TopicPartition, OffsetRange]) -> bool:
+    """Whether each task is proven to have the records of one Kafka partition, in order.
+
+    :param ranges: all that the batch reads.
+    """
+    try:
+        _proven(Parts.of(frame).rdd, ranges)
+    except _Unproven:
+        return False
+    return True
+
+
 def _proven(rdd: Any, ranges: Mapping[TopicPartition, OffsetRange]) -> list[TopicPartition]:
     scan = _narrow_root(rdd)
     if simple_name(scan) != _SCAN:

@@ -46,6 +46,16 @@ def stage(
 
 @pytest.mark.parametrize(("name", "way", "seed"), RUNS, ids=[f"{name} {way} {seed}" for name, way, seed in RUNS])
 def test_what_is_produced_lands_once(stage: Stage, name: str, way: Way, seed: int) -> None:
+    run(stage, name, way, seed)
+
+
+@pytest.mark.behaviour("HAND-1", "HAND-2", "HAND-5", "HAND-7", "HAND-9")
+def test_a_handler_whose_job_is_killed_calls_again_for_one_micro_batch_at_most(stage: Stage) -> None:
+    """What else holds for calls is in `tests.faults.chaos.harness.calls.wrong`."""
+    run(stage, "handlers-killed-at-half", "partition", 1)
+
+
+def run(stage: Stage, name: str, way: Way, seed: int) -> None:
     result = stage.run(load()[name], way, seed)
 
     assert result.violations == []

@@ -306,7 +306,7 @@ def test_resolve_counts_what_the_job_would_read(run: Callable[..., Result], clai
 def test_resolve_warns_of_a_group_that_the_store_does_not_know(run: Callable[..., Result]) -> None:
     arguments = ("resolve", "-g", "biling", "-t", "payments", "-b", "kafka:1")
     found = json.loads(run(*arguments, "--format", "json").stdout)["warning"]
-    assert found.startswith("the store has no offsets of group 'biling': ")
+    assert found.startswith("the store has no offsets of group 'biling', which is right for a new job: ")
     assert "'billing'" in found
     assert f"A warning: {found}" in run(*arguments).stdout.splitlines()
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 
+from examples.charging_service import ChargingService
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from tests.support.examples import Examples
 from tests.support.postgres import Database
@@ -117,3 +120,35 @@ def test_a_fee_is_charged_from_the_same_record_on_in_a_later_run_too(jobs: Examp
 
     charged = [("ada", "1.00"), ("bob", "2.00"), ("cleo", "3.30"), ("dan", "4.40"), ("eve", "5.50")]
     assert database.rows(PAYMENTS) == charged
+
+
+@pytest.mark.behaviour("HAND-5", "HAND-7")
+@pytest.mark.parametrize("way", ["threads", "async"])
+def test_a_job_killed_before_its_commit_calls_again_and_each_payment_is_charged_once(
+    jobs: Examples, database: Database, way: str
+) -> None:
+    database.execute("CREATE TABLE charges (payer text, amount numeric(12,2), charge bigint)")
+    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    with ChargingService() as service:
+        thread = Thread(target=service.serve_forever)
+        thread.start()
+        charging = jobs.with_environment(CHARGING_SERVICE=f"127.0.0.1:{service.server_port}")
+        try:
+            charging.crash("charging_job.py", "before_advance", way)
+            assert database.one("SELECT count(*) FROM charges") == 0
+            assert [*service.requests.values()] == [1, 1]
+
+            jobs.produce("payments", ("cleo", "3.00"), ("dan", "-1"))
+            charging.run("charging_job.py", way)
+        finally:
+            service.shutdown()
+            thread.join()
+
+    topic_id = database.one("SELECT topic_id FROM kafka_partitions WHERE consumer_group = 'charging'")
+    ids = [f"payments/{topic_id}/0/{offset}" for offset in range(3)]
+    assert service.requests == dict(zip(ids, [2, 2, 1], strict=True))
+    charged = zip(["ada", "bob", "cleo"], ["1.50", "2.25", "3.00"], [service.charges[one] for one in ids], strict=True)
+    assert database.rows("SELECT payer, amount::text, charge FROM charges ORDER BY payer") == [*charged]
+    assert database.rows("SELECT record_offset, cause, error_text FROM dead_letters") == [
+        (3, "raised", "the service answers 422")
+    ]

@@ -15,7 +15,7 @@ from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.postgres.errors import refusals
 from offsetstore.processing.blame import blame
 from offsetstore.processing.plan import Plan
-from offsetstore.processing.unit import PlanOutdated, Ranges, Record
+from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.work import Work
@@ -47,7 +47,7 @@ def claim(store: OffsetStore) -> Claim:
 
 
 def attempt(
-    claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Ranges, without: Collection[Record] = ()
+    claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]], part: Ranges, without: Collection[Coordinates] = ()
 ) -> int:
     """Write some of the rows, of which each is one record's, and take them back."""
     chosen = [rows[at] for at in range(part[P0].from_, part[P0].until) if (P0, at) not in without]

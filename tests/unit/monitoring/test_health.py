@@ -51,6 +51,11 @@ DEAD: list[tuple[dict[str, Any], Code, str]] = [
         "billing: its query ended 31 s (limit 30 s) ago",
     ),
     (
+        {"is_active": False, "active_since": NOW - 31, "phase": "failed", "error": "HandlerStuck"},
+        Code.QUERY_ENDED,
+        "billing: its query ended with HandlerStuck 31 s (limit 30 s) ago",
+    ),
+    (
         {"phase": "batch", "phase_since": NOW - 601},
         Code.BATCH_TOO_LONG,
         "billing: the batch has been in flight for 601 s (limit 600 s)",

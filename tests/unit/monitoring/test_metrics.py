@@ -27,6 +27,7 @@ from offsetstore.protocol.events import (
     DatabaseAsked,
     Event,
     FlushEnded,
+    HandlerCalled,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
@@ -65,6 +66,8 @@ EVENTS: list[Event] = [
     BatchEnded(outcome="interrupted", **BATCH, stored={P1: OffsetRange(2, 3)}, rows={"": 200}),
     LettersWritten(group=GROUP, batch=3, ranges=RANGES, letters={"refused": 2, "rejected": 1}),
     LettersReplayed(group=GROUP, replayed=4, failed=1),
+    HandlerCalled(group=GROUP, calls=9, retries=3, timeouts=1, seconds=2.5, lag=0.75),
+    HandlerCalled(group=GROUP, calls=1, seconds=0.5, lag=0.25),
     PauseChanged(group=GROUP, pause=PAUSE),
     Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.1),
     CommitResolved(group=GROUP, topic_partition=P0, happened=True),
@@ -102,6 +105,11 @@ COUNTED = {
     "dead_letters_total rejected": 1,
     "dead_letters_replayed_total written": 4,
     "dead_letters_replayed_total failed": 1,
+    "handler_calls_total": 10,
+    "handler_retries_total": 3,
+    "handler_timeouts_total": 1,
+    "handler_seconds_total": 3.0,
+    "handler_loop_lag_seconds": 0.25,
     "retries_total LockTimeout": 1,
     "lost_commits_total committed": 1,
     "lost_commits_total unknown": 1,
@@ -115,6 +123,7 @@ COUNTED = {
 KNOWN = (
     "batches_total", "flushes_total", "lost_commits_total", "dead_letters_total", "dead_letters_replayed_total",
     "mirror_commits_total", "heartbeats_missed_total", "batch_duration_seconds_count",
+    "handler_calls_total", "handler_retries_total", "handler_timeouts_total", "handler_seconds_total",
 )  # fmt: skip
 """The counters whose labels are known beforehand."""
 UNSEEN = {"dead_letters_total raised", "dead_letters_total sequence", "lost_commits_total rolled_back"}

@@ -30,6 +30,7 @@ from offsetstore.protocol.events import (
     CommitResolved,
     Event,
     FlushEnded,
+    HandlerCalled,
     LettersWritten,
     MirrorTried,
     PauseChanged,
@@ -52,6 +53,7 @@ MEANWHILE: list[Event] = [
     CommitResolved(group=GROUP, topic_partition=P0, happened=None),
     LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 2, "rejected": 1}),
     LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 1}),
+    HandlerCalled(group=GROUP, calls=9, retries=3, timeouts=1, seconds=2.5),
 ]
 
 
@@ -167,7 +169,10 @@ def test_what_happens_meanwhile_is_noted_on_the_batch() -> None:
         ("retried", {ERROR_TYPE: "LockTimeout", "offsetstore.attempt": 1, "offsetstore.wait": 0.25}),
         ("commit resolved", {"offsetstore.outcome": "unknown"}),
     ]
-    assert (batch.attributes or {})["offsetstore.dead_letters"] == 4
+    attributes = batch.attributes or {}
+    assert attributes["offsetstore.dead_letters"] == 4
+    calls = {name: attributes[f"offsetstore.handler.{name}"] for name in ("calls", "retries", "timeouts", "seconds")}
+    assert calls == {"calls": 9, "retries": 3, "timeouts": 1, "seconds": 2.5}
 
 
 @pytest.mark.behaviour("OPS-15")

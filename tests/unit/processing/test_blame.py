@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
 from offsetstore.processing.blame import AcceptedThen, Attempt, blame, speaks_for_itself
-from offsetstore.processing.unit import PlanOutdated, Ranges, Record
+from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
@@ -27,19 +27,19 @@ def refused(**fields: Any) -> RowsRefused:
     return RowsRefused(what, **(given | fields))
 
 
-def records_of(ranges: Ranges, without: Collection[Record] = ()) -> set[Record]:
+def records_of(ranges: Ranges, without: Collection[Coordinates] = ()) -> set[Coordinates]:
     return {(tp, offset) for tp, range_ in ranges.items() for offset in range(range_.from_, range_.until)} - {*without}
 
 
 class Table:
     """Refuses what ``rule`` says of a set of records; counts how often it was asked."""
 
-    def __init__(self, rule: Callable[[set[Record]], bool], sqlstate: str | None = None) -> None:
+    def __init__(self, rule: Callable[[set[Coordinates]], bool], sqlstate: str | None = None) -> None:
         self.rule = rule
         self.sqlstate = sqlstate
         self.asked = 0
 
-    def attempt(self, ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(self, ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         self.asked += 1
         records = records_of(ranges, without)
         if self.rule(records):
@@ -47,11 +47,11 @@ class Table:
         return len(records)
 
 
-def with_any(*poison: Record) -> Table:
+def with_any(*poison: Coordinates) -> Table:
     return Table(lambda records: not records.isdisjoint(poison))
 
 
-def rule_of(poison: Mapping[Record, Record | None]) -> Callable[[set[Record]], bool]:
+def rule_of(poison: Mapping[Coordinates, Coordinates | None]) -> Callable[[set[Coordinates]], bool]:
     """A record is refused, unless the one that makes it good is there too."""
     return lambda records: any(bad in records and good not in records for bad, good in poison.items())
 
@@ -64,7 +64,7 @@ def blamed(ranges: Ranges, attempt: Attempt, failed: RowsRefused | None = None, 
     return blame(failed or refused(), ranges, attempt, CLAIM, repr, **options)
 
 
-def named(error: RowsRefused) -> Record | None:
+def named(error: RowsRefused) -> Coordinates | None:
     """The record that is shown to be the cause, if one is: then there is a command that passes over it alone."""
     assert ("offsetstore reset" in error.next_step) is ("but the cause may be any" not in str(error))
     if "offsetstore reset" not in error.next_step:
@@ -82,7 +82,7 @@ def named(error: RowsRefused) -> Record | None:
     ),
 )
 def test_the_first_bad_record_is_named_and_all_before_it_are_accepted(
-    poison: set[Record], bounds: dict[TopicPartition, tuple[int, int]]
+    poison: set[Coordinates], bounds: dict[TopicPartition, tuple[int, int]]
 ) -> None:
     ranges = {tp: OffsetRange(*pair) for tp, pair in bounds.items()}
     there = sorted(poison & records_of(ranges))
@@ -106,7 +106,7 @@ def test_the_first_bad_record_is_named_and_all_before_it_are_accepted(
     )
 )
 @pytest.mark.behaviour("TX-18")
-def test_a_record_is_named_only_if_it_is_a_cause(poison: dict[Record, Record | None]) -> None:
+def test_a_record_is_named_only_if_it_is_a_cause(poison: dict[Coordinates, Coordinates | None]) -> None:
     """The plain rule: with it the batch is refused, and without it, and some others, it is not."""
     ranges = {P0: OffsetRange(0, 16)}
     rule = rule_of(poison)
@@ -124,7 +124,7 @@ def test_a_record_is_named_only_if_it_is_a_cause(poison: dict[Record, Record | N
 
 @pytest.mark.parametrize("failed", [None, FunctionFailed("failed", error_class="ValueError", text="")])
 def test_of_many_bad_records_the_first_is_told_without_a_command(failed: RowsRefused | None) -> None:
-    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         try:
             return with_any(*[(P0, offset) for offset in range(20, 60)]).attempt(ranges, without)
         except RowsRefused as error:
@@ -151,7 +151,7 @@ def test_of_records_that_are_refused_together_the_last_is_told_without_a_command
 def test_of_more_records_than_a_table_allows_none_is_named(allowed: int, *, needs_another: bool) -> None:
     """The last one is good, and perhaps refused alone, for something else."""
 
-    def rule(records: set[Record]) -> bool:
+    def rule(records: set[Coordinates]) -> bool:
         is_lost = needs_another and (P0, 0) not in records and (P0, allowed) in records
         return len(records) > allowed or is_lost
 
@@ -204,7 +204,7 @@ def test_a_refusal_that_goes_away_during_the_search_names_no_record() -> None:
     """As the parent of a child is inserted by another job."""
     table = with_any((P0, 7))
 
-    def attempt(ranges: Ranges, without: Collection[Record]) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates]) -> int:
         return table.attempt(ranges, without) if table.asked < 3 else 8
 
     with pytest.raises(PlanOutdated):
@@ -217,7 +217,7 @@ def test_a_first_record_that_is_accepted_when_it_is_tried_alone_is_not_stored_an
     """As a function fails for it until a service is back."""
     prefixes: list[int] = []
 
-    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         records = records_of(ranges, without)
         prefixes.extend([len(records)] * ((P0, 0) in records))
         if (P0, 0) in records and (len(records) > 1 or prefixes.count(1) == 1):
@@ -236,7 +236,7 @@ def test_a_first_record_that_is_accepted_when_it_is_tried_alone_is_not_stored_an
 def test_bad_records_of_two_kinds_are_told_one_after_the_other() -> None:
     """The NUL at 5 is refused before anything is sent, the CHECK at 2 by the database."""
 
-    def attempt(ranges: Ranges, without: Collection[Record]) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates]) -> int:
         records = records_of(ranges, without)
         if (P0, 5) in records:
             raise refused(column="name")
@@ -250,7 +250,7 @@ def test_bad_records_of_two_kinds_are_told_one_after_the_other() -> None:
 
 
 def test_what_no_record_can_cause_ends_the_search(caplog: pytest.LogCaptureFixture) -> None:
-    def attempt(ranges: Ranges, _: Collection[Record]) -> int:
+    def attempt(ranges: Ranges, _: Collection[Coordinates]) -> int:
         """The upper half lets the lower one pass."""
         if ranges[P0].until > 32:
             raise refused() if ranges[P0].until > 48 else LockTimeout("another session is in the way")
@@ -285,7 +285,7 @@ def test_what_any_record_is_refused_for_names_none(sqlstate: str, size: int) -> 
 
 @pytest.mark.behaviour("DLQ-15")
 def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
-    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         if (P0, 5) in records_of(ranges, without):
             raise refused(sqlstate="42501")
         return 0
@@ -297,11 +297,11 @@ FAILED = FunctionFailed("failed", error_class="ValueError", text="", traceback="
 
 
 def of_function(
-    rule: Callable[[Record], bool], *, sqlstate: str | None = None, rowless: int = 0, size: int = 64
+    rule: Callable[[Coordinates], bool], *, sqlstate: str | None = None, rowless: int = 0, size: int = 64
 ) -> RowsRefused:
     """Search where a function fails for some records; each row is made from one. The first ones may make none."""
 
-    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         records = records_of(ranges, without)
         if any(map(rule, records)):
             raise failed
@@ -323,7 +323,7 @@ def test_a_function_that_fails_for_every_row_names_no_record(rowless: int, faili
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("at_once", [1, 37, 63])
 def test_a_function_that_takes_only_so_many_records_names_none(at_once: int) -> None:
-    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         records = records_of(ranges, without)
         if len(records) > at_once:
             raise FAILED
@@ -339,7 +339,7 @@ def test_a_quota_that_is_used_up_during_the_search_names_no_record(quota: int) -
     """From then on every record fails, also alone."""
     left = quota
 
-    def attempt(ranges: Ranges, without: Collection[Record] = ()) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         nonlocal left
         records = records_of(ranges, without)
         left -= len(records)
@@ -383,12 +383,14 @@ def test_no_leg_of_a_whole_entry_is_ever_named(entries: list[list[int]], bad: se
     groups = [{(P0, leg) for leg in legs} for legs in entries]
     broken = {(P0, offset) for offset in bad}
 
-    def rule(records: set[Record]) -> bool:
+    def rule(records: set[Coordinates]) -> bool:
         return not records.isdisjoint(broken) or any(0 < len(legs & records) < len(legs) for legs in groups)
 
     record = named(blamed({P0: OffsetRange(0, 12)}, Table(rule).attempt))
-    # Of an entry with a bad leg, any leg makes the rest of it bad.
-    guilty = broken.union(*[legs for legs in groups if legs & broken])
+    # Of an entry with a bad leg, any leg makes the rest of it bad, and with it those that share one of them.
+    guilty, before = broken, set[Coordinates]()
+    while guilty != before:
+        before, guilty = guilty, guilty.union(*[legs for legs in groups if legs & guilty])
     assert record is None or record in guilty
 
 
@@ -402,7 +404,7 @@ def test_a_transform_that_makes_other_rows_each_time_names_no_record() -> None:
 def test_a_refusal_that_tells_less_is_the_same() -> None:
     original = refused(sqlstate="22003", column=None, table=None)
 
-    def attempt(ranges: Ranges, without: Collection[Record]) -> int:
+    def attempt(ranges: Ranges, without: Collection[Coordinates]) -> int:
         if (P0, 5) in records_of(ranges, without):
             raise refused(sqlstate="22003", column="amount", table=None)
         return 1
@@ -426,7 +428,7 @@ def test_other_refusals_do_not_speak_for_themselves(sqlstate: str) -> None:
 
 @pytest.mark.parametrize("error", [StaleClaim, PlanOutdated])
 def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: type[Exception]) -> None:
-    def attempt(_: Ranges, __: Collection[Record]) -> int:
+    def attempt(_: Ranges, __: Collection[Coordinates]) -> int:
         raise error("another job has it")
 
     with pytest.raises(error):
@@ -446,7 +448,9 @@ def test_a_search_ends_in_time() -> None:
 BATCH = {P0: OffsetRange(40, 60), P1: OffsetRange(0, 64)}
 
 
-def told(*poison: Record, store: Callable[[Ranges], object] = repr, claim: Any = CLAIM, **options: Any) -> RowsRefused:
+def told(
+    *poison: Coordinates, store: Callable[[Ranges], object] = repr, claim: Any = CLAIM, **options: Any
+) -> RowsRefused:
     return blame(refused(), BATCH, with_any(*poison).attempt, claim, store, **options)
 
 

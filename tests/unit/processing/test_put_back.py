@@ -25,6 +25,7 @@ from offsetstore.errors import (
     UnsafeTarget,
 )
 from offsetstore.processing.blame import Halve, TooManyFailed
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import PutBack
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import LettersReplayed
@@ -103,8 +104,16 @@ class Part:
         return [number for number in self.values if self.rows(number)]
 
     @property
-    def rejected(self) -> dict[int, LetterError]:
-        return {number: rejected("it is bad") for number, value in self.values.items() if value.startswith("reject")}
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
+    def rejected(self) -> dict[int, Rejected]:
+        return {
+            number: Rejected(rejected("it is bad"))
+            for number, value in self.values.items()
+            if value.startswith("reject")
+        }
 
     @property
     def failed(self) -> dict[int, FunctionFailed]:

@@ -1449,6 +1449,14 @@ def test_a_record_that_is_accepted_ends_the_row_of_refused_ones(store: InMemoryO
     assert job.results == rows(8, 17, 26, 35)
 
 
+@pytest.mark.behaviour("DLQ-1", "HAND-2")
+def test_records_for_which_a_handler_returns_nothing_show_that_others_are_accepted(store: InMemoryOffsetStore) -> None:
+    records = Records(rejects=dict.fromkeys(rows(*range(0, 60, 3)), "bad"), rowless=rows(*range(60)), are_handled=True)
+    job = Job(store, records=records)
+    job.write_each(60)
+    assert len(job.letters) == 20
+
+
 @pytest.mark.behaviour("DLQ-13")
 def test_records_without_rows_don_t_show_that_others_are_accepted(store: InMemoryOffsetStore) -> None:
     """Of ten records each one makes a row."""

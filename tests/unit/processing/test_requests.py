@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -89,6 +90,19 @@ def test_a_replay_that_cant_be_done_now_does_not_end_the_job(
 
     requests.look(lambda: None)
     assert replays.runs == 1, "it is not time to look again"
+
+
+@pytest.mark.behaviour("DLQ-7", "HAND-7")
+def test_replays_that_fail_each_time_are_tried_less_and_less_often(requests: Requests, replays: Replays) -> None:
+    def pause() -> float:
+        look(requests)
+        return requests._next_look - time.monotonic()
+
+    replays.act = raising(ValueError("a service is down"))
+    pauses = [pause() for _ in range(9)]
+    assert pauses == pytest.approx([10, 20, 40, 80, 160, 300, 300, 300, 300], abs=2)
+    replays.act = lambda _: None
+    assert pause() == pytest.approx(5, abs=2)
 
 
 def test_a_claim_that_was_taken_over_and_a_stop_end_it(requests: Requests, replays: Replays) -> None:

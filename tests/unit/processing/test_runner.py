@@ -26,7 +26,7 @@ from offsetstore.errors import (
     StaleClaim,
 )
 from offsetstore.processing.runner import Interrupted, Settings
-from offsetstore.processing.unit import Record
+from offsetstore.processing.unit import Coordinates
 from offsetstore.protocol.events import BatchEnded, BatchStarted, IdleWorkFailed, PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.background import in_background
@@ -150,7 +150,7 @@ def test_without_letters_only_bad_records_are_looked_up_among_a_batchs(
     asked: set[int] = set()
     record = Part.record
 
-    def noted(self: Part, number: int) -> Record:
+    def noted(self: Part, number: int) -> Coordinates:
         asked.add(number)
         return record(self, number)
 

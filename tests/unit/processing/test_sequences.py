@@ -11,10 +11,11 @@ import pytest
 
 from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
+from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
-from offsetstore.protocol.letters import LetterError, Payload, digest, rejected
+from offsetstore.protocol.letters import Payload, digest, rejected
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.careful_part import written
@@ -41,8 +42,12 @@ class Part:
         return {number: digest(P0, key.encode()) for number, key in keys.items() if key != "-"}
 
     @property
-    def rejected(self) -> dict[int, LetterError]:
-        return {number: rejected("bad") for number in self.numbers if LOG[self.begin + number] in self.bad}
+    def accepted(self) -> list[int]:
+        return self.with_rows
+
+    @property
+    def rejected(self) -> dict[int, Rejected]:
+        return {number: Rejected(rejected("bad")) for number in self.numbers if LOG[self.begin + number] in self.bad}
 
     @property
     def failed(self) -> dict[int, FunctionFailed]:

@@ -32,6 +32,7 @@ from offsetstore.protocol.events import (
     DrainChanged,
     Event,
     FlushEnded,
+    HandlerCalled,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
@@ -249,19 +250,20 @@ EVENTS = st.one_of(
     st.builds(
         BatchEnded, group=st.just(GROUP), batch=COUNTS, ranges=st.just(RANGES), rows=st.just({"": 3}),
         outcome=st.sampled_from(["written", "skipped", "kept", "failed", "interrupted"]),
+        error=st.sampled_from([None, OSError("no")]),
     ),
     st.builds(FlushEnded, group=st.just(GROUP), rows=st.just({"": 2}), error=st.sampled_from([None, OSError("no")])),
     st.builds(IdleWorkFailed, group=st.just(GROUP), error=st.just(OSError("no"))),
     st.builds(LettersWritten, group=st.just(GROUP), batch=COUNTS, ranges=st.just({}), letters=st.just({"raised": 2})),
     st.builds(LettersReplayed, group=st.just(GROUP), replayed=COUNTS, failed=COUNTS),
+    st.builds(HandlerCalled, group=st.just(GROUP), calls=COUNTS),
     st.builds(DrainChanged, group=st.just(GROUP), is_running=st.booleans()),
     st.builds(PauseChanged, group=st.just(GROUP), pause=st.sampled_from([None, PAUSE])),
     st.builds(Retried, group=st.just(GROUP), attempt=COUNTS, error=st.just(OSError("no")), wait=st.just(0.1)),
     st.builds(CommitResolved, group=st.just(GROUP), topic_partition=st.none(), happened=st.none()),
     st.builds(DatabaseAsked, group=st.just(GROUP), error=st.sampled_from(ERRORS)),
-    st.builds(
-        MirrorTried, group=st.just(GROUP), reason=st.sampled_from([None, "no"]), error=st.sampled_from(ERRORS)
-    ),
+    st.builds(MirrorTried, group=st.just(GROUP)),
+    st.builds(MirrorTried, group=st.just(GROUP), reason=st.just("no"), error=st.sampled_from(ERRORS)),
 )  # fmt: skip
 
 
@@ -337,6 +339,8 @@ def test_a_state_is_what_the_whole_history_says(events: list[Event]) -> None:
     assert state.batch == (begun[1].batch if begun else None)
     last = told.last(BatchStarted, BatchEnded)
     assert state.batch_began == (last[0] if last and isinstance(last[1], BatchStarted) else None)
+    error = last[1].error if last and isinstance(last[1], BatchEnded) else None
+    assert state.error == (None if error is None else "OSError")
     well = [at for at, event in told.of(BatchEnded) if event.outcome in {"written", "skipped", "kept"}]
     assert state.ended_well == (well[-1] if well else None)
     drain = told.last(DrainChanged)

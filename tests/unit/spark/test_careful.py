@@ -13,6 +13,7 @@ import pytest
 from offsetstore import Append, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve
+from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges
@@ -59,7 +60,7 @@ def test_a_good_record_that_fails_too_shows_that_none_is_to_blame() -> None:
 @pytest.mark.behaviour("DLQ-15")
 def test_a_rejected_record_makes_no_rows_and_is_not_computed_after_those_that_fail() -> None:
     computation = Computation(3)
-    rejected = replace(part(computation), rejected={2: LetterError("Rejected", "")})
+    rejected = replace(part(computation), rejected={2: Rejected(LetterError("Rejected", ""))})
     assert rejected.with_rows == []
     assert [*rejected.fail_again([3])] == [3]
     assert computation.tried == [3]

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from offsetstore.errors import RowsRefused
+from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError
-from offsetstore.spark.rejects import COLUMN, are_rejected, error_of, none_rejected
+from offsetstore.spark.rejects import COLUMN, are_rejected, none_rejected, reject_of
 
 arrow = cast("Any", pa)
 STRUCT = arrow.struct([("code", arrow.string()), ("reason", arrow.string())])
@@ -59,4 +60,4 @@ def test_a_row_is_good_if_nothing_is_said_of_it(kind: Any, good: list[Any], bad:
     ],
 )
 def test_a_code_is_shown_and_a_text_or_what_is_too_long_for_a_code_is_not(given: Any, error: LetterError) -> None:
-    assert error_of(given) == error
+    assert reject_of(given) == Rejected(error)

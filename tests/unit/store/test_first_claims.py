@@ -55,7 +55,10 @@ def test_a_misspelt_group_is_told_what_it_reads_again_and_whom_it_resembles(
 
     assert len(warnings(caplog)) == 1
     [warning] = warnings(caplog)
-    assert warning.startswith("the store has no offsets of group 'biling': it reads at most 140 records of payments. ")
+    assert warning.startswith(
+        "the store has no offsets of group 'biling', which is right for a new job: "
+        "it reads at most 140 records of payments. "
+    )
     assert "Groups with similar names: 'billing'. " in warning
     for way_out in (
         "correct the name",
@@ -124,7 +127,7 @@ def test_a_start_at_the_end_says_what_it_leaves_out(
     [warning] = warnings(caplog)
     assert "it leaves out at most 140 records of payments. " in warning
     assert (
-        "If this is not a new job, stop it, and remove what it has written. " in warning
+        "If this is not one, stop it, and remove what it has written. " in warning
     )  # whether an earlier one has written them or not
 
 

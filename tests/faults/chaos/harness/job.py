@@ -22,14 +22,15 @@ import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Broker, Claim, DeadLetters, Flush, OffsetStore, StartPolicy, TransactionalSink
+from offsetstore import Broker, Claim, DeadLetters, Flush, Handler, OffsetStore, StartPolicy, TransactionalSink
 from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.spark import BatchInfo
+from offsetstore.spark.sink import Transform
 from offsetstore.testing.job_process import BatchPrinter, print_event
-from tests.faults.chaos.harness import landing
+from tests.faults.chaos.harness import calls, landing
 
 Way = Literal["batch", "partition"]
 _TEXT = 4000
@@ -48,6 +49,7 @@ class Work:
     :param flush: the limits of a `Flush`; not with ``partition``.
     :param dead_letters: the settings of `DeadLetters`; the transform is then one of those that make each row from one
         record.
+    :param handler: the settings of `calls.handler`, which is the transform then.
     :param gate: a directory of `tests.faults.chaos.harness.gate`; for tasks on executors.
     """
 
@@ -72,6 +74,7 @@ class Work:
     flush: Mapping[str, Any] | None = None
     gate: str | None = None
     dead_letters: Mapping[str, Any] | None = None
+    handler: Mapping[str, Any] | None = None
 
 
 class _Stoppable:
@@ -204,18 +207,28 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
 def make_sink(claim: Claim, work: Work) -> TransactionalSink:
     """The sink of the way that was asked for."""
     letters = None if work.dead_letters is None else DeadLetters(**work.dead_letters)
+    transform = _transform(claim, work)
     if work.way == "partition":
-        default = landing.rows if letters is None else landing.rows_or_rejects
-        transform = landing.gated(_named(work.transform) if work.transform else default, work.gate)
         into = landing.one_writer(work.gate) if letters is None else landing.Landing(work.gate)
         return TransactionalSink(
             claim, transform, into=into, atomicity="partition", metadata=note, dead_letters=letters
         )
-    default = landing.outputs if letters is None else landing.outputs_or_rejects
-    transform = landing.gated(_named(work.transform) if work.transform else default, work.gate)
     flush = None if work.flush is None else Flush(**work.flush)
     into = landing.writers()
     return TransactionalSink(claim, transform, into=into, metadata=note, flush=flush, dead_letters=letters)
+
+
+def _transform(claim: Claim, work: Work) -> Transform | Handler:
+    by_partition = work.way == "partition"
+    if work.handler is not None:
+        return calls.handler(**work.handler, epoch=claim.token.epoch, by_partition=by_partition)
+    if work.transform is not None:
+        transform = _named(work.transform)
+    elif work.dead_letters is not None:
+        transform = landing.rows_or_rejects if by_partition else landing.outputs_or_rejects
+    else:
+        transform = landing.rows if by_partition else landing.outputs
+    return landing.gated(transform, work.gate)
 
 
 def note(info: BatchInfo) -> object:

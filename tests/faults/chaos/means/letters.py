@@ -58,6 +58,23 @@ def scatter_bad(scene: Scene, *, good: int, bad: int, kinds: Sequence[str] = tup
     flush(client)
 
 
+def scatter_changed(scene: Scene, *, good: int, bad: int, amount: int) -> set[tuple[str, int, int]]:
+    """Append records, so many of them with this amount, for which there have to be letters; return where those are."""
+    client = producer(scene.servers)
+    places = set(scene.random.sample(range(good + bad), bad))
+
+    def change(draft: Entry) -> tuple[Entry, bytes]:
+        entry = replace(draft, amount=amount)
+        return entry, entry.value
+
+    for number in range(good + bad):
+        is_bad = number in places
+        partition = scene.random.randrange(scene.partitions)
+        scene.ledger.send(client, scene.topic, partition, change=change if is_bad else None, bad=is_bad)
+    flush(client)
+    return {(topic, partition, at) for (topic, _, partition), found in scene.ledger.bad.items() for at in found}
+
+
 def cure(scene: Scene, *kinds: str) -> None:
     """Let the tables take what was bad."""
     for kind in kinds:

@@ -1,0 +1,792 @@
+"""Calls of a `Handler`: many at once, in order within a key, each record retried alone. It knows no Spark and no Kafka.
+
+Records are fed, and their outcomes are fetched as they finish. A record waits only for earlier ones of its key; one
+that is to be retried gives its slot to others meanwhile. What watches over the calls (their timeouts, the delays of
+retries) is done by whoever fetches, so there is one place for both ways of calling: `_Threads` and `_Loop`.
+
+A thread can't be ended, and a coroutine may ignore that it is cancelled. So a call that takes too long fails at once,
+and holds its slot and its key until it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import inspect
+import logging
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import count, takewhile
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+
+from offsetstore.errors import ConfigurationError, HandlerStuck
+from offsetstore.protocol.letters import Headers
+from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.retries import Retries
+
+Ordering: TypeAlias = Literal["key", "partition", "none"]
+Row: TypeAlias = "Mapping[str, Any] | tuple[Any, ...]"
+
+ORDERINGS: Final = ("key", "partition", "none")
+TIMEOUT: Final = "HandlerTimeout"
+"""The class of the error of a call that takes too long."""
+RESULT: Final = "HandlerResult"
+"""That of a call which has returned something that can't be rows."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_RETRIES: Final = Retries(attempts=3, shortest=0.05, longest=1.0)
+_LOOK: Final = 0.05
+"""Seconds between two looks at timeouts and delays."""
+_LAG: Final = 1.0
+"""Seconds after which a loop that doesn't answer is worth a warning."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One of Kafka's records, as a handler gets it.
+
+    :param topic_id: Kafka's id of the topic: another one if the topic was created again.
+    :param timestamp_ms: milliseconds since 1970, in UTC.
+    :param headers: in order; names may repeat. Empty if the reader did not read them.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    topic_id: str = ""
+
+    @property
+    def id(self) -> str:
+        """The same each time the record is handled, and no other record's: an idempotency key."""
+        return f"{self.topic}/{self.topic_id}/{self.partition}/{self.offset}"
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When it was produced, or appended to the log."""
+        return None if self.timestamp_ms is None else _EPOCH + timedelta(milliseconds=self.timestamp_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function to call for each record, with many calls at once: for work that waits for other services.
+
+    Rows are written exactly once; calls are made at least once: after a crash, records whose rows were not stored are
+    handled again. What ``fn`` does outside should be idempotent: `Record.id` is the key for it.
+
+    :param fn: takes a `Record`, and returns its row, several, or ``None``. A row is a mapping of names to values, or a
+        tuple in the schema's order; a list or a generator has several. A plain function is called in threads, one of
+        ``async def`` on an event loop.
+    :param schema: of the rows: a pyarrow schema, or Spark's DDL text (``"id long, score double"``).
+    :param concurrency: calls at once, at most: in each of Spark's tasks, or in the consumer's process.
+    :param ordering: ``"key"``: records with one key are handled one after the other, in order, those without a key at
+        any time. ``"partition"``: all records of a partition are. ``"none"``: none are.
+    :param key: makes a record's key, in place of Kafka's own.
+    :param timeout: in seconds, of one call; the record fails then, and is not retried.
+    :param retries: of a record that has failed; meanwhile only its own key waits.
+    :raises ConfigurationError: an argument is invalid.
+    """
+
+    fn: Callable[[Record], Any]
+    schema: Any
+    concurrency: int = 64
+    ordering: Ordering = "key"
+    key: Callable[[Record], Hashable] | None = None
+    timeout: float = 30.0
+    retries: Retries = _RETRIES
+
+    def __post_init__(self) -> None:
+        for name, function in (("fn", self.fn), ("key", self.key)):
+            if not callable(function) and (name == "fn" or function is not None):
+                raise ConfigurationError(f"{name} must be a function of a record", found=repr(function))
+        if inspect.isasyncgenfunction(self.fn) or not _takes_one(self.fn):
+            raise ConfigurationError(
+                "fn can't be called as a handler is",
+                found=f"{_shown(self.fn)}, an async generator" if _takes_one(self.fn) else _shown(self.fn),
+                expected="a function, or an async function, of one argument: the record",
+            )
+        if not isinstance(cast("object", self.retries), Retries):
+            raise ConfigurationError(
+                "retries must be Retries", found=repr(self.retries), expected="Retries(attempts=3)"
+            )
+        check_whole("concurrency", self.concurrency, "calls", least=1)
+        check_seconds("timeout", self.timeout)
+        if self.ordering not in ORDERINGS:
+            raise ConfigurationError(
+                "ordering is unknown", found=repr(self.ordering), expected=", ".join(map(repr, ORDERINGS))
+            )
+        if self.key is not None and self.ordering != "key":
+            raise ConfigurationError(f'key= goes with ordering="key", not with {self.ordering!r}')
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is called on an event loop."""
+        return inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(getattr(self.fn, "__call__", None))  # noqa: B004 - an object's own
+
+    def rows_of(self, returned: object) -> Sequence[Any]:
+        """The rows that a call has returned, as they are now; with several outputs, mappings of their names to rows.
+
+        :raises NoRows: they are none.
+        """
+        rows = rows_of(returned)
+        schema: object = self.schema
+        if not isinstance(schema, Mapping):
+            return rows
+        found: list[dict[str, Sequence[Row]]] = []
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise NoRows(f"the handler returned {type(row).__name__}; expected a mapping of outputs to their rows")
+            if unknown := row.keys() - cast("Mapping[str, object]", schema).keys():
+                raise NoRows(f"there is no output {', '.join(map(repr, sorted(unknown)))}")
+            found.append({name: rows_of(one) for name, one in row.items()})
+        return found
+
+    def key_of(self, record: Record) -> Hashable:
+        """What the record's order is kept within; ``None`` if it has none.
+
+        :raises Exception: that of the user's function, or for a key that is not hashable.
+        """
+        match self.ordering:
+            case "none":
+                return None
+            case "partition":
+                return (record.topic, record.partition)
+            case _:
+                key = record.key if self.key is None else self.key(record)
+                try:
+                    hash(key)
+                except TypeError as error:
+                    raise TypeError(
+                        f"key= returned what can't be hashed: {error}; return bytes, a text, a number or a tuple"
+                    ) from None
+                return None if key is None else (record.topic, record.partition, key)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerError:
+    """Why a record has no rows.
+
+    :param text: the exception's own, which may quote the record.
+    """
+
+    error_class: str
+    text: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What has become of a record.
+
+    :param attempts: how often it was tried.
+    """
+
+    record: Record
+    rows: Sequence[Row] = ()
+    error: HandlerError | None = None
+    attempts: int = 1
+
+
+@dataclass(slots=True)
+class Figures:
+    """What has been done so far.
+
+    :param seconds: in all calls together.
+    :param lag: the longest time in seconds for which the event loop did not answer.
+    """
+
+    calls: int = 0
+    retries: int = 0
+    timeouts: int = 0
+    seconds: float = 0.0
+    lag: float = 0.0
+
+    def __add__(self, other: Figures) -> Figures:
+        """Those of both."""
+        return Figures(
+            self.calls + other.calls,
+            self.retries + other.retries,
+            self.timeouts + other.timeouts,
+            self.seconds + other.seconds,
+            max(self.lag, other.lag),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A record, and the attempts at it so far."""
+
+    record: Record
+    key: Hashable
+    attempts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call, and what cancels it, where that is possible."""
+
+    task: _Task
+    since: float
+    cancel: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """How a call has failed.
+
+    :param is_final: calling again would not help.
+    :param outage: the exception, if no record is to blame for it.
+    """
+
+    error: HandlerError
+    is_final: bool = False
+    outage: BaseException | None = None
+
+
+_T = TypeVar("_T")
+
+
+class Queues(Generic[_T]):
+    """What may be done now, where things of one key have to be done one after the other."""
+
+    def __init__(self) -> None:
+        self.ready = deque[_T]()
+        self._behind: dict[Hashable, deque[_T] | None] = {}  # of each key that is ready or being done
+
+    def add(self, key: Hashable, item: _T) -> None:
+        """Put an item behind all others of its key."""
+        if key is None:
+            self.ready.append(item)
+        elif key not in self._behind:
+            self._behind[key] = None
+            self.ready.append(item)
+        else:
+            waiting = self._behind[key]
+            if waiting is None:
+                waiting = self._behind[key] = deque()
+            waiting.append(item)
+
+    def done(self, key: Hashable) -> None:
+        """Let the next one of the key begin."""
+        if key is None:
+            return
+        waiting = self._behind[key]
+        if waiting:
+            self.ready.append(waiting.popleft())
+        else:
+            del self._behind[key]
+
+
+class _Caller(Protocol):
+    """A way to make the calls."""
+
+    def wake(self) -> None:
+        """Begin what may begin. The lock is not held."""
+        ...
+
+    def lag(self) -> float | None:
+        """Seconds for which no call can have gone on, as far as is known; ``None`` if that is not known yet."""
+        ...
+
+    def running(self) -> Record | None:
+        """The record whose call keeps the others from going on, if that is known."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what can be cancelled, and wait for it for at most the handler's timeout. The lock is not held."""
+        ...
+
+
+class Handling:
+    """Calls a handler for records that are fed, until it is closed. One thread feeds and fetches.
+
+    :param enough: how many outcomes to wait for, in `finished`, while as many calls run as may.
+    """
+
+    def __init__(self, handler: Handler, *, enough: int = 1) -> None:
+        self.handler = handler
+        self.figures = Figures()
+        self.outstanding = 0
+        self.is_closed = False
+        self.lock = threading.Lock()
+        self.may_begin = threading.Condition(self.lock)
+        self._has_finished = threading.Condition(self.lock)
+        self._queues = Queues[_Task]()
+        self._delayed: list[tuple[float, int, _Task]] = []
+        self._numbers = count()
+        self._running: dict[_Call, None] = {}  # in the order in which they began, which is that of their timeouts
+        self._late: dict[_Call, None] = {}
+        self._finished: list[Outcome] = []
+        self._outage: BaseException | None = None
+        self._enough = enough
+        self._has_warned = False
+        self._looked = time.monotonic()
+        self._waits_since: float | None = None
+        self._caller: _Caller = _Loop(self) if handler.is_async else _Threads(self)
+
+    def feed(self, records: Iterable[Record]) -> None:
+        """Hand over records; those of one key in order."""
+        tasks, without_key = list[_Task](), list[Outcome]()
+        for record in records:
+            try:
+                tasks.append(_Task(record, self.handler.key_of(record)))
+            except Exception as error:  # noqa: BLE001 - the user's own function
+                without_key.append(Outcome(record, (), _failure(error).error, 0))
+        with self.lock:
+            for task in tasks:
+                self._queues.add(task.key, task)
+            self._finished += without_key
+            self.outstanding += len(tasks) + len(without_key)
+        self._caller.wake()
+
+    def finished(self, seconds: float = float("inf")) -> list[Outcome]:
+        """Wait for outcomes, and take them: none if nothing is outstanding, or after so many seconds.
+
+        :raises Exception: a handler's own, which tells of an outage: no record is to blame for it.
+        :raises HandlerStuck: no call can be made any more.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self._look()
+            with self.lock:
+                if self._outage is not None:
+                    raise self._outage
+                if self._has_enough() or time.monotonic() >= deadline:
+                    found, self._finished = self._finished, []
+                    self.outstanding -= len(found)
+                    return found
+                self._has_finished.wait(max(0.0, min(_LOOK, deadline - time.monotonic())))
+
+    def close(self) -> None:
+        """End what can be ended; a call that can't is left to itself."""
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            self.may_begin.notify_all()
+        self._caller.close()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have begun and not returned."""
+        return len(self._running) + len(self._late)
+
+    @property
+    def late(self) -> int:
+        """Calls that took too long, and have not returned."""
+        return len(self._late)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more records are needed, for as many calls to run as may."""
+        return len(self._queues.ready) < self.handler.concurrency
+
+    def next_call(self) -> _Call | None:
+        """Begin a call, if one may begin. The lock is held."""
+        has_ended = self.is_closed or self._outage is not None
+        if has_ended or not self._queues.ready or self.in_flight >= self.handler.concurrency:
+            return None
+        task = self._queues.ready.popleft()
+        task.attempts += 1
+        self.figures.calls += 1
+        call = _Call(task, time.monotonic())
+        self._running[call] = None
+        return call
+
+    def returned(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
+        """Take what a call has returned, or how it has failed. At most one more may begin now. The lock is held."""
+        task, now = call.task, time.monotonic()
+        self.figures.seconds += now - call.since
+        if call in self._late:
+            del self._late[call]
+            self._queues.done(task.key)
+            return
+        del self._running[call]
+        retries = self.handler.retries
+        if failure is None:
+            self._finish(task, rows, None)
+        elif task.attempts < retries.attempts and not failure.is_final:
+            self.figures.retries += 1
+            heapq.heappush(self._delayed, (now + retries.wait(task.attempts), next(self._numbers), task))
+            return  # its key waits
+        elif failure.outage is not None:
+            self._outage = failure.outage
+            self._has_finished.notify()
+        else:
+            self._finish(task, (), failure.error)
+        self._queues.done(task.key)
+
+    def _finish(self, task: _Task, rows: Sequence[Any], error: HandlerError | None) -> None:
+        self._finished.append(Outcome(task.record, rows, error, task.attempts))
+        if self._has_enough():
+            self._has_finished.notify()
+
+    def _has_enough(self) -> bool:
+        """Whether to hand outcomes over: not one by one, unless more calls could run."""
+        wanted = self._enough if self.in_flight + 1 >= self.handler.concurrency else 1
+        return len(self._finished) >= min(wanted, self.outstanding)
+
+    def _look(self) -> None:
+        """Fail calls that take too long, and let those records begin again whose delay is over.
+
+        :raises HandlerStuck: no call can be made any more.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        was_away, self._looked = now - self._looked > _LAG, now
+        late: list[_Call] = []
+        with self.lock:
+            if not was_away and self._goes_on():  # else no call is late by itself
+                late += takewhile(lambda call: now - call.since >= self.handler.timeout, self._running)
+            for call in late:
+                del self._running[call]
+                self._late[call] = None
+                self.figures.timeouts += 1
+                text = f"the call did not return within {self.handler.timeout:g} s"
+                self._finish(call.task, (), HandlerError(TIMEOUT, text))
+            has_due = False
+            while self._delayed and self._delayed[0][0] <= now:
+                self._queues.ready.appendleft(heapq.heappop(self._delayed)[2])
+                has_due = True
+        for call in late:
+            if call.cancel is not None:
+                call.cancel()
+        if has_due:
+            self._caller.wake()
+        with self.lock:
+            self._check_late(now)
+
+    def _check_late(self, now: float) -> None:
+        """Look whether only late calls are left.
+
+        :raises HandlerStuck: all others have waited for them as long as a call may take.
+        """
+        waits = self._late and not self._running and not self._delayed and self.outstanding > len(self._finished)
+        if not waits:
+            self._waits_since = None
+            return
+        self._waits_since = self._waits_since or now
+        if now - self._waits_since >= self.handler.timeout:
+            raise _stuck(
+                f"all that is left to do waits for {len(self._late)} of its calls", next(iter(self._late)).task.record
+            )
+
+    def _goes_on(self) -> bool:
+        """Whether calls go on: blocking code in an async function stops all.
+
+        :raises HandlerStuck: it has done so for longer than a call may take.
+        """
+        lag, limit = self._caller.lag(), self.handler.timeout
+        if lag is None:
+            return False
+        self.figures.lag = max(self.figures.lag, lag)
+        if lag <= min(_LAG, limit / 2):
+            return True
+        record = self._caller.running()
+        if lag > limit:
+            raise _stuck(f"its event loop has not answered for {lag:.1f} s", record)
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the handler's event loop has not answered for %.1f s%s: blocking code in an async function stops all "
+                "other calls; await instead, or use a plain function, which is called in threads",
+                lag,
+                "" if record is None else f", in a call for {_place(record)}",
+            )
+        return False
+
+
+class _Threads:
+    """Calls a plain function in threads, which are started when they are needed."""
+
+    def __init__(self, handling: Handling) -> None:
+        self._handling = handling
+        self._context = contextvars.copy_context()
+        self._threads: list[threading.Thread] = []
+
+    def wake(self) -> None:
+        handling = self._handling
+        with handling.lock:
+            handling.may_begin.notify_all()
+            missing = min(handling.handler.concurrency, handling.outstanding + handling.late) - len(self._threads)
+        for _ in range(missing):
+            # A daemon: a call that never returns must not keep the process from ending.
+            thread = threading.Thread(target=self._work, name=f"handler-{len(self._threads)}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def lag(self) -> float | None:
+        return 0.0
+
+    def running(self) -> Record | None:
+        return None
+
+    def close(self) -> None:
+        deadline = time.monotonic() + self._handling.handler.timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self) -> None:
+        handling = self._handling
+        while True:
+            with handling.lock:
+                while (call := handling.next_call()) is None:
+                    if handling.is_closed:
+                        return
+                    handling.may_begin.wait()
+            rows, failure = self._context.copy().run(self._call, call.task.record)
+            with handling.lock:
+                handling.returned(call, rows, failure)
+
+    def _call(self, record: Record) -> tuple[Sequence[Any], _Failure | None]:
+        handler = self._handling.handler
+        try:
+            return handler.rows_of(handler.fn(record)), None
+        except BaseException as error:  # noqa: BLE001 - the user's own function
+            return (), _failure(error)
+
+
+class _LoopThread:
+    """An event loop in a thread of its own, for all handlers of the process: clients are bound to a loop."""
+
+    _one: _LoopThread | None = None
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="handler-loop", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def get(cls) -> _LoopThread:
+        """The process's own; another one if that has ended, or does not answer."""
+        one = cls._one
+        if one is None or not one.answers():
+            one = cls._one = cls()
+        return one
+
+    def answers(self) -> bool:
+        """Whether it goes on."""
+        if self._pid != os.getpid() or not self._thread.is_alive():
+            return False
+        answered = threading.Event()
+        return self.call(answered.set) and answered.wait(_LAG)
+
+    def call(self, function: Callable[..., object], *arguments: object) -> bool:
+        """Have the loop call a function soon; return whether it can."""
+        try:
+            self.loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the user's code has ended it
+            return False
+        return True
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+
+class _Loop:
+    """Calls an async function on the process's event loop."""
+
+    def __init__(self, handling: Handling) -> None:
+        self._handling = handling
+        self._context = contextvars.copy_context()
+        self._thread = _LoopThread.get()
+        self._tasks: dict[_Call, asyncio.Task[None]] = {}
+        self._asked: float | None = None  # when the loop was asked what it has not answered
+        self._was_answered = False
+        self._has_ended = threading.Event()
+
+    def wake(self) -> None:
+        self._ask(self._begin)
+
+    def lag(self) -> float | None:
+        asked, now = self._asked, time.monotonic()
+        if asked is not None:
+            return now - asked
+        known, self._was_answered, self._asked = self._was_answered, False, now
+        self._ask(self._answer)
+        return 0.0 if known else None
+
+    def running(self) -> Record | None:
+        current = asyncio.current_task(self._thread.loop)
+        return next((call.task.record for call, task in [*self._tasks.items()] if task is current), None)
+
+    def close(self) -> None:
+        if self._thread.call(self._cancel):
+            self._has_ended.wait(self._handling.handler.timeout)
+
+    def _ask(self, function: Callable[[], None]) -> None:
+        if not self._thread.call(function):
+            raise _stuck("its event loop was ended by code that it has called", None)
+
+    def _answer(self) -> None:
+        self._asked, self._was_answered = None, True
+
+    def _begin(self) -> None:
+        handling = self._handling
+        while True:
+            with handling.lock:
+                call = handling.next_call()
+            if call is None:
+                return
+            self._start(call)
+
+    def _start(self, call: _Call) -> None:
+        # Not the loop's own kind of task: it may be one that begins at once.
+        task = asyncio.Task(self._call(call), loop=self._thread.loop, context=self._context.copy())
+        self._tasks[call] = task
+        call.cancel = partial(self._thread.call, task.cancel)
+
+    async def _call(self, call: _Call) -> None:
+        handling, handler = self._handling, self._handling.handler
+        rows: Sequence[Any] = ()
+        failure: _Failure | None = None
+        try:
+            rows = handler.rows_of(await handler.fn(call.task.record))
+        except BaseException as error:  # noqa: BLE001 - the user's own function
+            failure = _failure(error)
+        with handling.lock:
+            handling.returned(call, rows, failure)
+            following = handling.next_call()
+        del self._tasks[call]
+        if following is not None:
+            self._start(following)
+
+    def _cancel(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        ended = asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        ended.add_done_callback(lambda _: self._has_ended.set())
+
+
+class NoRows(Exception):
+    """What a function has returned can't be rows; to call it again would not help."""
+
+
+def rows_of(returned: object) -> Sequence[Row]:
+    """The rows that a handler has returned.
+
+    :raises NoRows: they are none.
+    """
+    match returned:
+        case None:
+            return ()
+        case Mapping() | tuple():
+            return (_row(cast("object", returned)),)
+        case list() | Iterator():
+            return [*map(_row, cast("Iterable[object]", returned))]
+        case _:
+            raise NoRows(_expected(returned))
+
+
+def _row(given: object) -> Row:
+    """A row as it is now: the function may use the mapping again for the next one."""
+    if isinstance(given, Mapping):
+        return {**cast("Mapping[str, Any]", given)}
+    if not isinstance(given, tuple):
+        raise NoRows(_expected(given))
+    return cast("tuple[Any, ...]", given)
+
+
+def _expected(found: object) -> str:
+    if inspect.isawaitable(found):
+        if inspect.iscoroutine(found):
+            found.close()
+        return "the handler returned a coroutine: await it, or declare the handler with async def"
+    return (
+        f"the handler returned {type(found).__name__}; expected a row (a mapping or a tuple), a list of rows, or None"
+    )
+
+
+def described(error: BaseException) -> HandlerError:
+    """What is kept of an exception: a letter has it."""
+    try:
+        text, trace = str(error), "".join(traceback.format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - the user's own class
+        text, trace = f"it can't be shown: {type(broken).__name__}", ""
+    return HandlerError(type(error).__name__, text, trace)
+
+
+def _failure(error: BaseException) -> _Failure:
+    if isinstance(error, NoRows):
+        return _Failure(HandlerError(RESULT, str(error)), is_final=True)
+    return _Failure(described(error), outage=error if tells_of_outage(error) else None)
+
+
+def _place(record: Record) -> str:
+    return f"{record.topic}-{record.partition} at offset {record.offset}"
+
+
+def _stuck(what: str, record: Record | None) -> HandlerStuck:
+    return HandlerStuck(
+        f"the handler hangs: {what}",
+        found="a call that did not return" if record is None else f"a call for {_place(record)} that did not return",
+    )
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether it may be called with one argument, as far as is known."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of some in C it is not known
+        return True
+    return True
+
+
+def _shown(function: object) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        return f"{name}{inspect.signature(cast('Callable[..., Any]', function))}"
+    except (TypeError, ValueError):
+        return name
+
+
+class Contiguous:
+    """How far the records of one partition are finished without a gap, in whatever order they finish.
+
+    Records are added in ascending order; an offset that is passed over has no record, and counts as finished.
+
+    :param end: the next offset.
+    """
+
+    def __init__(self, end: int) -> None:
+        self._until = end
+        self._open: dict[int, None] = {}  # ascending
+
+    def add(self, offset: int) -> None:
+        """A record is to be handled."""
+        self._open[offset] = None
+        self._until = offset + 1
+
+    def reach(self, until: int) -> None:
+        """There is no more record below this offset."""
+        self._until = max(self._until, until)
+
+    def finish(self, offset: int) -> None:
+        """A record is handled."""
+        del self._open[offset]
+
+    @property
+    def end(self) -> int:
+        """The offset up to which all is finished."""
+        return next(iter(self._open), self._until)

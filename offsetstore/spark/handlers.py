@@ -1,0 +1,543 @@
+"""A `Handler` as the transform: Spark's tasks call it, and what has become of each record is kept for the whole batch.
+
+The records get two more columns: the rows that the handler has returned, and why it has failed. A batch is computed
+with them once, and kept on the executors' disks until its COMMIT: no handler is called again to crop it, to leave
+records out, to plan it again, or to write it in another way. Spark keeps a part only when all of it is computed, so a
+task that writes has all its rows before it begins a transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, time, timedelta
+from itertools import accumulate, chain, repeat
+from math import isfinite
+from numbers import Integral, Real
+from pickle import PicklingError
+from typing import Any, Final, cast
+
+import pyarrow as pa
+from pyspark import Accumulator, AccumulatorParam, StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, StructType
+
+from offsetstore.errors import ConfigurationError, UnsupportedQuery
+from offsetstore.offsets import TopicPartition
+from offsetstore.processing.handling import (
+    RESULT,
+    Figures,
+    Handler,
+    HandlerError,
+    Handling,
+    Outcome,
+    Record,
+    Row,
+    described,
+)
+from offsetstore.processing.unit import UNNAMED, Ranges
+from offsetstore.protocol.letters import writable
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, within
+from offsetstore.spark.plans.scan import is_in_order
+from offsetstore.spark.rejects import COLUMN as REJECT
+from offsetstore.writers.arrow.batches import KAFKA
+
+ROWS: Final = "_offsetstore_rows"
+FAILED: Final = "_offsetstore_failed"
+_ONLY: Final = "rows"
+_FAILED: Final = pa.schema(
+    [
+        ("error_class", pa.string()),
+        ("text", pa.string()),
+        ("traceback", pa.string()),
+        ("attempts", pa.int32()),
+        ("is_outage", pa.bool_()),
+    ]
+)
+_ENOUGH: Final = 256
+"""Outcomes to wait for at a time."""
+_BATCHES: Final = 4
+"""Record batches of a task that are being handled at once: the first one may wait for a slow record."""
+_log = logging.getLogger(__name__)
+_arrow: Any = pa  # its stubs know too little of some kinds of arrays
+_EXACT: Final[dict[int, frozenset[type]]] = {
+    **dict.fromkeys((one.id for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
+    pa.float64().id: frozenset({float}),
+    pa.string().id: frozenset({str}),
+    pa.binary().id: frozenset({bytes}),
+    pa.bool_().id: frozenset({bool}),
+}
+"""Types of which Arrow keeps each value as it is, or says that it can't; most rows have no others."""
+_LARGEST_FLOAT32: Final = 3.4028234663852886e38
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIds:
+    """Kafka's ids of the topics, for `Record.id`.
+
+    :param of_records: of single records, by topic, partition and offset, where these are of an earlier topic's log.
+    """
+
+    of_topics: Mapping[str, str]
+    of_records: Mapping[tuple[str, int, int], str] = field(default_factory=dict[tuple[str, int, int], str])
+
+    def of(self, topic: str, partition: int, offset: int) -> str:
+        """The id of the topic that the record is of, ``""`` if it is not known."""
+        found = self.of_records.get((topic, partition, offset)) if self.of_records else None
+        return self.of_topics.get(topic, "") if found is None else found
+
+
+class _Sum(AccumulatorParam[Figures]):
+    """How Spark adds the figures of tasks up."""
+
+    def zero(self, value: Figures) -> Figures:  # noqa: ARG002 - Spark passes it
+        return Figures()
+
+    def addInPlace(self, value1: Figures, value2: Figures) -> Figures:  # noqa: N802 - Spark's name
+        return value1 + value2
+
+
+class HandlerTransform:
+    """The transform that a handler is.
+
+    ``topic_ids`` has Kafka's ids of the topics, for `Record.id`.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self.topic_ids: Mapping[str, str] = {}
+        self._handler = handler
+        self._parsed: dict[str, pa.Schema] | None = None
+        self._figures: Accumulator[Figures] | None = None
+
+    def figures(self) -> Figures:
+        """What was called since this was last asked, by tasks that have ended."""
+        if self._figures is None:
+            return Figures()
+        found, self._figures.value = self._figures.value, Figures()
+        return found
+
+    def handled(
+        self, batch: DataFrame, ranges: Ranges | None = None, *, topic_ids: TopicIds | None = None
+    ) -> DataFrame:
+        """Add the columns with what the handler makes of the records; nothing is computed yet.
+
+        :param ranges: all that the batch reads, if it is the query's: its tasks may have the records in order.
+        :param topic_ids: by default those of the query's topics.
+        """
+        if ROWS in batch.columns:
+            return batch
+        records = batch.select(*(name for name in KAFKA_COLUMNS if name in batch.columns))
+        if self._handler.ordering != "none" and (ranges is None or not is_in_order(records, ranges)):
+            place = ("topic", "partition")
+            records = records.repartition(max(1, len(ranges or ())), *place).sortWithinPartitions(*place, "offset")
+        schemas = self._schemas()
+        rows, failed = StructType(), _spark_type(_FAILED)
+        for name, schema in schemas.items():
+            rows = rows.add(name or _ONLY, ArrayType(_spark_type(schema)))
+        made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
+        if self._figures is None:
+            self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
+        calls = HandlerCalls(self._handler, topic_ids or TopicIds(self.topic_ids), schemas, self._figures)
+        try:
+            return records.mapInArrow(calls, made)
+        except PicklingError as error:
+            raise ConfigurationError(
+                "a handler's function can't be pickled, to be sent to Spark's executors",
+                found=str(error).strip().splitlines()[-1],
+                expected="a function that neither holds a client or a lock nor uses one at the top of the job's file",
+                next_step="Make it in a module of its own, at the first call: see Clients in docs/handlers.md.",
+            ) from None
+
+    def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:
+        """The rows of records that have these columns; a record that has failed has one row, with the error."""
+        made: dict[str, DataFrame] = {}
+        for name in self._schemas():
+            rows, failed = F.col(ROWS)[name or _ONLY], F.col(FAILED)
+            with_any = batch.where(failed.isNotNull() | (F.size(rows) > 0))
+            each = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(_ONLY))
+            made[name] = each.select(KAFKA, f"{_ONLY}.*", REJECT)
+        return made.get(UNNAMED, made)
+
+    def _schemas(self) -> dict[str, pa.Schema]:
+        """The schema of each output; only with a session can Spark's DDL be parsed."""
+        if self._parsed is None:
+            given: object = self._handler.schema
+            outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
+            self._parsed = {name: _parsed(one) for name, one in outputs.items()}
+        return self._parsed
+
+
+def _parsed(schema: object) -> pa.Schema:
+    """The schema in Arrow, as Spark has it.
+
+    :raises ConfigurationError: it is none, or has a column with a name of ours.
+    """
+    if not isinstance(schema, (str, pa.Schema, StructType)):
+        raise ConfigurationError(
+            "a handler's schema is of another kind",
+            found=type(schema).__name__,
+            expected='a text ("id long, score double"), a schema of pyarrow or Spark, or a mapping of outputs to these',
+        )
+    try:
+        given = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        kind = given if isinstance(given, DataType) else _spark_type(given)
+        made: pa.Schema = cast("Any", to_arrow_schema)(kind)
+    except Exception as error:  # noqa: BLE001 - of many classes: a type that Spark lacks, a text that it can't parse
+        raise ConfigurationError(
+            "a handler's schema can't be read",
+            found=f"{schema!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
+            expected='Spark\'s DDL, like "id long, score double"',
+        ) from None
+    if not made.names or len({*made.names}) < len(made.names):
+        raise ConfigurationError(
+            "a handler's schema must have columns, each with a name of its own",
+            found=", ".join(made.names) or "no column",
+        )
+    if ours := [name for name in made.names if name == KAFKA or name.startswith("_offsetstore") or name == "_reject"]:
+        raise ConfigurationError(
+            "a column of a handler's schema has a name that the sink uses itself",
+            found=", ".join(ours),
+            next_step="Give it another name. To reject a record, raise an error.",
+        )
+    return made
+
+
+def _spark_type(schema: pa.Schema) -> StructType:
+    return cast("Any", from_arrow_schema)(schema)
+
+
+class Handled:
+    """The records of a batch with their outcomes, computed when they are first asked for, and kept until it is closed.
+
+    :param frame: the batch.
+    :param ranges: all that it reads.
+    """
+
+    def __init__(self, transform: HandlerTransform, frame: DataFrame, ranges: Ranges) -> None:
+        self._transform = transform
+        self._frame = frame
+        self._ranges = ranges
+        self._kept: tuple[Ranges, DataFrame] | None = None
+
+    def part(self, part: Ranges, without: Collection[tuple[TopicPartition, int]] = ()) -> DataFrame:
+        """The records of some ranges, except some."""
+        if self._kept is None or not _covers(self._kept[0], part):  # a reset has come between
+            self.close()
+            cropped = self._frame if part == self._ranges else within(self._frame, part)
+            handled = self._transform.handled(cropped, self._ranges)
+            self._kept = dict(part), handled.persist(StorageLevel.DISK_ONLY)
+        ranges, frame = self._kept
+        return frame if part == ranges and not without else within(frame, part, without)
+
+    def close(self) -> None:
+        """Forget them."""
+        if self._kept is None:
+            return
+        kept, self._kept = self._kept[1], None
+        try:
+            kept.unpersist()
+        except Exception as error:  # noqa: BLE001 - Java is gone, say: the batch's own error tells more
+            _log.warning("what a handler has made could not be removed from the executors: %s", type(error).__name__)
+
+
+def _covers(ranges: Ranges, part: Ranges) -> bool:
+    return all(
+        tp in ranges and ranges[tp].from_ <= range_.from_ and range_.until <= ranges[tp].until
+        for tp, range_ in part.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerCalls:
+    """What a task does for ``mapInArrow``: calls the handler for each record, and adds the outcomes to the batches.
+
+    :param figures: gets the task's at its end.
+    """
+
+    handler: Handler
+    topic_ids: TopicIds
+    schemas: Mapping[str, pa.Schema]
+    figures: Accumulator[Figures] | None = None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches in order, each when all its records are finished.
+
+        An outage is handed on as a failure of a kind of its own, at each record: a part of them may be read alone.
+        Spark would take an exception for a failure of the task, and repeat that, with all its calls.
+        """
+        waiting, at, given = deque[_Batch](), dict[int, tuple[_Batch, int]](), iter(batches)
+        with closing(Handling(self.handler, enough=_ENOUGH)) as handling:
+            try:
+                for batch in given:
+                    begun = _Batch(batch, records_of(batch, self.topic_ids))
+                    waiting.append(begun)
+                    at.update((id(record), (begun, number)) for number, record in enumerate(begun.records))
+                    handling.feed(begun.records)
+                    while len(waiting) >= _BATCHES or (handling.outstanding and not handling.has_room):
+                        yield from self._finished(handling, waiting, at)
+                while waiting:
+                    yield from self._finished(handling, waiting, at)
+            except _Ended as ended:
+                handling.close()  # before anything else is called
+                # All input is read: Spark takes a worker that leaves some for a broken one.
+                for batch in chain([one.batch for one in waiting], given):
+                    yield _with_outage(batch, ended.error, self.schemas)
+            finally:
+                if self.figures is not None:
+                    self.figures.add(handling.figures)
+
+    def _finished(
+        self, handling: Handling, waiting: deque[_Batch], at: dict[int, tuple[_Batch, int]]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what is finished.
+
+        :raises _Ended: no more records can be handled.
+        """
+        try:
+            outcomes = handling.finished()
+        except Exception as error:
+            raise _Ended(described(error)) from error
+        for outcome in outcomes:
+            batch, number = at.pop(id(outcome.record))
+            batch.outcomes[number] = outcome
+            batch.missing -= 1
+        while waiting and not waiting[0].missing:
+            done = waiting.popleft()
+            yield from _with_outcomes(done.batch, done.outcomes, self.schemas)
+
+
+class _Ended(Exception):
+    """A service is down, or calls hang."""
+
+    def __init__(self, error: HandlerError) -> None:
+        super().__init__(error.error_class)
+        self.error = error
+
+
+class _Batch:
+    """A record batch of which records are being handled."""
+
+    def __init__(self, batch: pa.RecordBatch, records: Sequence[Record]) -> None:
+        self.batch = batch
+        self.records = records
+        self.outcomes: list[Any] = [None] * len(records)
+        self.missing = len(records)
+
+
+def _with_outcomes(
+    batch: pa.RecordBatch, outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]
+) -> Iterator[pa.RecordBatch]:
+    """The batch with the two columns; in parts, if Arrow can't hold its rows in one."""
+    try:
+        rows, found = arrow_rows(outcomes, schemas)
+    except Exception:
+        if len(outcomes) <= 1:
+            raise
+        half = len(outcomes) // 2
+        yield from _with_outcomes(batch.slice(0, half), outcomes[:half], schemas)
+        yield from _with_outcomes(batch.slice(half), outcomes[half:], schemas)
+        return
+    failed = [None if one.error is None else _as_failed(one.error, one.attempts) for one in found]
+    yield _joined(batch, rows, failed)
+
+
+def _with_outage(batch: pa.RecordBatch, error: HandlerError, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
+    """The batch with an outage at each of its records, which is told in full at the first."""
+    first = _as_failed(error, is_outage=True)
+    others = repeat({**first, "traceback": None}, max(0, batch.num_rows - 1))
+    return _joined(batch, _as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
+
+
+def _as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
+    return {
+        "error_class": writable(error.error_class),
+        "text": writable(error.text),
+        "traceback": error.traceback and writable(error.traceback),
+        "attempts": attempts,
+        "is_outage": is_outage,
+    }
+
+
+def _joined(batch: Any, rows: pa.StructArray, failed: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:
+    kind: Any = pa.struct([*cast("Any", _FAILED)])
+    columns: list[Any] = [*batch.columns, rows, pa.array(failed, kind)]
+    return _arrow.RecordBatch.from_arrays(columns, [*batch.schema.names, ROWS, FAILED])
+
+
+def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
+    """The records of a batch with the columns of Kafka's source."""
+    columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names}
+    times = columns["timestamp"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    headers: Iterable[Any] = columns["headers"].to_pylist() if "headers" in columns else repeat(None)
+    names = ("topic", "partition", "offset", "key", "value")
+    return [
+        Record(
+            topic,
+            partition,
+            offset,
+            key,
+            value,
+            tuple((one["key"], one["value"]) for one in found) if found else (),
+            time,
+            topic_ids.of(topic, partition, offset),
+        )
+        for topic, partition, offset, key, value, found, time in zip(
+            *(columns[name].to_pylist() for name in names), headers, times.to_pylist(), strict=False
+        )
+    ]
+
+
+def arrow_rows(
+    outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]
+) -> tuple[pa.StructArray, Sequence[Outcome]]:
+    """The rows of each outcome, as lists in a column of structs with a field for each output.
+
+    :return: the outcomes too: a record whose rows don't fit the schema has failed.
+    """
+    try:
+        return _as_lists([one.rows for one in outcomes], schemas), outcomes
+    except Exception as error:  # noqa: BLE001 - the user's own objects
+        _log.debug("rows of a handler don't fit its schema: %s", type(error).__name__)
+    fitting: list[Outcome] = []
+    for one in outcomes:
+        try:
+            _as_lists([one.rows], schemas)
+        except Exception as error:  # noqa: BLE001 - the user's own objects
+            fitting.append(replace(one, rows=(), error=HandlerError(RESULT, str(error))))
+        else:
+            fitting.append(one)
+    return _as_lists([one.rows for one in fitting], schemas), fitting
+
+
+def _as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
+    """:raises Exception: a row does not fit."""
+    columns: list[Any] = []
+    for name, schema in schemas.items():
+        of_output = rows if name == UNNAMED else [[row for of in one for row in of.get(name, ())] for one in rows]
+        values = [_values(row, schema.names) for one in of_output for row in one]
+        ends = accumulate((len(one) for one in of_output), initial=0)
+        by_column: Iterable[Sequence[Any]] = zip(*values, strict=True) if values else repeat(())
+        arrays = [_as_column(field, column) for field, column in zip(cast("Any", schema), by_column, strict=False)]
+        structs = _arrow.StructArray.from_arrays(arrays, fields=[*schema])
+        columns.append(_arrow.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
+    return _arrow.StructArray.from_arrays(columns, [name or _ONLY for name in schemas])
+
+
+def _as_column(field: Any, values: Sequence[Any]) -> Any:
+    if not field.nullable and None in values:
+        raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
+    try:
+        _check_exact(values, field.type)
+        return _arrow.array(values, field.type)
+    except Exception as error:  # noqa: BLE001 - of many classes
+        kind = from_arrow_type(field.type).simpleString()
+        raise ValueError(f"the column {field.name} ({kind}): {error}") from None
+
+
+def _check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
+    """Refuse what Arrow would change without a word: the fraction of a number, the time of a day, a number as a time.
+
+    :raises TypeError: it would.
+    """
+    found = [one for one in values if one is not None] if nullable else [*values]
+    if {type(one) for one in found} <= _EXACT.get(kind.id, frozenset()):
+        return
+    for one in found:
+        if one is None or not _fits(one, kind):
+            raise TypeError(_unfit(one, kind))
+
+
+def _unfit(value: object, kind: Any) -> str:
+    name = "None" if value is None else f"a value of type {type(value).__name__}"
+    if not isinstance(value, datetime) or not pa.types.is_timestamp(kind):
+        return f"{name}; expected {kind}"
+    return f"a datetime with{'out' if value.tzinfo is None else ''} a time zone, or with nanoseconds; expected {kind}"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether Arrow keeps the value as it is, or says that it can't."""
+    types: Any = pa.types
+    return next((fits(value, kind) for name, fits in _FITS.items() if getattr(types, name)(kind)), True)
+
+
+def _fits_list(value: Any, kind: Any) -> bool:
+    if not isinstance(value, (list, tuple)):
+        return False
+    _check_exact(cast("Sequence[Any]", value), kind.value_type, nullable=kind.value_field.nullable)
+    return True
+
+
+def _fits_map(value: Any, kind: Any) -> bool:
+    pairs: list[Any] = [*(cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value)]
+    _check_exact((key for key, _ in pairs), kind.key_type, nullable=False)
+    _check_exact((one for _, one in pairs), kind.item_type, nullable=kind.item_field.nullable)
+    return True
+
+
+def _fits_struct(value: Any, kind: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    given = cast("Mapping[str, Any]", value)
+    for inner in kind:
+        _check_exact([given.get(inner.name)], inner.type, nullable=inner.nullable)
+    return not given.keys() - {inner.name for inner in kind}
+
+
+def _is_flag(value: object) -> bool:
+    """Whether it is a bool, which is a number to Python alone."""
+    return isinstance(value, bool)
+
+
+def _is_moment(value: Any) -> bool:
+    """Whether it is a time in microseconds; pandas' may have nanoseconds."""
+    return isinstance(value, datetime) and not getattr(value, "nanosecond", 0)
+
+
+def _is_float32(value: Any) -> bool:
+    return not isfinite(value) or abs(value) <= _LARGEST_FLOAT32
+
+
+_FITS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "is_integer": lambda value, _: isinstance(value, Integral) and not _is_flag(value),
+    "is_float32": lambda value, _: isinstance(value, Real) and not _is_flag(value) and _is_float32(value),
+    "is_floating": lambda value, _: isinstance(value, Real) and not _is_flag(value),
+    "is_date": lambda value, _: isinstance(value, date) and not isinstance(value, datetime),
+    "is_timestamp": lambda value, kind: _is_moment(value) and (value.tzinfo is None) == (kind.tz is None),
+    "is_duration": lambda value, _: isinstance(value, timedelta) and not getattr(value, "nanoseconds", 0),
+    "is_time": lambda value, _: isinstance(value, time) and value.tzinfo is None,
+    "is_string": lambda value, _: isinstance(value, str),
+    "is_binary": lambda value, _: isinstance(value, (bytes, bytearray, memoryview)),
+    "is_list": _fits_list,
+    "is_map": _fits_map,
+    "is_struct": _fits_struct,
+}
+"""By the names of Arrow's own tests of types; the first that is true of a type counts."""
+
+
+def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
+    if isinstance(row, tuple):
+        if len(row) != len(names):
+            raise ValueError(f"the row has {len(row)} values; expected {len(names)}: {', '.join(names)}")
+        return row
+    values = [row.get(name) for name in names]
+    if unknown := row.keys() - {*names}:
+        raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(names)}")
+    return values
+
+
+def refuse_speculation(spark: SparkSession) -> None:
+    """Refuse a session that runs slow tasks twice.
+
+    :raises UnsupportedQuery: it does.
+    """
+    if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+        raise UnsupportedQuery(
+            "a task that waits for a service is slow, and Spark would run it twice at once, with all its calls",
+            found="spark.speculation=true",
+            expected="spark.speculation=false, with a Handler",
+        )

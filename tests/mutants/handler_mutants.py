@@ -1,0 +1,153 @@
+"""Handlers: which calls are made, in which order, and what becomes of their outcomes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant, mutant
+
+_MODEL: Final = "tests/property/test_handling_model.py::test_calls_are_those_of_the_model"
+_CALLS: Final = "tests/unit/processing/test_handling.py::"
+_ROWS: Final = "tests/unit/spark/test_handled_rows.py::"
+_SPARK: Final = "tests/integration/spark/test_handlers.py::"
+_OFTEN: Final = "tests/integration/spark/test_handler_calls.py::"
+
+CALLS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "calls-at-once",
+        ("Handling.next_call", "self.in_flight >= self.handler.concurrency", "False"),
+        tests=(_MODEL,),
+        why="A service would get more calls at once than it was said to take.",
+    ),
+    mutant(
+        "calls-in-order-of-a-key",
+        ("Queues.add", "key is None", "True"),
+        ("Queues.done", "key is None", "True"),
+        tests=(_MODEL,),
+        why="Two records of one key would be handled at once.",
+    ),
+    mutant(
+        "calls-that-wait-in-order",
+        ("Queues.done", "waiting.popleft()", "waiting.pop()"),
+        tests=(_MODEL,),
+        why="A later record of a key would be handled first.",
+    ),
+    mutant(
+        "calls-that-are-retried",
+        ("Handling.returned", "task.attempts < retries.attempts", "task.attempts <= retries.attempts"),
+        tests=(_MODEL,),
+        why="A record would be tried once more than it was said to be.",
+    ),
+    mutant(
+        "calls-while-a-retry-waits",
+        (
+            "Handling.returned",
+            "heapq.heappush(...)\nreturn",
+            "heapq.heappush(...)\nself._queues.done(task.key)\ntask.key = None\nreturn",
+        ),
+        tests=(_MODEL,),
+        why="The next record of the key would be handled before the one that is to be retried.",
+    ),
+    mutant(
+        "calls-while-a-late-one-runs",
+        (
+            "Handling._look",
+            "self.figures.timeouts += 1",
+            (
+                "self.figures.timeouts += 1\nself._queues.done(call.task.key)\n"
+                "call.task.key = None\nself.may_begin.notify()"
+            ),
+        ),
+        tests=(f"{_CALLS}test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it",),
+        why="A thread that hangs may still do its work, after that of a later record of its key.",
+    ),
+    mutant(
+        "calls-and-outages",
+        ("handling:_failure", "tells_of_outage(error)", "False"),
+        tests=(f"{_CALLS}test_an_outage_is_no_records_fault",),
+        why="While a service is down, each record would become a letter.",
+    ),
+    mutant(
+        "calls-after-an-outage",
+        ("Handling.next_call", "self.is_closed or self._outage is not None", "self.is_closed"),
+        tests=(f"{_ROWS}test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called",),
+        why="A service that is down would get all other calls too, and their outcomes would be dropped.",
+    ),
+    mutant(
+        "calls-of-a-blocked-loop",
+        ("Handling._look", "not was_away and self._goes_on()", "True"),
+        tests=(f"{_CALLS}test_blocking_code_in_an_async_function_is_named",),
+        why="Records would fail since another one's call blocks the event loop.",
+    ),
+    mutant(
+        "context-of-a-call",
+        ("_Loop._start", "self._context.copy()", "self._context"),
+        tests=(f"{_CALLS}test_each_call_has_a_context_of_its_own",),
+        why="A call would see what another one has set: a tenant, a trace.",
+    ),
+    mutant(
+        "finished-without-a-gap",
+        ("Contiguous.end", "next(iter(self._open), self._until)", "self._until"),
+        tests=("tests/property/test_handling_model.py::test_the_end_of_what_is_finished_without_a_gap",),
+        why="Offsets would pass records that are still being handled.",
+    ),
+)
+
+ROWS: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "handled-values",
+        ("handlers:_fits", "fits(value, kind)", "True"),
+        tests=(f"{_ROWS}test_values_that_do_not_fit",),
+        why="Arrow cuts fractions off, and the time of a day: 1.5 would be stored as 1.",
+    ),
+    mutant(
+        "handled-names",
+        ("handlers:_values", "row.keys() - {*names}", "set()"),
+        tests=(f"{_SPARK}test_rows_that_do_not_fit_the_schema_are_letters",),
+        why="A misspelt column would be stored as NULL.",
+    ),
+    mutant(
+        "handled-outage-at-each",
+        ("handlers:_with_outage", "[first, *others][: batch.num_rows]", "[first] + [None] * (batch.num_rows - 1)"),
+        tests=(f"{_ROWS}test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called",),
+        why="A plan that begins beyond the first of them would take the others for records without rows.",
+    ),
+    mutant(
+        "handled-and-sparks-own",
+        ("function_failed", "has_handler and not is_out_of_range(error)", "False"),
+        tests=(f"{_OFTEN}test_a_worker_that_dies_is_no_records_fault_and_nothing_is_called_to_find_one",),
+        why="If a worker dies, a search for a record would make all calls again at each try.",
+    ),
+    mutant(
+        "handled-and-failed",
+        ("HandlerTransform.__call__", "failed.isNotNull() | (F.size(rows) > 0)", "F.size(rows) > 0"),
+        tests=(f"{_SPARK}test_a_record_that_fails_is_a_letter_and_every_other_is_called_once",),
+        why="The offset would pass a record that has failed, without a letter and without an error.",
+    ),
+    mutant(
+        "handled-once",
+        ("Handled.part", "self._kept is None or not _covers(self._kept[0], part)", "True"),
+        tests=(f"{_SPARK}test_a_refused_row_and_the_careful_way_call_no_handler_again",),
+        why="Each time that a batch is computed again, all its calls would be made again.",
+    ),
+    mutant(
+        "handled-and-kept",
+        ("Handled.part", "handled.persist(StorageLevel.DISK_ONLY)", "handled"),
+        tests=(f"{_SPARK}test_several_outputs_are_handled_once",),
+        why="Each output would make the calls of its own.",
+    ),
+    mutant(
+        "handled-after-a-crop",
+        ("Handled.part", "self._frame if part == self._ranges else within(self._frame, part)", "self._frame"),
+        tests=(f"{_SPARK}test_what_is_stored_is_not_handled_again",),
+        why="After a restart, records whose rows are stored would be handled again.",
+    ),
+    mutant(
+        "handled-in-order",
+        ("HandlerTransform.handled", "ranges is None or not is_in_order(records, ranges)", "ranges is None"),
+        tests=(f"{_SPARK}test_the_order_of_a_key_is_kept_where_tasks_are_not_partitions",),
+        why="With minPartitions two tasks would handle records of one key at once.",
+    ),
+)
+
+HANDLERS: Final = (*CALLS, *ROWS)

@@ -1,0 +1,441 @@
+"""Calls of a handler: timeouts, what hangs, what is no row, and each call's own context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from offsetstore.errors import ConfigurationError, HandlerStuck, Outage
+from offsetstore.processing.handling import Handler, Handling, Outcome, Record
+from offsetstore.protocol.retries import Retries
+
+ONCE = Retries(attempts=1)
+FAST = Retries(attempts=3, shortest=0.001, longest=0.001)
+
+
+def record(offset: int, key: bytes | None = None) -> Record:
+    return Record("payments", 0, offset, key, str(offset).encode(), topic_id="t1")
+
+
+def handled(handler: Handler, *records: Record) -> dict[int, Outcome]:
+    handling = Handling(handler)
+    try:
+        handling.feed(records)
+        found: list[Outcome] = []
+        while handling.outstanding:
+            found += handling.finished(10)
+    finally:
+        handling.close()
+    return {one.record.offset: one for one in sorted(found, key=lambda one: one.record.offset)}
+
+
+async def waits_in_loop(record: Record) -> dict[str, int]:
+    if record.offset == 0:
+        await asyncio.sleep(60)
+    return {"id": record.offset}
+
+
+class Hanging:
+    """A function that hangs in the record at offset 0 until it is told to return."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def __call__(self, record: Record) -> dict[str, int]:
+        if record.offset == 0:
+            self.go_on.wait(20)
+        return {"id": record.offset}
+
+
+@pytest.mark.behaviour("HAND-4", "HAND-1")
+def test_a_coroutine_that_takes_too_long_fails_alone_and_is_cancelled() -> None:
+    before = time.monotonic()
+    found = handled(Handler(waits_in_loop, None, timeout=0.2), record(0, b"a"), record(1, b"b"), record(2, b"a"))
+    assert time.monotonic() - before < 5
+    assert (found[0].error and found[0].error.error_class, found[0].attempts) == ("HandlerTimeout", 1)
+    assert [found[1].rows, found[2].rows] == [({"id": 1},), ({"id": 2},)]
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, timeout=1, concurrency=2))
+    handling.feed([record(0, b"a"), record(1, b"b"), record(2, b"a")])
+    found = {one.record.offset: one for _ in range(2) for one in handling.finished(10)}
+    assert sorted(found) == [0, 1]
+    assert found[0].error is not None
+    assert found[0].error.error_class == "HandlerTimeout"
+    assert handling.finished(0.3) == []  # it waits for the earlier one of its key
+    assert (handling.in_flight, handling.figures.timeouts) == (1, 1)
+    hanging.go_on.set()
+    assert [one.rows for one in handling.finished(10)] == [({"id": 2},)]
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_when_no_thread_returns_the_error_names_a_record() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, timeout=0.2, concurrency=1))
+    handling.feed([record(0), record(1)])
+    assert [one.record.offset for one in handling.finished(10)] == [0]
+    with pytest.raises(HandlerStuck, match=r"1 of its calls.*payments-0 at offset 0"):
+        handling.finished(10)
+    hanging.go_on.set()
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-4", "HAND-8")
+def test_blocking_code_in_an_async_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    async def blocks(record: Record) -> None:
+        if record.offset == 1:
+            go_on.wait(20)
+
+    handling = Handling(Handler(blocks, None, timeout=0.5))
+    handling.feed([record(0), record(1), record(2)])
+    with caplog.at_level(logging.WARNING), pytest.raises(HandlerStuck, match="payments-0 at offset 1"):
+        _ = [handling.finished(10) for _ in range(3)]
+    assert "in a call for payments-0 at offset 1: blocking code" in caplog.text
+    assert handling.figures.lag >= 0.4
+    go_on.set()
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_failing_record_is_tried_alone_and_the_others_once(*, is_async: bool) -> None:
+    calls: list[int] = []
+
+    def fails_twice(record: Record) -> dict[str, int]:
+        calls.append(record.offset)
+        if record.offset == 1 and calls.count(1) < 3:
+            raise ValueError("secret 17")
+        return {"id": record.offset}
+
+    async def later(record: Record) -> dict[str, int]:
+        return fails_twice(record)
+
+    found = handled(Handler(later if is_async else fails_twice, None, retries=FAST), *map(record, range(5)))
+    assert [(one.attempts, one.error) for one in found.values()] == [(1, None), (3, None), *[(1, None)] * 3]
+    assert sorted(calls) == [0, 1, 1, 1, 2, 3, 4]
+
+
+@pytest.mark.behaviour("HAND-2")
+def test_an_error_that_stays_is_the_records() -> None:
+    def fails(record: Record) -> None:
+        raise ValueError(f"bad {record.offset}")
+
+    [one] = handled(Handler(fails, None, retries=FAST), record(7)).values()
+    assert one.error is not None
+    assert (one.error.error_class, one.error.text, one.attempts) == ("ValueError", "bad 7", 3)
+    assert "in fails" in (one.error.traceback or "")
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("error", [Outage("down"), ConnectionRefusedError("refused"), TimeoutError()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_outage_is_no_records_fault(error: Exception, *, is_async: bool) -> None:
+    calls: list[int] = []
+
+    def fails(record: Record) -> None:
+        calls.append(record.offset)
+        raise error
+
+    async def later(record: Record) -> None:
+        fails(record)
+
+    handling = Handling(Handler(later if is_async else fails, None, retries=FAST))
+    handling.feed([record(0)])
+    with pytest.raises(type(error)):
+        handling.finished(10)
+    handling.close()
+    assert calls == [0, 0, 0]
+
+
+def several(record: Record) -> Iterator[dict[str, int]]:
+    yield from ({"id": number} for number in range(record.offset))
+
+
+@pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("returned", "rows"),
+    [
+        (None, ()),
+        ({"id": 1}, ({"id": 1},)),
+        ((1, 2), ((1, 2),)),
+        ([], []),
+        ([{"id": 1}, (2,)], [{"id": 1}, (2,)]),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_function_returns(returned: Any, rows: Any, *, is_async: bool) -> None:
+    async def later(_: Record) -> Any:
+        return returned
+
+    [one] = handled(Handler(later if is_async else lambda _: returned, None), record(0)).values()
+    assert (one.rows, one.error) == (rows, None)
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_generator_has_several_rows() -> None:
+    assert [len(one.rows) for one in handled(Handler(several, None), *map(record, range(3))).values()] == [0, 1, 2]
+
+
+@pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (7, "returned int; expected a row"),
+        ("text", "returned str"),
+        ([{"id": 1}, 7], "returned int"),
+    ],
+)
+def test_what_is_no_row_fails_at_once(returned: Any, said: str) -> None:
+    [one] = handled(Handler(lambda _: returned, None), record(1)).values()
+    assert one.error is not None
+    assert said in one.error.text
+    assert (one.error.error_class, one.attempts) == ("HandlerResult", 1)
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_plain_function_that_makes_a_coroutine_is_told_how_to_be_declared() -> None:
+    def makes(record: Record) -> Any:
+        return waits_in_loop(record)
+
+    [one] = handled(Handler(makes, None), record(1)).values()
+    assert one.error is not None
+    assert one.error.text == "the handler returned a coroutine: await it, or declare the handler with async def"
+
+
+@pytest.mark.behaviour("HAND-6")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_each_call_has_a_context_of_its_own(*, is_async: bool) -> None:
+    inherited, own = contextvars.ContextVar[str]("inherited"), contextvars.ContextVar[int]("own", default=-1)
+    inherited.set("job")
+    seen: list[tuple[str, int, int]] = []
+
+    def looks(record: Record) -> None:
+        before = own.get()
+        own.set(record.offset)
+        seen.append((inherited.get(), before, own.get()))
+
+    async def later(record: Record) -> None:
+        looks(record)
+        await asyncio.sleep(0.001)
+        assert own.get() == record.offset
+
+    found = handled(Handler(later if is_async else looks, None, concurrency=2), *map(record, range(20)))
+    assert all(one.error is None for one in found.values())
+    assert sorted(seen) == [("job", -1, offset) for offset in range(20)]
+    assert own.get() == -1
+
+
+@pytest.mark.behaviour("HAND-5")
+def test_the_id_of_a_record() -> None:
+    assert record(17).id == "payments/t1/0/17"
+    assert record(17).id != Record("payments", 0, 17, topic_id="t2").id
+    timestamp = Record("payments", 0, 17, timestamp_ms=1_500).timestamp
+    assert timestamp is not None
+    assert timestamp.isoformat() == "1970-01-01T00:00:01.500000+00:00"
+
+
+@pytest.mark.behaviour("HAND-1")
+def test_a_slow_key_blocks_no_other() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, concurrency=2, timeout=15), enough=5)
+    handling.feed([record(0, b"slow"), *(record(n, b"slow") for n in range(1, 4)), *map(record, range(4, 9))])
+    assert sorted(one.record.offset for one in handling.finished(10)) == [4, 5, 6, 7, 8]
+    hanging.go_on.set()
+    while handling.outstanding:
+        assert [one.record.offset for one in handling.finished(10)] == [0, 1, 2, 3]
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_closing_cancels_what_runs() -> None:
+    ended = threading.Event()
+
+    async def waits(_: Record) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    handling = Handling(Handler(waits, None, timeout=15))
+    handling.feed([record(0), record(1)])
+    assert handling.finished(0.2) == []
+    before = time.monotonic()
+    handling.close()
+    assert ended.is_set()
+    assert time.monotonic() - before < 5
+    assert len([one for one in threading.enumerate() if one.name == "handler-loop"]) <= 2  # one that hung before
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_closing_does_not_wait_for_what_has_not_begun() -> None:
+    async def returns(record: Record) -> dict[str, int]:
+        return {"id": record.offset}
+
+    before = time.monotonic()
+    for _ in range(20):
+        handling = Handling(Handler(returns, None, timeout=15))
+        handling.feed(map(record, range(100)))
+        handling.close()
+    assert time.monotonic() - before < 10
+
+
+class Unspeakable(Exception):
+    """Its text can't be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_that_cannot_be_shown_is_the_records_too(*, is_async: bool) -> None:
+    def fails(record: Record) -> None:
+        raise Unspeakable
+
+    async def later(record: Record) -> None:
+        fails(record)
+
+    [one] = handled(Handler(later if is_async else fails, None, retries=ONCE), record(0)).values()
+    assert one.error is not None
+    assert one.error.error_class == "Unspeakable"
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_ends_programs_ends_the_call_alone(error: BaseException, *, is_async: bool) -> None:
+    def fails(record: Record) -> dict[str, int]:
+        if record.offset == 0:
+            raise error
+        return {"id": record.offset}
+
+    async def later(record: Record) -> dict[str, int]:
+        return fails(record)
+
+    found = handled(Handler(later if is_async else fails, None, retries=ONCE), record(0), record(1))
+    assert [one.error is None for one in found.values()] == [False, True]
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("key", [lambda: [0], lambda: next(iter(()))], ids=["unhashable", "raises"])
+def test_a_record_without_a_key_that_can_be_used_fails_alone(key: Callable[[], Any]) -> None:
+    def of_first(record: Record) -> Any:
+        return key() if record.offset == 0 else record.offset
+
+    found = handled(Handler(lambda one: {"id": one.offset}, None, key=of_first), record(0), record(1))
+    assert [one.error is None for one in found.values()] == [False, True]
+    assert found[0].attempts == 0
+
+
+@pytest.mark.behaviour("HAND-4")
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_calls_that_are_all_slow_are_late_one_by_one_and_nothing_is_stuck(concurrency: int) -> None:
+    async def slow(record: Record) -> dict[str, int]:
+        await asyncio.sleep(60 if record.offset < 4 else 0)
+        return {"id": record.offset}
+
+    found = handled(Handler(slow, None, timeout=0.3, concurrency=concurrency), *map(record, range(6)))
+    assert [one.error is None for one in found.values()] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_a_key_behind_a_call_that_never_returns_ends_in_an_error() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, timeout=0.3))
+    handling.feed([record(0, b"a"), record(1, b"a"), record(2, b"b")])
+    with pytest.raises(HandlerStuck, match="payments-0 at offset 0"):
+        _ = [handling.finished(10) for _ in range(4)]
+    hanging.go_on.set()
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_a_record_that_is_fed_while_another_hangs_is_handled() -> None:
+    hanging = Hanging()
+    handling = Handling(Handler(hanging, None, timeout=0.3))
+    handling.feed([record(0)])
+    assert [one.record.offset for one in handling.finished(10)] == [0]
+    handling.feed([record(1)])
+    assert [one.rows for one in handling.finished(10)] == [({"id": 1},)]
+    hanging.go_on.set()
+    handling.close()
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_row_is_as_it_was_when_it_was_returned() -> None:
+    kept = {"n": 0}
+
+    def counts(_: Record) -> dict[str, int]:
+        kept["n"] += 1
+        return kept
+
+    found = handled(Handler(counts, None, ordering="partition"), *map(record, range(3)))
+    assert [one.rows for one in found.values()] == [({"n": 1},), ({"n": 2},), ({"n": 3},)]
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_all_handlers_of_a_process_have_one_loop() -> None:
+    """Clients are bound to the loop that they were made on."""
+    loops = set[int]()
+
+    async def tells(_: Record) -> None:
+        loops.add(id(asyncio.get_running_loop()))
+
+    for _ in range(3):
+        handled(Handler(tells, None), record(0))
+    assert len(loops) == 1
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_functions_that_are_async() -> None:
+    class Client:
+        async def __call__(self, record: Record) -> dict[str, int]:
+            return {"id": record.offset}
+
+        async def method(self, record: Record, more: int = 0) -> dict[str, int]:
+            return {"id": record.offset + more}
+
+    for function in (Client(), Client().method, partial(Client().method, more=0)):
+        assert Handler(function, None).is_async
+        assert handled(Handler(function, None), record(3))[3].rows == ({"id": 3},)
+    assert not Handler(several, None).is_async
+
+
+async def ticks(record: Record) -> AsyncIterator[dict[str, int]]:
+    yield {"id": record.offset}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"fn": 7}, "fn must be a function"),
+        ({"fn": divmod}, "(?s)fn can't be called.*divmod.*of one argument"),
+        ({"fn": ticks.__hash__}, "fn can't be called"),
+        ({"fn": ticks}, "an async generator"),
+        ({"retries": 5}, "retries must be Retries"),
+        ({"concurrency": 0}, "concurrency must be 1 or more"),
+        ({"concurrency": 1.5}, "concurrency must be"),
+        ({"timeout": 0}, "timeout must be above 0"),
+        ({"timeout": float("inf")}, "timeout must be"),
+        ({"ordering": "keys"}, "ordering is unknown"),
+        ({"key": "customer"}, "key must be a function"),
+        ({"key": len, "ordering": "none"}, 'goes with ordering="key"'),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Handler(arguments.pop("fn", several), None, **arguments)

@@ -1,0 +1,235 @@
+"""What a handler returns, as Arrow columns: nothing is changed without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, cast
+
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+import pyarrow as pa
+import pytest
+
+from offsetstore import Retries
+from offsetstore.processing.handling import Handler, HandlerError, NoRows, Outcome, Record
+from offsetstore.spark import handlers
+from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, arrow_rows, records_of
+
+STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
+
+
+def outcome(offset: int, *rows: Any) -> Outcome:
+    return Outcome(Record("payments", 0, offset), rows)
+
+
+def made(kind: Any, value: Any) -> Any:
+    """The value as the column has it, or why it is refused."""
+    lists, [one] = rows([outcome(0, {"v": value})], {"": pa.schema([("v", kind)])})
+    return lists[0]["rows"][0]["v"] if one.error is None else one.error
+
+
+def rows(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> tuple[list[Any], Sequence[Outcome]]:
+    column: Any
+    column, found = arrow_rows(outcomes, schemas)
+    return column.to_pylist(), found
+
+
+@pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 2**63 - 1),
+        (pa.int64(), None),
+        (pa.string(), "ü"),
+        (pa.float64(), 1),
+        (pa.decimal128(10, 2), Decimal("1.25")),
+        (pa.date32(), dt.date(2026, 1, 2)),
+        (pa.list_(pa.int32()), [1, None]),
+        (STRUCT, {"n": 1, "d": dt.date(2026, 1, 2)}),
+        (pa.map_(pa.string(), pa.int32()), [("a", 1)]),
+        (pa.binary(), b"\0"),
+        (pa.float32(), float("inf")),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 2, tzinfo=dt.UTC)),
+        (pa.timestamp("us"), dt.datetime(2026, 1, 2)),  # noqa: DTZ001
+    ],
+)
+def test_values_that_fit(kind: Any, value: Any) -> None:
+    assert made(kind, value) == value
+
+
+@pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), 1.0),
+        (pa.int64(), True),
+        (pa.int64(), "1"),
+        (pa.int64(), 2**63),
+        (pa.int8(), 128),
+        (pa.string(), 1),
+        (pa.decimal128(10, 2), Decimal("1.255")),
+        (pa.date32(), dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+        (pa.list_(pa.int32()), [1, 1.5]),
+        (pa.list_(STRUCT), [{"n": 1.5}]),
+        (STRUCT, {"d": dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)}),
+        (pa.map_(pa.string(), pa.int32()), {"a": 1.5}),
+        (pa.bool_(), "yes"),
+        (STRUCT, (1, None)),
+        (STRUCT, [("n", 1)]),
+        (STRUCT, {"n": 1, "other": 2}),
+        (STRUCT, {"N": 1}),
+        (pa.struct([pa.field("n", pa.int32(), nullable=False)]), {"n": None}),
+        (pa.list_(pa.string()), "abc"),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 2)),  # noqa: DTZ001
+        (pa.timestamp("us"), dt.datetime(2026, 1, 2, tzinfo=dt.UTC)),
+        (pa.timestamp("us", "UTC"), 1_700_000_000),
+        (pa.date32(), 18_000),
+        (pa.duration("us"), 5),
+        (pa.float64(), True),
+        (pa.float32(), 1e300),
+        (pa.list_(STRUCT), [{"n": 1}, {"n": 1, "d": 5}]),
+        (pa.time64("us"), dt.time(3, tzinfo=dt.UTC)),
+        (pa.timestamp("us"), pd.Timestamp(2026, 1, 2, nanosecond=1)),
+        (pa.duration("us"), pd.Timedelta(1, "ns")),
+        (pa.string(), b"abc"),
+        (pa.binary(), "abc"),
+    ],
+)
+def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
+    error = made(kind, value)
+    assert isinstance(error, HandlerError)
+    assert error.error_class == "HandlerResult"
+    assert error.text
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_one_record_whose_rows_do_not_fit_spoils_no_other() -> None:
+    given = [outcome(0, {"v": 1}), outcome(1, {"v": 2}, {"v": "x"}), outcome(2), outcome(3, (3,), (4,))]
+    lists, found = rows(given, {"": pa.schema([("v", pa.int64())])})
+    assert lists == [{"rows": [{"v": 1}]}, {"rows": []}, {"rows": []}, {"rows": [{"v": 3}, {"v": 4}]}]
+    assert [one.error is None for one in found] == [True, False, True, True]
+
+
+@pytest.mark.behaviour("HAND-3", "HAND-9")
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    cast("list[Any]", [
+        ({"a": {"n": 1}, "b": ({"t": t} for t in "xy")}, {"a": [{"n": 1}], "b": [{"t": "x"}, {"t": "y"}]}),
+        ({"a": None}, {"a": [], "b": []}),
+        ([{"a": (1,)}, {"a": (2,), "b": []}], {"a": [{"n": 1}, {"n": 2}], "b": []}),
+        ({"c": {"n": 1}}, "there is no output 'c'"),
+        ((1,), "expected a mapping of outputs to their rows"),
+        ({"a": 7}, "returned int"),
+    ]),
+)  # fmt: skip
+def test_several_outputs(returned: Any, expected: Mapping[str, Any] | str) -> None:
+    schemas = {"a": pa.schema([("n", pa.int64())]), "b": pa.schema([("t", pa.string())])}
+    handler = Handler(repr, schemas)
+    if isinstance(expected, str):
+        with pytest.raises(NoRows, match=expected):
+            handler.rows_of(returned)
+        return
+    neighbour = handler.rows_of({"b": {"t": 7}})  # does not fit: all are looked at again
+    lists, found = rows([outcome(0, *handler.rows_of(returned)), outcome(1, *neighbour)], schemas)
+    assert lists[0] == expected
+    assert [one.error is None for one in found] == [True, False]
+
+
+def batch(*offsets: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "key": b"k",
+                "value": b"v",
+                "topic": "payments",
+                "partition": 0,
+                "offset": offset,
+                "timestamp": dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC),
+                "timestampType": 0,
+                "headers": [{"key": "a", "value": b"1"}, {"key": "a", "value": None}] if offset else None,
+            }
+            for offset in offsets
+        ]
+    )
+
+
+@pytest.mark.behaviour("HAND-5")
+def test_the_records_of_a_batch() -> None:
+    first, second = records_of(batch(0, 1), TopicIds({"payments": "new"}, {("payments", 0, 1): "old"}))
+    assert (first.id, second.id) == ("payments/new/0/0", "payments/old/0/1")
+    assert (first.headers, second.headers) == ((), (("a", b"1"), ("a", None)))
+    assert first.timestamp == dt.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
+    assert (first.key, first.value) == (b"k", b"v")
+
+
+@pytest.mark.behaviour("HAND-1", "HAND-3")
+def test_batches_come_in_order_each_with_all_its_outcomes() -> None:
+    def handle(record: Record) -> tuple[int] | None:
+        if record.offset == 7:
+            raise ValueError("no\0t this one")
+        return (record.offset,) if record.offset % 2 else None
+
+    given = [batch(*range(begin, begin + 5)) for begin in range(0, 50, 5)]
+    calls = HandlerCalls(Handler(handle, None), TopicIds({}), {"": pa.schema([("n", pa.int64())])})
+    found = pa.Table.from_batches([*calls(given)]).to_pylist()
+    assert [row["offset"] for row in found] == [*range(50)]
+    assert [row[ROWS]["rows"] for row in found] == [
+        [{"n": offset}] if offset % 2 and offset != 7 else [] for offset in range(50)
+    ]
+    assert [row["offset"] for row in found if row[FAILED]] == [7]
+    assert (found[7][FAILED]["error_class"], found[7][FAILED]["text"]) == ("ValueError", "not this one")
+
+
+class Speechless(ConnectionError):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.behaviour("HAND-2", "HAND-7")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called(*, is_async: bool) -> None:
+    called: list[int] = []
+
+    def handle(record: Record) -> tuple[int]:
+        called.append(record.offset)
+        if record.offset == 7:
+            raise Speechless
+        return (record.offset,)
+
+    async def later(record: Record) -> tuple[int]:
+        await asyncio.sleep(0)
+        return handle(record)
+
+    handler = Handler(later if is_async else handle, None, concurrency=2, ordering="partition", retries=Retries(1))
+    calls = HandlerCalls(handler, TopicIds({}), {"": pa.schema([("n", pa.int64())])})
+    given = [batch(*range(begin, begin + 5)) for begin in range(0, 500, 5)]
+    found = pa.Table.from_batches([*calls(given)]).to_pylist()
+
+    assert [row["offset"] for row in found] == [*range(500)]
+    failed = [row[FAILED] for row in found if row[FAILED]]
+    assert len(failed) in {495, 500}
+    assert {(one["is_outage"], one["error_class"]) for one in failed} == {(True, "Speechless")}
+    assert called == [*range(8)]
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_rows_that_arrow_cant_hold_in_one_batch_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds 2 GiB of text in one array."""
+
+    def few(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> Any:
+        if len(outcomes) > 2:
+            raise TypeError("Expected Array, got ChunkedArray")
+        return arrow_rows(outcomes, schemas)
+
+    monkeypatch.setattr(handlers, "arrow_rows", few)
+    calls = HandlerCalls(Handler(_offset, None), TopicIds({}), {"": pa.schema([("n", pa.int64())])})
+    made = [*calls([batch(*range(5)), batch(*range(5, 8))])]
+    assert len(made) > 2
+    assert [row[ROWS]["rows"] for row in pa.Table.from_batches(made).to_pylist()] == [[{"n": n}] for n in range(8)]
+
+
+def _offset(record: Record) -> tuple[int]:
+    return (record.offset,)
