@@ -51,6 +51,8 @@ def upgrade() -> None:
         sa.Column("batch", sa.BigInteger),
         sa.Column("ids", ARRAY(sa.BigInteger), nullable=False, server_default=sa.text("'{}'")),
         sa.Column("cluster_id", sa.Text),
+        sa.Column("word", sa.Text),
+        sa.Column("word_before", sa.Text),
         sa.PrimaryKeyConstraint("shard", name="outbox_relays_pkey"),
         postgresql_with={"fillfactor": 50},
     )

@@ -1,6 +1,7 @@
-"""The relay's side of Kafka: a transactional producer, and the number of the last batch as an offset of its own group.
+"""The relay's side of Kafka: a transactional producer, and the mark of the last batch as an offset of its own group.
 
-The offset is committed by the batch's transaction, on partition 0 of the anchor topic, whose records nobody reads.
+The offset is committed by the batch's transaction, on partition 0 of the anchor topic, whose records nobody reads;
+the mark's word is the text that goes with it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 
@@ -17,18 +19,21 @@ from confluent_kafka.cimpl import NewTopic
 
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from offsetstore.kafka import requests
-from offsetstore.kafka.client import BACKOFF, LOG, MISSING_GRACE, Client, Deadline, let_go, make
+from offsetstore.kafka.client import LOG, Client, Deadline, Missing, let_go, make, with_consumer
 from offsetstore.kafka.committed import consumer_config, read_with
-from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, describe, no_answer
+from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.outbox import OutboxRow, Position, Refusal
+from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal, new_word
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _HARMLESS: Final = "nothing was counted as sent"
-# What librdkafka does not send because the transaction is aborted: that says nothing about the record.
-_PURGED: Final = frozenset({ck.KafkaError._PURGE_QUEUE, ck.KafkaError._PURGE_INFLIGHT})  # noqa: SLF001
+_NEEDED: Final = "docs/outbox.md lists what a relay needs"
+_RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
+_WORD: Final = len(new_word())
+_UNKNOWN: Final = frozenset({"WRITE"})  # a service that does not tell what is allowed
+_GOODBYE: Final = 2.0  # seconds to abort a transaction at the end, which readers would wait for
 
 
 class Outlet:
@@ -46,19 +51,28 @@ class Outlet:
         self._settings = settings
         self._timeout = timeout
         self._reported: deque[ck.KafkaError] = deque(maxlen=100)
-        self._topics: set[str] = set()
+        self._transaction_seconds = float(settings.config.get("transaction.timeout.ms", 60_000)) / 1000
+        self._writable: set[str] = set()
+        self._client: list[Client] = []
         self._producer: list[Any] = []
+        self._is_open = False
         # It never joins the group. Only committed offsets count: those of an open transaction are waited for.
         config = {**consumer_config(settings, name, self._reported), "isolation.level": "read_committed"}
         self._consumer: list[Any] = [make(ck.Consumer, config, settings.config)]
 
     def close(self) -> None:
-        """End the connections. An open transaction is aborted by the next relay, or when its time is over."""
+        """End the connections, and an open transaction if Kafka answers; else the next relay ends it, or its time."""
+        if self._producer and self._is_open:
+            with suppress(ck.KafkaException):
+                self._producer[0].abort_transaction(_GOODBYE)
         self._drop()
+        if self._client:
+            self._client.pop().close()
         if self._consumer:
             let_go(self._consumer)
 
     def _drop(self) -> None:
+        self._is_open = False
         if self._producer:
             with_purge, self._producer = self._producer, []
             try:
@@ -69,47 +83,83 @@ class Outlet:
     def fence(self) -> None:
         """Make a new producer: the transactions of all earlier ones are ended, and they can commit nothing.
 
+        :raises ConfigurationError: see `make`.
         :raises BrokerUnavailable: no answer in time.
         :raises BrokerRefused: Kafka refuses it: no WRITE on the transactional id, say.
         """
         self._drop()
         self._reported.clear()
-        config = {
+        self._writable.clear()
+        self._producer = [make(ck.Producer, self._producer_config(), self._settings.config)]
+        try:
+            self._producer[0].init_transactions(self._timeout)
+        except ck.KafkaException as error:
+            raise self._trouble(_cause(error), f"beginning as producer {self.name}") from None
+
+    def _producer_config(self) -> dict[str, Any]:
+        # How long to try, the relay alone decides. Only then is no answer of a passing state the last word on a record.
+        given = {key: value for key, value in self._settings.config.items() if key not in _RETRIES}
+        return {
             "logger": LOG,
             "partitioner": "murmur2_random",  # as Java's producers, and so Spark's own sink
             "linger.ms": 5,
-            **self._settings.config,
+            **given,
             "transactional.id": self.name,
             "delivery.report.only.error": True,
             "error_cb": self._reported.append,
         }
-        self._producer = [make(ck.Producer, config, self._settings.config)]
-        doing = Doing(f"beginning as producer {self.name}", "WRITE to", _HARMLESS)
-        try:
-            self._producer[0].init_transactions(self._timeout)
-        except ck.KafkaException as error:
-            raise no_answer(_cause(error), self._reported, doing, self._timeout) from None
 
-    def position(self) -> Position:
-        """Ask for the cluster and for the number that the group has, after `fence`; make the anchor if it is missing.
+    def position(self, *, is_fenced: bool) -> Position:
+        """Ask for the cluster and for the mark that the group has; after `fence`, make the anchor if it is missing.
 
+        :param is_fenced: ``False`` to disturb nobody: what an open transaction is about to commit is not waited for.
+        :raises ConfigurationError: see `make`; without ``is_fenced``, also of the producer's settings.
         :raises BrokerUnavailable: no answer in time.
         :raises BrokerRefused: Kafka refuses a request.
         :raises TopicMissing: there is no anchor, and it can't be created.
         """
-        client = Client(self._settings.config)
         deadline = Deadline.after(self._timeout)
-        try:
-            [answer] = client.answers([requests.cluster()], deadline)
-        finally:
-            client.close()
-        if not self._exists(self.anchor.topic):
-            self._create_anchor()
-        doing = Doing(f"reading the offset of group {self.name}", harmless=_HARMLESS)
+        cluster_id = self._find_anchor(deadline, may_create=is_fenced)
+        doing = Doing(f"reading the offset of group {self.name}", "READ", _HARMLESS, _NEEDED)
         self._reported.clear()
-        found = read_with(self._consumer[0], [self.anchor], doing, self._reported, deadline)
-        number = found[self.anchor].next_offset if self.anchor in found else None
-        return Position(requests.cluster_id(answer), number)
+        if is_fenced:
+            found = read_with(self._consumer[0], [self.anchor], doing, self._reported, deadline)
+        else:
+            let_go([make(ck.Producer, self._producer_config(), self._settings.config)])
+            reported: deque[ck.KafkaError] = deque(maxlen=100)
+            config = {**consumer_config(self._settings, self.name, reported), "isolation.level": "read_uncommitted"}
+            found = with_consumer(
+                config,
+                self._settings.config,
+                lambda consumer: read_with(consumer, [self.anchor], doing, reported, deadline),
+            )
+        if self.anchor not in found:
+            return Position(cluster_id, None)
+        committed = found[self.anchor]
+        # Of a text that somebody else has committed, the client can return more than there is.
+        return Position(cluster_id, committed.next_offset, (committed.metadata or "")[:_WORD] or None)
+
+    def _find_anchor(self, deadline: Deadline, *, may_create: bool) -> str | None:
+        """Return the cluster's id; create the anchor if it is missing."""
+        is_new = False
+        while True:
+            try:
+                answer, _ = self._admin().answers([requests.cluster(), requests.topics([self.anchor.topic])], deadline)
+                return requests.cluster_id(answer)
+            except Missing:
+                if not may_create:
+                    [answer] = self._admin().answers([requests.cluster()], deadline)
+                    return requests.cluster_id(answer)
+                if is_new and not deadline.rest:
+                    raise TopicMissing(f"Kafka has no topic {self.anchor.topic}") from None
+            if not is_new:
+                self._create_anchor()
+                is_new = True
+
+    def _admin(self) -> Client:
+        if not self._client:
+            self._client = [Client(self._settings.config)]
+        return self._client[0]
 
     def _create_anchor(self) -> None:
         """Create it, with the cluster's own number of replicas."""
@@ -136,68 +186,79 @@ class Outlet:
             ) from None
         finally:
             admin.__exit__(None, None, None)
-        end = time.monotonic() + self._timeout
-        while not self._exists(topic) and time.monotonic() < end:
-            time.sleep(BACKOFF)
 
-    def _exists(self, topic: str) -> bool:
-        """Whether Kafka has the topic; ask for a second, since a new one may not be known to every broker yet."""
-        if topic in self._topics:
-            return True
-        end = time.monotonic() + MISSING_GRACE
-        doing = f"asking for topic {topic}"
-        while True:
-            try:
-                found = self._producer[0].list_topics(topic, timeout=self._timeout).topics[topic]
-            except ck.KafkaException as raised:
-                raise self._trouble(_cause(raised), doing) from None
-            error: ck.KafkaError | None = found.error
-            if error is None or error.code() not in MISSING | PASSING:
-                refusal = None if error is None else self._trouble(error, doing)
-                if refusal is not None and not isinstance(refusal, BrokerRefused):
-                    raise refusal
-                self._topics.add(topic)  # if it may only not be described, producing tells
-                return True
-            if time.monotonic() >= end:
-                if error.code() in MISSING:
-                    return False
-                raise self._trouble(error, doing)
-            time.sleep(BACKOFF)
+    def lacking(self, topics: Collection[str]) -> Mapping[str, BrokerError]:
+        """Find topics that do not exist, or to which this principal may not write, and say so.
 
-    def send(self, number: int, rows: Sequence[OutboxRow]) -> Refusal | None:
-        """Produce the rows and commit the number, in one transaction.
+        librdkafka would wait half a minute for the first, and of the second it does not say which they are.
 
-        :return: ``None`` if it was committed. Otherwise it was aborted, because of some rows.
+        :raises BrokerUnavailable, BrokerRefused: no answer.
+        """
+        asked = sorted({*topics} - self._writable)
+        if not asked:
+            return {}
+        deadline = Deadline.after(self._timeout)
+        self._admin().forget()
+        [found] = self._admin().outcomes([requests.topic_permissions(asked)], deadline)
+        lacking: dict[str, BrokerError] = {}
+        for topic, answer in found.items():
+            code = answer.code() if isinstance(answer, ck.KafkaError) else None
+            if code in MISSING:
+                lacking[topic] = TopicMissing(
+                    f"Kafka has no topic {topic}", next_step="Create it; or its rows are set aside."
+                )
+            elif code not in {None, ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}:
+                raise self._admin().explained(answer, f"asking for topic {topic}", deadline)
+            elif code is not None or "WRITE" not in (requests.allowed(answer) or _UNKNOWN):
+                lacking[topic] = BrokerRefused(
+                    f"Kafka does not let the relay write to topic {topic}",
+                    next_step="Allow this principal to WRITE to it; or its rows are set aside.",
+                )
+            else:
+                self._writable.add(topic)
+        return lacking
+
+    def send(self, mark: Mark, rows: Sequence[OutboxRow]) -> Refusal | None:
+        """Produce the rows and commit the mark, in one transaction.
+
+        :return: ``None`` if it was committed. Otherwise it was not, because of some rows, or of Kafka's or the
+            producer's state; begin anew with `fence` if no row is certain.
         :raises BrokerUnavailable: whether it was committed is not known, or it can't be. Begin anew with `fence`.
         :raises BrokerRefused: Kafka refuses the transaction, whatever its rows are.
         """
-        if missing := self._of_missing_topics(rows):
-            return Refusal(certain=missing)
         producer = self._producer[0]
         failed: list[tuple[int, ck.KafkaError]] = []
         self._reported.clear()
-        doing = f"producing batch {number}"
+        doing = f"producing batch {mark.number}"
+        offset = [ck.TopicPartition(*self.anchor, mark.number, mark.word)]
         try:
             producer.begin_transaction()
+            self._is_open = True
             if certain := self._produce(producer, rows, failed):
                 producer.abort_transaction(self._timeout)
+                self._is_open = False
                 return Refusal(certain=certain)
             failpoints.reach("outbox_produced")
             self._flush(producer, failed)
-            if any(_is_of_row(error) for _, error in failed):
-                return self._suspect(failed, failed[0][1], doing)
-            offset = [ck.TopicPartition(*self.anchor, number)]
+            if of_rows := {row: describe(error) for row, error in failed if _is_answer(error)}:
+                return Refusal(suspected=of_rows)
+            # This raises what has ended the transaction, if that was not a single record.
             producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)
-            failpoints.reach("outbox_in_transaction")
-            producer.commit_transaction(self._timeout)  # as the statement before, it raises what has ended it
-        except ck.KafkaException as error:
-            return self._suspect(failed, _cause(error), doing)
+        except ck.KafkaException as raised:
+            error = _cause(raised)
+            of_rows = {row: describe(one) for row, one in failed if _is_answer(one)}
+            if not of_rows and _is_answer(error):
+                of_rows = {row.id: describe(error) for row in rows}
+            if of_rows and not error.fatal():
+                return Refusal(suspected=of_rows)
+            raise self._trouble(error, doing) from None
+        failpoints.reach("outbox_in_transaction")
+        try:
+            producer.commit_transaction(self._timeout)
+        except ck.KafkaException as raised:
+            raise self._trouble(_cause(raised), doing) from None
+        self._is_open = False
         return None
-
-    def _of_missing_topics(self, rows: Sequence[OutboxRow]) -> Mapping[int, str]:
-        """Rows whose topics do not exist: librdkafka would wait half a minute for these."""
-        missing = {topic for topic in {row.record.topic for row in rows} if not self._exists(topic)}
-        return {row.id: f"Kafka has no topic {row.record.topic}" for row in rows if row.record.topic in missing}
 
     def _produce(
         self, producer: Any, rows: Sequence[OutboxRow], failed: list[tuple[int, ck.KafkaError]]
@@ -223,7 +284,7 @@ class Outlet:
                     producer.poll(_GLANCE)
                     continue
                 except ck.KafkaException as error:
-                    if not _is_of_row(_cause(error)):
+                    if not _is_answer(_cause(error)):
                         raise
                     certain[row] = describe(_cause(error))
                 break
@@ -233,41 +294,39 @@ class Outlet:
         return certain
 
     def _flush(self, producer: Any, failed: Collection[object]) -> None:
-        end = time.monotonic() + self._timeout
+        """Wait until all records have arrived, or one has failed. The time begins anew with each that arrives."""
+        now = time.monotonic()
+        end, last = now + self._timeout, now + self._transaction_seconds
+        left = len(producer)
         while producer.flush(_GLANCE * 10) and not failed:
-            if time.monotonic() >= end:
+            now = time.monotonic()
+            if len(producer) < left:
+                left, end = len(producer), now + self._timeout
+            if now >= min(end, last):
                 raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
-
-    def _suspect(self, failed: Sequence[tuple[int, ck.KafkaError]], error: ck.KafkaError, doing: str) -> Refusal:
-        """Tell whether rows have ended a transaction, and abort it then.
-
-        It takes a new producer: after a refusal, the sequence numbers of the old one have a gap. That can end the work
-        of a relay that has taken over meanwhile, but not more: what is recorded next is compared with its token.
-
-        :raises BrokerUnavailable, BrokerRefused: see `send`.
-        """
-        of_rows = {row: describe(one) for row, one in failed if _is_of_row(one)}
-        if not of_rows or error.fatal():
-            others = [one for _, one in failed if one.code() not in _PURGED]
-            raise self._trouble(others[0] if others else error, doing)
-        self._topics.clear()  # one may have been deleted
-        self.fence()
-        return Refusal(suspected=of_rows)
 
     def _trouble(self, error: ck.KafkaError, doing: str) -> BrokerError:
         """Our error; one that a new producer may not meet is `BrokerUnavailable`."""
-        found = no_answer(error, self._reported, Doing(doing, "WRITE to", _HARMLESS), self._timeout)
-        if error.fatal() or error.retriable():  # fenced, or a transaction that has taken too long: a new one will know
-            return BrokerUnavailable(f"Kafka ended the producer while {doing}", found=describe(error), next_step="")
-        return found
+        if error.fatal():
+            return BrokerUnavailable(
+                f"Kafka ended the producer while {doing}",
+                found=describe(error),
+                next_step="Another relay has begun, or the transaction took longer than transaction.timeout.ms.",
+            )
+        if error.retriable():
+            return BrokerUnavailable(
+                f"no answer from Kafka within {self._timeout:g} s while {doing}",
+                found=describe(error),
+                next_step=f"Check bootstrap.servers and that the brokers run; {_HARMLESS}.",
+            )
+        permission = "READ" if error.code() == ck.KafkaError.GROUP_AUTHORIZATION_FAILED else "WRITE to"
+        return no_answer(error, self._reported, Doing(doing, permission, _HARMLESS, _NEEDED), self._timeout)
 
 
 def _cause(error: ck.KafkaException) -> ck.KafkaError:
     return cast("ck.KafkaError", error.args[0])
 
 
-def _is_of_row(error: ck.KafkaError) -> bool:
-    """Whether the error is about the record, and not about Kafka's state."""
-    if error.code() in _PURGED or error.fatal():
-        return False
-    return error.code() in MISSING or isinstance(broker_error(error, "producing"), BrokerRefused)
+def _is_answer(error: ck.KafkaError) -> bool:
+    """Whether Kafka has answered, with what the same request meets again; whether a record is to blame, trials tell."""
+    return not error.fatal() and isinstance(broker_error(error, "producing"), BrokerRefused)

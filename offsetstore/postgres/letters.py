@@ -262,22 +262,25 @@ def _chunks(letters: Sequence[NewLetter]) -> Iterator[list[NewLetter]]:
     part: list[NewLetter] = []
     size = 0
     for letter in letters:
-        length = _length(letter)
-        if part and size + length > _CHUNK:
+        more = _length(letter)
+        if part and size + more > _CHUNK:
             yield part
             part, size = [], 0
         part.append(letter)
-        size += length
+        size += more
     if part:
         yield part
 
 
 def _length(letter: NewLetter) -> int:
     payload = letter.payload
-    if payload is None:
-        return 0
-    headers = sum(len(name) + len(value or b"") for name, value in payload.headers or ())
-    return len(payload.key or b"") + len(payload.value or b"") + headers
+    return 0 if payload is None else length(payload.key, payload.value, payload.headers)
+
+
+def length(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+    """About how many bytes a record has."""
+    in_headers = sum(len(name) + len(content or b"") for name, content in headers or ())
+    return len(key or b"") + len(value or b"") + in_headers
 
 
 def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Connection
 
 from offsetstore.postgres.errors import translated
-from offsetstore.postgres.letters import headers_as_json
+from offsetstore.postgres.letters import headers_as_json, length
 from offsetstore.postgres.together import Statements
 from offsetstore.protocol.outbox import OutboxRecord
 
@@ -19,7 +19,7 @@ CHANNEL: Final = "offsetstore_outbox"
 """Of NOTIFY; the payload is the quoted schema of the tables, since a database may have several stores."""
 
 _CHUNK: Final = 16 << 20
-"""Bytes of keys and values that are sent with one statement."""
+"""Bytes of keys, values and headers that are sent with one statement."""
 
 # Ids are taken in the order of the records. RETURNING a constant needs no right to read.
 WRITE_OUTBOX: Final = """
@@ -57,11 +57,11 @@ class OutboxStatements(Statements):
 def _chunks(records: Sequence[OutboxRecord]) -> Iterator[Sequence[OutboxRecord]]:
     first = size = 0
     for place, record in enumerate(records):
-        length = len(record.key or b"") + len(record.value or b"")
-        if place > first and size + length > _CHUNK:
+        more = length(record.key, record.value, record.headers)
+        if place > first and size + more > _CHUNK:
             yield records[first:place]
             first, size = place, 0
-        size += length
+        size += more
     if first < len(records):
         yield records[first:]
 

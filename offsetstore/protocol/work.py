@@ -88,7 +88,7 @@ class Work(Protocol):
         topic: str,
         key: bytes | str | None,
         value: bytes | str | None,
-        headers: Iterable[tuple[str, bytes | str | None]] = (),
+        headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
     ) -> None:
         """Put a record into the outbox, from where `offsetstore relay` produces it to Kafka; see docs/outbox.md.
 
@@ -96,7 +96,7 @@ class Work(Protocol):
 
         :param key: decides the partition, as for Java's producers. Texts are encoded as UTF-8.
         :param value: ``None`` is a tombstone.
-        :raises ConfigurationError: the topic's name is not valid, or a part is neither bytes nor text.
+        :raises RowsRefused: Kafka can't have it: the topic's name, say, or a part that is neither bytes nor text.
         """
         ...
 

@@ -351,12 +351,12 @@ class Transaction:
         topic: str,
         key: bytes | str | None,
         value: bytes | str | None,
-        headers: Iterable[tuple[str, bytes | str | None]] = (),
+        headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
     ) -> None:
         """Put a record into the outbox; see `offsetstore.protocol.work.Work`.
 
         :raises LockFirst: before `lock`.
-        :raises ConfigurationError: the topic's name is not valid, or a part is neither bytes nor text.
+        :raises RowsRefused: Kafka can't have it: the topic's name, say, or a part that is neither bytes nor text.
         :raises ProtocolMisuse: after `finish`.
         :raises SinkError: a trigger has left it out.
         """

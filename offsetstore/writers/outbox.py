@@ -9,7 +9,7 @@ import pyarrow as pa
 from sqlalchemy import Connection
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
-from offsetstore.protocol.outbox import OutboxRecord, is_topic
+from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_header_name, is_topic
 from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
@@ -40,7 +40,7 @@ class Outbox:
             raise ConfigurationError(
                 "the name of the topic is not valid",
                 found=repr(topic),
-                expected="1 to 249 letters, digits, dots, hyphens and underscores, other than . and ..",
+                expected=TOPIC_NAMES,
             )
         self.topic = topic
 
@@ -79,7 +79,7 @@ class Outbox:
         """Put the rows into the outbox, in order; return how many.
 
         :raises ColumnMismatch: as `check`.
-        :raises RowsRefused: Kafka allows no topic of a row's name, or a header has no name.
+        :raises RowsRefused: Kafka allows no topic of a row's name, or a header's name is missing or has a zero byte.
         """
         stream = Stream.of(batches)
         if stream is None:
@@ -99,8 +99,11 @@ class Outbox:
         found: dict[int, RowsRefused] = {}
         if "headers" in batch.schema.names:
             for row, headers in enumerate(_values(batch, "headers")):
-                if any(header is None or header["key"] is None for header in headers or ()):
+                names = [header and header["key"] for header in headers or ()]
+                if None in names:
                     found[row] = RowsRefused("a header has no name", column="headers")
+                elif not all(map(is_header_name, names)):
+                    found[row] = RowsRefused("the name of a header has a zero byte", column="headers")
         if self.topic is None:
             for row, topic in enumerate(_values(batch, "topic")):
                 if not is_topic(topic):

@@ -12,15 +12,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offsetstore.errors import BrokerUnavailable, OffsetStoreError, RelayFenced
+from offsetstore.errors import BrokerUnavailable, OffsetStoreError, OutboxUncertain, RelayFenced
 from offsetstore.protocol.outbox import (
     Ask,
     Check,
     Fence,
     Fetch,
     Look,
+    Mark,
     OutboxRecord,
     OutboxRow,
+    Peek,
     Position,
     Read,
     Record,
@@ -38,56 +40,80 @@ MOST = 4
 
 
 @dataclass
+class Kafka:
+    """What it has committed, whose producer may commit, and which rows it refuses."""
+
+    producer: int = 0
+    mark: Mark | None = None
+    log: list[str] = field(default_factory=list[str])
+    bad: set[str] = field(default_factory=set[str])
+
+
+@dataclass
 class Relay:
     """One relay's process; ``producer`` is what Kafka gave it, ``step`` what its machine asks for."""
 
+    world: World
     token: UUID = field(default_factory=uuid4)
     producer: int = 0
+    has_taken: bool = False
+    has_ended: bool = False
     machine: Generator[Step, Any, Any] = field(init=False)
     step: Step = field(init=False)
     ahead: tuple[Sequence[int], Sequence[OutboxRow]] | None = None
 
     def __post_init__(self) -> None:
-        self.begin(again=False)
+        self.begin()
 
-    def begin(self, *, again: bool = True) -> None:
-        self.machine = relaying(again=again, most=MOST)
+    def begin(self) -> None:
+        rows = len(self.step.rows) if self.has_taken and isinstance(self.step, Send) else 2 * MOST
+        self.machine = relaying(again=self.has_taken, most=MOST, limit=max(1, rows // 2))
         self.step = next(self.machine)
         self.ahead = None
 
 
 @dataclass
 class World:
-    """Both sides, as whoever does the steps sees them."""
+    """A database and Kafka, as whoever does the steps sees them. A row's value says which row it is.
 
-    visible: dict[int, str] = field(default_factory=dict[int, str])
-    aside: dict[int, str] = field(default_factory=dict[int, str])
+    A copy of the database has the same Kafka, and may give its own rows the same ids.
+    """
+
+    kafka: Kafka = field(default_factory=Kafka)
+    visible: dict[int, tuple[str, str]] = field(default_factory=dict[int, tuple[str, str]])
+    aside: set[str] = field(default_factory=set[str])
     token: UUID | None = None
-    standing: Standing = field(default_factory=lambda: Standing(None, (), None))
-    producer: int = 0
-    number: int | None = None
-    log: list[int] = field(default_factory=list[int])
-    bad: set[int] = field(default_factory=set[int])
+    standing: Standing = field(default_factory=Standing)
+    gone: list[str] = field(default_factory=list[str])
+
+    def copy(self) -> World:
+        """What a replica has now, or a snapshot of the server's files."""
+        return World(self.kafka, {**self.visible}, {*self.aside}, self.token, self.standing, [*self.gone])
 
     def look(self, most: int, without: Sequence[int]) -> list[OutboxRow]:
         return self.rows([id_ for id_ in sorted(self.visible) if id_ not in without][:most])
 
     def rows(self, ids: Sequence[int]) -> list[OutboxRow]:
         return [
-            OutboxRow(id_, OutboxRecord("t", self.visible[id_].encode(), b"")) for id_ in ids if id_ in self.visible
+            OutboxRow(id_, OutboxRecord("t", self.visible[id_][0].encode(), self.visible[id_][1].encode()))
+            for id_ in ids
+            if id_ in self.visible
         ]
 
     def do(self, relay: Relay, *, renew: bool = False) -> Any:  # noqa: C901, PLR0911 - one case for each step
         match relay.step:
+            case Peek():
+                return self.standing
             case Take():
                 self.token = relay.token
+                relay.has_taken = True
             case Check():
                 self.expect(relay)
             case Fence():
-                self.producer += 1
-                relay.producer = self.producer
+                self.kafka.producer += 1
+                relay.producer = self.kafka.producer
             case Ask():
-                return Position("cluster", self.number)
+                return Position("cluster", *(self.kafka.mark or (None, None)))
             case Read():
                 self.expect(relay)
                 return self.standing
@@ -100,8 +126,8 @@ class World:
             case Record() as step:
                 self.expect(relay)
                 self.record(step)
-            case Send(number=number, rows=rows):
-                return self.send(relay, number, rows)
+            case Send(mark=mark, rows=rows):
+                return self.send(relay, mark, rows)
             case Rest():
                 return renew
         return None
@@ -111,60 +137,78 @@ class World:
             raise RelayFenced("another relay has taken over")
 
     def record(self, step: Record) -> None:
-        self.standing = Standing(step.number, tuple(step.ids), step.cluster_id or self.standing.cluster_id)
+        cluster = step.cluster_id or self.standing.cluster_id
+        self.standing = Standing(step.mark.number, tuple(step.ids), cluster, step.mark.word, step.before)
         for id_ in step.done:
-            self.visible.pop(id_, None)
+            if id_ in self.visible:
+                self.gone.append(self.visible.pop(id_)[1])
         for id_ in step.refused:
-            self.aside[id_] = self.visible.pop(id_)
+            self.aside.add(self.visible.pop(id_)[1])
 
-    def send(self, relay: Relay, number: int, rows: Sequence[OutboxRow]) -> Refusal | None:
-        if relay.producer != self.producer:
+    def send(self, relay: Relay, mark: Mark, rows: Sequence[OutboxRow]) -> Refusal | None:
+        if relay.producer != self.kafka.producer:
             raise BrokerUnavailable("Kafka ended the producer")
         ids = [row.id for row in rows]
-        refused = self.bad.intersection(ids)
+        refused = {row.id for row in rows if named(row) in self.kafka.bad}
         if certain := {id_: "too large" for id_ in refused if id_ % 2}:
             return Refusal(certain=certain)
         if refused:
             near = {id_ for id_ in ids for one in refused if abs(id_ - one) <= 1}
             return Refusal(suspected=dict.fromkeys(near, "invalid"))
-        self.log += ids
-        self.number = number
+        self.kafka.log += map(named, rows)
+        self.kafka.mark = mark
         return None
 
     def step(self, relay: Relay, *, renew: bool = False) -> bool:
-        """Let it do one step; return whether it goes on."""
+        """Let it do one step, unless it has ended; return whether it goes on."""
+        if relay.has_ended:
+            return False
         try:
             relay.step = relay.machine.send(self.do(relay, renew=renew))
-        except RelayFenced:
+        except (RelayFenced, OutboxUncertain):
+            relay.has_ended = True
             return False
         except BrokerUnavailable:
             relay.begin()
         return True
 
-    def bring_out(self) -> None:
-        """A relay that nobody disturbs does what is left."""
-        last = Relay()
+    def bring_out(self) -> bool:
+        """A relay that nobody disturbs does what is left; return whether it could."""
+        last = Relay(self)
         for _ in range(1000):
             if isinstance(last.step, Rest):
-                return
-            assert self.step(last)
+                return True
+            if not self.step(last):
+                return False
         raise AssertionError("it does not come to rest")
 
-    def check(self, committed: Mapping[str, Sequence[int]]) -> None:
-        """Each row is in Kafka at most once, in the order of the commits, and nothing has overtaken one of its key."""
-        assert len(set(self.log)) == len(self.log)
-        assert not self.aside.keys() & set(self.log)
-        for ids in committed.values():
-            sent = [id_ for id_ in self.log if id_ in ids]
-            assert sent == sorted(sent)
-            if sent:
-                assert [id_ for id_ in ids if id_ <= sent[-1] and id_ not in self.aside] == sent
+    def check(self, committed: Mapping[str, Sequence[str]], other: World | None = None) -> None:
+        """Each row is in Kafka at most once, in the order of the commits, and nothing has overtaken one of its key.
 
-    def check_all(self, committed: Mapping[str, Sequence[int]]) -> None:
+        What is no more in the outbox is in Kafka, or set aside.
+
+        :param other: the other database.
+        """
+        log = self.kafka.log
+        assert len({*log}) == len(log)
+        assert not self.aside & {*log}
+        assert {*self.gone} <= {*log}
+        for rows in committed.values():
+            sent = [row for row in log if row in rows]
+            last = rows.index(sent[-1]) + 1 if sent else 0
+            aside = self.aside if other is None else self.aside | other.aside
+            assert [row for row in rows[:last] if row not in aside] == sent
+
+    def check_all(self, committed: Mapping[str, Sequence[str]]) -> None:
         """The same, and each is there."""
         self.check(committed)
-        assert set(self.log) | self.aside.keys() == {id_ for ids in committed.values() for id_ in ids}
+        assert {*self.kafka.log} | self.aside == {row for rows in committed.values() for row in rows}
         assert not self.visible
+
+
+def named(row: OutboxRow) -> str:
+    """Which row of the model it is."""
+    return (row.record.value or b"").decode()
 
 
 class Relaying(RuleBasedStateMachine):
@@ -175,7 +219,7 @@ class Relaying(RuleBasedStateMachine):
         self.world = World()
         self.ids = 0
         self.open: dict[str, list[int]] = {}
-        self.committed: dict[str, list[int]] = {key: [] for key in KEYS}
+        self.committed: dict[str, list[str]] = {key: [] for key in KEYS}
         self.relays: list[Relay] = []
 
     @rule(key=st.sampled_from(KEYS), rows=st.integers(1, 3), bad=st.sets(st.integers(0, 2), max_size=1))
@@ -185,7 +229,7 @@ class Relaying(RuleBasedStateMachine):
             self.ids += 1
             self.open.setdefault(key, []).append(self.ids)
             if place in bad:
-                self.world.bad.add(self.ids)
+                self.world.kafka.bad.add(str(self.ids))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), commits=st.booleans())
@@ -193,19 +237,19 @@ class Relaying(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.open)))
         ids = self.open.pop(key)
         if commits:
-            self.committed[key] += ids
-            self.world.visible |= dict.fromkeys(ids, key)
+            self.committed[key] += map(str, ids)
+            self.world.visible |= {id_: (key, str(id_)) for id_ in ids}
 
-    @precondition(lambda self: self.world.bad)
+    @precondition(lambda self: self.world.kafka.bad)
     @rule(data=st.data())
     def mend(self, data: st.DataObject) -> None:
         """Kafka takes it now: its topic was created, say."""
-        self.world.bad.discard(data.draw(st.sampled_from(sorted(self.world.bad))))
+        self.world.kafka.bad.discard(data.draw(st.sampled_from(sorted(self.world.kafka.bad))))
 
     @precondition(lambda self: len(self.relays) < 3)
     @rule()
     def start(self) -> None:
-        self.relays.append(Relay())
+        self.relays.append(Relay(self.world))
 
     def one(self, data: st.DataObject) -> Relay:
         return self.relays[data.draw(st.integers(0, len(self.relays) - 1))]
@@ -237,14 +281,14 @@ class Relaying(RuleBasedStateMachine):
         relay = self.one(data)
         is_fenced = False
         if how == "timed out":
-            self.world.producer += 1
+            self.world.kafka.producer += 1
             return
         if how in {"answer lost", "killed after it"}:
             try:
                 self.world.do(relay)
             except OffsetStoreError as error:
                 is_fenced = isinstance(error, RelayFenced)
-        if how.startswith("killed") or is_fenced or isinstance(relay.step, Take):
+        if how.startswith("killed") or is_fenced or not relay.has_taken:
             self.relays.remove(relay)
         else:
             relay.begin()
@@ -255,7 +299,7 @@ class Relaying(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.world.bring_out()
+            assert self.world.bring_out()
             self.world.check_all(self.committed)
 
 
@@ -271,12 +315,11 @@ def test_one_relay_stands_still_or_ends_at_any_step_and_another_comes_at_any_ste
     bad: Collection[int], *, ends: bool
 ) -> None:
     """All interleavings in which the first pauses once, and the second once."""
-    committed = {"a": [1, 2, 3, 4, 5], "b": [6]}
-    for first in range(32):
-        for second in range(20):
+    for first in range(40):
+        for second in range(28):
             for more in (0,) if ends else (1, 2, 3, 5):
-                world = World(bad=set(bad), visible={id_: key for key, ids in committed.items() for id_ in ids})
-                relays = Relay(), Relay()
+                world = world_of(bad)
+                relays = Relay(world), Relay(world)
                 for relay, steps in (relays[0], first), (relays[1], second), (relays[0], more):
                     if not all(world.step(relay) for _ in range(steps)):
                         break
@@ -284,5 +327,53 @@ def test_one_relay_stands_still_or_ends_at_any_step_and_another_comes_at_any_ste
                     pass
                 while not ends and not isinstance(relays[0].step, Rest) and world.step(relays[0]):
                     pass
+                assert world.bring_out()
+                world.check_all(COMMITTED)
+
+
+COMMITTED = {"a": ["1", "2", "3", "4", "5"], "b": ["6"]}
+
+
+def world_of(bad: Collection[int]) -> World:
+    """These rows, which have the same ids, of which Kafka refuses some."""
+    rows = {int(row): (key, row) for key, rows in COMMITTED.items() for row in rows}
+    return World(Kafka(bad={str(one) for one in bad}), visible=rows)
+
+
+@pytest.mark.behaviour("OUT-2", "OUT-5")
+@pytest.mark.parametrize("bad", [(), (2, 5)], ids=str)
+@pytest.mark.parametrize("writes", ["neither", "the copy", "both"])
+def test_a_copy_of_the_database_and_the_original_never_take_one_another_s_batches_for_their_own(
+    bad: Collection[int], writes: str
+) -> None:
+    """A replica that lags, or a snapshot of the files, whose relay reaches the same Kafka, at any step of the first's.
+
+    Rows that both have are sent once; the one that finds another's mark is uncertain. What both write has the same ids.
+    """
+    for copied in range(32):
+        for first in (0, 1, 2, 3, 4, 5, 6, 8, 12, 16):
+            for second in (1, 8, 12, 40):
+                world = world_of(bad)
+                relay = Relay(world)
+                run(world, relay, copied)
+                copy = world.copy()
+                if writes != "neither":
+                    copy.visible[7] = ("c", "of the copy")
+                if writes == "both":
+                    world.visible[7] = ("d", "of the original")
+                run(world, relay, first)
+                run(copy, Relay(copy), second)
+                run(world, relay, 60)
+                copy.bring_out()
+                run(world, relay, 60)
                 world.bring_out()
-                world.check_all(committed)
+                committed = {**COMMITTED, "c": ["of the copy"], "d": ["of the original"]}
+                world.check(committed, copy)
+                copy.check(committed, world)
+
+
+def run(world: World, relay: Relay, steps: int) -> None:
+    """Let it do some steps, or fewer if it ends."""
+    for _ in range(steps):
+        if isinstance(relay.step, Rest) or not world.step(relay):
+            return

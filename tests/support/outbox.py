@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 
 import confluent_kafka as ck
@@ -57,12 +58,24 @@ def read(servers: str, topic: str) -> list[ck.Message]:
                 assert error.code() == ck.KafkaError._PARTITION_EOF, error
                 at_end.add(message.partition())
         for number in partitions:
-            _, high = consumer.get_watermark_offsets(ck.TopicPartition(topic, number), timeout=30)
+            high = _high_watermark(consumer, topic, number)
             [position] = consumer.position([ck.TopicPartition(topic, number)])
             assert position.offset in {high, -1001}, f"partition {number}: {position.offset} of {high}"
     finally:
         consumer.close()
     return found
+
+
+def _high_watermark(consumer: ck.Consumer, topic: str, number: int) -> int:
+    """Where the log ends; of a new topic, the leader may not know yet that it leads."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return consumer.get_watermark_offsets(ck.TopicPartition(topic, number), timeout=30)[1]
+        except ck.KafkaException as error:
+            if error.args[0].code() != ck.KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > end:
+                raise
+        time.sleep(0.1)
 
 
 def values(servers: str, topic: str) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,27 @@ import pytest
 
 from offsetstore import Broker, OffsetStore, Relay
 from offsetstore.errors import (
+    BrokerRefused,
     BrokerUnavailable,
     ConfigurationError,
     MissingPrivilege,
+    OffsetStoreError,
     OutboxUncertain,
     RelayFenced,
+    SinkError,
     StoreMoved,
 )
 from offsetstore.kafka import admin
+from offsetstore.kafka.acls import Acl
+from offsetstore.kafka.outlet import Outlet
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
-from offsetstore.protocol.outbox import Check, OutboxRecord, Read, Record
+from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Read, Record, Take
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
+from tests.support.authorized import JOB, Authorized
 from tests.support.background import in_background
 from tests.support.outbox import by_key, numbered, put, read, values
 from tests.support.pooler import Pooler
@@ -42,8 +48,9 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 STEPS = (
-    "outbox_taken",
     "outbox_fenced",
+    "outbox_taken",
+    "outbox_fenced:2",
     "outbox_recorded",  # the first start's number 0
     "outbox_produced:2",
     "outbox_recorded:2",
@@ -87,10 +94,16 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_database: str, offsetstore_topic: NewTopic, query: Query
+def place(  # noqa: PLR0917 - fixtures
+    broker: Broker,
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_database: str,
+    offsetstore_topic: NewTopic,
+    query: Query,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Generator[Place]:
     recorder = Recorder()
+    monkeypatch.setattr("offsetstore.relay._PATIENCE", 1.0)
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
         made = offsetstore_topic
         yield Place(store, broker, offsetstore_kafka, offsetstore_database, made, made(1), query, recorder)
@@ -173,12 +186,16 @@ def test_a_second_relay_takes_over_and_the_first_ends(place: Place) -> None:
 @pytest.mark.behaviour("OUT-4")
 def test_a_relay_that_another_one_has_replaced_reads_and_records_nothing(place: Place) -> None:
     stale = place.relay()
-    stale._take()
+    stale._do(Take())
     place.relay().drain()
     put(place.store, numbered(place.topics(1), [0]))
     before = place.query("SELECT * FROM outbox_relays")
 
-    for step in (lambda: stale._do(Check()), lambda: stale._do(Read()), lambda: stale._do(Record(1, (), done=(1,)))):
+    for step in (
+        lambda: stale._do(Check()),
+        lambda: stale._do(Read()),
+        lambda: stale._do(Record(Mark(1, "a word"), done=(1,))),
+    ):
         with pytest.raises(RelayFenced):
             step()
 
@@ -190,6 +207,41 @@ def put_until_done(write: Callable[[], None], done: Future[None]) -> None:
     """Give it something to do, if it needs that to notice; return its result."""
     write()
     done.result(60)
+
+
+@pytest.mark.behaviour("OUT-4")
+@pytest.mark.parametrize("how", ["wrong address", "wrong settings", "another anchor", "no right to the id"])
+def test_a_second_relay_that_can_t_work_does_not_end_the_first(
+    place: Place, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = place.topics(1)
+    settings: dict[str, Any] = {"bootstrap.servers": place.servers}
+    anchor = place.anchor
+    if how == "wrong address":
+        settings["bootstrap.servers"] = "127.0.0.1:1"
+    elif how == "wrong settings":
+        settings["compression.type"] = "none of them"
+    elif how == "another anchor":
+        anchor = place.topics(1)
+    with running(place.relay()):
+        put(place.store, numbered(topic, [0]))
+        place.wait_until_empty()
+        before = place.query("SELECT token FROM outbox_relays")
+        with monkeypatch.context() as patched:
+            if how == "no right to the id":
+                patched.setattr(Outlet, "fence", refuse)
+            broker = Broker(settings, timeout=2)
+            with closing(broker), pytest.raises(OffsetStoreError) as caught:
+                Relay(place.store, broker, anchor=anchor).run()
+        assert not isinstance(caught.value, RelayFenced)
+        assert place.query("SELECT token FROM outbox_relays") == before
+        put(place.store, numbered(topic, [1]))
+        place.wait_until_empty()
+    assert place.values(topic) == [0, 1]
+
+
+def refuse(_outlet: Outlet) -> None:
+    raise BrokerRefused("Kafka refused a request")
 
 
 @pytest.mark.behaviour("OUT-5")
@@ -236,6 +288,29 @@ def test_another_cluster_is_not_sent_to(place: Place) -> None:
         place.relay().drain()
 
 
+@pytest.mark.behaviour("OUT-5")
+def test_a_snapshot_of_the_database_and_the_original_do_not_delete_what_the_other_one_has_sent(place: Place) -> None:
+    """Both have the number that Kafka has, and give their next batch the same one, and its row the same id."""
+    topic = place.topics(1)
+    place.relay().drain()
+    snapshot = place.query("SELECT batch, ids::text, word, word_before, token FROM outbox_relays")[0]
+    put(place.store, numbered(topic, [0]))
+    place.relay().drain()
+    place.query("TRUNCATE outbox RESTART IDENTITY")
+    with psycopg.connect(place.url) as connection:
+        connection.execute("UPDATE outbox_relays SET batch=%s, ids=%s, word=%s, word_before=%s, token=%s", snapshot)
+    put(place.store, numbered(topic, [1]))
+
+    with pytest.raises(OutboxUncertain, match="later batches"):
+        place.relay().drain()
+    place.query("UPDATE outbox_relays SET batch = 1, ids = '{1}', word = 'its own', word_before = word")
+    with pytest.raises(OutboxUncertain, match="another batch of this number"):
+        place.relay().drain()
+
+    assert place.left() == 1
+    assert place.values(topic) == [0]
+
+
 @pytest.mark.behaviour("OUT-6")
 def test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on(place: Place) -> None:
     topic, small = place.topics(1), place.topics(1, config={"max.message.bytes": "2000"})
@@ -275,6 +350,169 @@ def test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on(pla
         assert [one.value() for one in read(place.servers, "a-topic-that-nobody-made")] == [b"unknown"]
     finally:
         admin.delete_topic(place.servers, "a-topic-that-nobody-made")
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_topic_that_is_deleted_while_the_relay_runs_holds_nothing_up(place: Place) -> None:
+    topic, gone = place.topics(1), place.topics(1)
+    with running(Relay(place.store, Broker({"bootstrap.servers": place.servers}, timeout=3), anchor=place.anchor)):
+        put(place.store, numbered(gone, [0]))
+        place.wait_until_empty()
+        admin.delete_topic(place.servers, gone)
+        put(place.store, numbered(gone, [1]))
+        time.sleep(1)
+        put(place.store, [*numbered(gone, [2]), *numbered(topic, [3])])
+        place.wait_until_empty()
+    assert place.values(topic) == [3]
+    assert place.query("SELECT error FROM outbox_refused") == [(f"Kafka has no topic {gone}",)] * 2
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offsetstore.relay._PATIENCE", 60.0)
+    topic = f"later-{place.anchor}"
+    try:
+        with running(place.relay()):
+            put(place.store, numbered(topic, range(3)))
+            wait_until(lambda: place.recorder.of(OutboxWaits))
+            admin.create_topic(place.servers, topic)
+            place.wait_until_empty()
+        assert place.values(topic) == [0, 1, 2]
+    finally:
+        admin.delete_topic(place.servers, topic)
+    assert f"Kafka has no topic {topic}" in str(place.recorder.of(OutboxWaits)[0].error)
+
+
+@pytest.mark.behaviour("OUT-2")
+@pytest.mark.parametrize(
+    ("keeps", "done"),
+    [
+        ("CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()", [0]),
+        ("CREATE TRIGGER keep BEFORE INSERT ON outbox_refused FOR EACH ROW EXECUTE FUNCTION keep()", []),
+    ],
+    ids=["deleted", "set aside"],
+)
+def test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again(
+    place: Place, keeps: str, done: list[int]
+) -> None:
+    topic = place.topics(1)
+    place.query("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    place.query(keeps)
+    put(place.store, numbered(topic, [0]) if done else [OutboxRecord("a-topic-that-nobody-made", None, b"")])
+
+    for _ in range(3):
+        with pytest.raises(SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"):
+            place.relay().run()
+
+    assert place.left() == 1
+    assert place.values(topic) == done
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_each_start_sets_kafka_s_number_again_lest_it_expires(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there are rows or not: processes may live shorter than a day, or only drain."""
+    sent: list[tuple[int, int]] = []
+    send = Outlet.send
+
+    def watched(outlet: Outlet, mark: Mark, rows: Any) -> Any:
+        sent.append((mark.number, len(rows)))
+        return send(outlet, mark, rows)
+
+    monkeypatch.setattr(Outlet, "send", watched)
+    place.relay().drain()
+    place.relay().drain()
+    with running(place.relay()):
+        wait_until(lambda: len(sent) == 3)
+        time.sleep(1.5)
+    assert sent == [(0, 0)] * 3
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_batch_that_takes_too_long_is_sent_in_smaller_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, sizes = place.topics(1), list[int]()
+    send = Outlet.send
+
+    def slow(outlet: Outlet, mark: Mark, rows: Any) -> Any:
+        sizes.append(len(rows))
+        if len(rows) > 20:
+            raise BrokerUnavailable("no answer from Kafka")
+        return send(outlet, mark, rows)
+
+    put(place.store, numbered(topic, range(100)))
+    monkeypatch.setattr(Outlet, "send", slow)
+    with running(place.relay()):
+        place.wait_until_empty()
+    assert place.values(topic) == list(range(100))
+    assert [size for size in sizes if size][:4] == [100, 50, 25, 12]
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_record_of_its_own_whose_outcome_is_not_known_is_waited_for(place: Place) -> None:
+    """A COMMIT that waits for a replica, say, while its connection is gone."""
+    relay = place.relay()
+    relay._outlet = place.broker.outlet(relay.group, anchor=place.anchor)
+    relay._do(Take())
+    with psycopg.connect(place.url) as open_:
+        open_.execute("UPDATE outbox_relays SET batch = 7")
+        checked = in_background(lambda: relay._do(Check()))
+        time.sleep(0.5)
+        assert not checked.done()
+        open_.commit()
+    checked.result(30)
+    relay._outlet.close()
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("allowed", ["READ", "nothing", "WRITE until the relay runs"])
+def test_rows_of_a_topic_that_may_not_be_written_to_are_set_aside_and_the_rest_goes_on(
+    place: Place, authorized: Authorized, allowed: str
+) -> None:
+    servers = authorized.kafka.bootstrap_servers
+    suffix = f"{place.anchor}-{allowed[0]}"
+    topic, other, anchor = (f"{name}-{suffix}" for name in ("good", "other", "anchor"))
+    for name in (topic, other, anchor):
+        admin.create_topic(servers, name)
+    id_ = f"{anchor}-{place.store.database.store_id()}"
+    write: Any = "WRITE"  # no job needs it, so `Acl` does not name it
+    may = Acl(JOB, "topic", other, write if allowed.startswith("WRITE") else "READ")
+    authorized.allow(
+        Acl(JOB, "topic", topic, write),
+        Acl(JOB, "topic", anchor, "READ"),
+        Acl(JOB, "group", id_, "READ"),
+        *([] if allowed == "nothing" else [may]),
+    )
+    relay = Relay(place.store, authorized.broker(), anchor=anchor)
+    with pytest.raises(BrokerRefused, match=r"Allow this principal to WRITE to the transactional id.*docs/outbox\.md"):
+        wait_until(relay.drain)
+    authorized.allow_transactional_id(id_)
+    wait_until(lambda: not fails(relay.drain))
+
+    with running(relay):
+        if allowed.startswith("WRITE"):
+            put(place.store, numbered(other, [0]))
+            place.wait_until_empty()
+            authorized.forbid(may)
+            time.sleep(1)
+        put(place.store, [*numbered(topic, [0]), *numbered(other, range(1, 30)), *numbered(topic, [1])])
+        put(place.store, numbered(topic, [2]))
+        place.wait_until_empty()
+
+    assert values(servers, topic) == [0, 1, 2]
+    assert place.query("SELECT DISTINCT error FROM outbox_refused") == [
+        (f"Kafka does not let the relay write to topic {other}",)
+    ]
+    assert place.query("SELECT count(*) FROM outbox_refused") == [(29,)]
+
+
+def fails(what: Callable[[], object]) -> bool:
+    """Whether Kafka still refuses it: an ACL takes a moment to apply."""
+    try:
+        what()
+    except BrokerRefused:
+        return True
+    return False
 
 
 @pytest.mark.behaviour("OUT-7")
@@ -393,9 +631,10 @@ def test_the_role_of_a_relay_needs_no_more_than_what_is_printed(place: Place) ->
 
 def test_without_brokers_or_in_a_copy_of_the_store_it_does_not_begin(place: Place) -> None:
     nowhere = Broker({"bootstrap.servers": "127.0.0.1:1"}, timeout=1)
-    with pytest.raises(BrokerUnavailable, match="beginning as producer"):
+    with pytest.raises(BrokerUnavailable, match="no answer from Kafka"):
         Relay(place.store, nowhere, anchor=place.anchor).run()
     nowhere.close()
+    assert place.query("SELECT * FROM outbox_relays") == []
 
     place.query("UPDATE store_identity SET home = 'elsewhere'")
     with pytest.raises(StoreMoved):
@@ -405,6 +644,8 @@ def test_without_brokers_or_in_a_copy_of_the_store_it_does_not_begin(place: Plac
 def test_bad_arguments_are_refused(place: Place) -> None:
     with pytest.raises(ConfigurationError, match="most must be 1 or more rows"):
         place.relay(most=0)
+    with pytest.raises(ConfigurationError, match=r"the name of the anchor is not valid.*a b"):
+        Relay(place.store, place.broker, anchor="a b")
     with pytest.raises(ConfigurationError, match="on_uncertain is unknown"):
         place.relay(on_uncertain="maybe")
     with InMemoryOffsetStore() as memory, pytest.raises(ConfigurationError, match=r"in memory.*store\.outbox"):

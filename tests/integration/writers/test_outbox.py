@@ -93,9 +93,9 @@ def test_rows_that_kafka_can_t_have_are_found_and_refused_before_any_of_their_ba
     good = batch({"value": [b"0"], "topic": ["events"], "headers": [None]}, {"headers": HEADERS})
     bad = batch(
         {
-            "value": [b"1", b"2", b"3", b"4"],
-            "topic": ["events", "no topic", None, "events"],
-            "headers": [None, None, None, [{"key": None, "value": b""}]],
+            "value": [b"1", b"2", b"3", b"4", b"5"],
+            "topic": ["events", "no topic", None, "events", "events"],
+            "headers": [None, None, None, [{"key": None, "value": b""}], [{"key": "a\0b", "value": b""}]],
         },
         {"headers": HEADERS},
     )
@@ -108,7 +108,9 @@ def test_rows_that_kafka_can_t_have_are_found_and_refused_before_any_of_their_ba
     assert [record.value for record in work.records] == [b"0"]
     assert finds_misfits(Outbox())
     found = Outbox().misfits(NOBODY, bad)
-    assert [(one.row, one.error.column) for one in found] == [(1, "topic"), (2, "topic"), (3, "headers")]
+    assert [(one.row, one.error.column) for one in found] == [
+        (1, "topic"), (2, "topic"), (3, "headers"), (4, "headers")
+    ]  # fmt: skip
 
 
 def test_its_topic_is_checked_when_it_is_made_and_it_can_be_sent_to_tasks() -> None:
