@@ -15,6 +15,7 @@ from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPa
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned
 from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.operations.outbox import RefusedDecided, RefusedRow
 from offsetstore.operations.pauses import PauseDecided
 from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.operations.resets import Reset, ShiftBy
@@ -24,7 +25,7 @@ from offsetstore.processing.handling import Handler, Record
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
-from offsetstore.protocol.outbox import OutboxRecord
+from offsetstore.protocol.outbox import OutboxRecord, OutboxState
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
@@ -71,6 +72,7 @@ __all__ = [
     "OffsetStore",
     "Outbox",
     "OutboxRecord",
+    "OutboxState",
     "Outcome",
     "PartitionLag",
     "PartitionState",
@@ -78,6 +80,8 @@ __all__ = [
     "PauseDecided",
     "Payload",
     "Record",
+    "RefusedDecided",
+    "RefusedRow",
     "Relay",
     "Reset",
     "Retries",

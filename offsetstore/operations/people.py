@@ -5,8 +5,8 @@ A job's transaction needs none of it, so that a store in memory has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -21,6 +21,7 @@ from offsetstore.postgres.schema import HEAD, metadata
 from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.letters import State
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
@@ -72,7 +73,8 @@ class StoreOverview:
     ``groups`` were claimed at least once, by name. ``partitions`` holds their rows without the metadata, in order
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
+    are left out. ``outbox`` holds what groups have in the outbox, without those that have nothing.
+    ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
     those that this role may see.
     """
 
@@ -82,6 +84,7 @@ class StoreOverview:
     letters: Mapping[str, Mapping[State, int]]
     oldest_transaction: timedelta
     runs: Mapping[str, LastRun]
+    outbox: Mapping[str, OutboxState] = field(default_factory=dict[str, OutboxState])
 
     @property
     def batches(self) -> Mapping[str, datetime | None]:
@@ -125,6 +128,16 @@ JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.e
 WHERE {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
+OUTBOX_STATES: Final = f"""
+SELECT consumer_group, max(rows) AS rows, max(oldest) AS oldest, max(refused) AS refused
+FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS refused
+      FROM {{s}}outbox WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group
+      UNION ALL
+      SELECT consumer_group, 0, NULL, count(*)
+      FROM {{s}}outbox_refused WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group) AS both_tables
+GROUP BY consumer_group
+"""  # noqa: S608 - constants alone
+
 # Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
 OLDEST_TRANSACTION: Final = """
 SELECT clock_timestamp() AS at,
@@ -139,8 +152,14 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     """Read these groups, or all, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
-        owners, offsets, letters, runs, oldest = session.together(
-            OVERVIEW_GROUPS, OVERVIEW_OFFSETS, OVERVIEW_LETTERS, OVERVIEW_RUNS, OLDEST_TRANSACTION, groups=asked
+        owners, offsets, letters, runs, outbox, oldest = session.together(
+            OVERVIEW_GROUPS,
+            OVERVIEW_OFFSETS,
+            OVERVIEW_LETTERS,
+            OVERVIEW_RUNS,
+            OUTBOX_STATES,
+            OLDEST_TRANSACTION,
+            groups=asked,
         )
     named = ((row.consumer_group, group_row([row])) for row in owners.rows)
     counts: dict[str, dict[State, int]] = {}
@@ -155,7 +174,13 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
         counts,
         last.oldest,
         {row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes) for row in runs.rows},
+        outbox_states(outbox.rows),
     )
+
+
+def outbox_states(rows: Iterable[Any]) -> dict[str, OutboxState]:
+    """Read the rows of `OUTBOX_STATES`: groups that have none are left out."""
+    return {row.consumer_group: OutboxState(row.rows, row.oldest, row.refused) for row in rows}
 
 
 # The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.

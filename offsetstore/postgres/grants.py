@@ -18,7 +18,8 @@ _DIFFERENT: Final = {
     "job_runs": (*_USUAL, "DELETE"),
     "job_errors": ("SELECT", "INSERT", "DELETE"),
     "samples": ("SELECT", "UPDATE"),
-    "outbox": ("INSERT",),
+    "outbox": ("SELECT", "INSERT"),
+    "outbox_refused": ("SELECT",),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
@@ -31,18 +32,22 @@ _OF_RELAYS: Final = {
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
-_FOR_RELAYS_ALONE: Final = frozenset({"outbox_refused", "outbox_relays"})
+_FOR_RELAYS_ALONE: Final = frozenset({"outbox_relays"})
+
+# A record's own bytes.
+_RECORD: Final = {"key", "value", "headers"}
 
 # When a line of the history was written, and by which role, the database alone says, and in which order rows of the
-# outbox were.
-_SET_BY_DATABASE: Final = {
+# outbox were. Of those a job counts its own.
+_LEFT_OUT: Final = {
     ("offset_history", "INSERT"): {"id", "at", "db_role"},
     ("outbox", "INSERT"): {"id", "created_at"},
+    ("outbox", "SELECT"): _RECORD,
+    ("outbox_refused", "SELECT"): _RECORD,
 }
 
 # What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
 # tries all keys can undo.
-_RECORD: Final = {"key", "value", "headers"}
 _HIDDEN: Final = {
     "dead_letters": _RECORD | {"error_text", "traceback", "sequence"},
     "outbox": _RECORD,
@@ -61,7 +66,7 @@ def needed_columns() -> Iterator[tuple[str, str, str]]:
     for table, allowed in privileges().items():
         columns = [one.name for one in metadata.tables[table].columns] if table in metadata.tables else ["version_num"]
         for right in allowed:
-            without = _SET_BY_DATABASE.get((table, right), ())
+            without = _LEFT_OUT.get((table, right), ())
             yield table, right, ",".join(name for name in columns if name not in without)
 
 
@@ -71,7 +76,7 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
     # Until revision 0006, INSERT was granted on all its columns.
     yield f"REVOKE INSERT ON TABLE {quoted(schema)}.offset_history FROM {quoted(role)}"
     for table, allowed in privileges().items():
-        rights = ", ".join(right + _columns(table, _SET_BY_DATABASE.get((table, right))) for right in allowed)
+        rights = ", ".join(right + _columns(table, _LEFT_OUT.get((table, right))) for right in allowed)
         yield f"GRANT {rights} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
 
 

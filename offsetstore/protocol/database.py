@@ -40,6 +40,8 @@ EventName: TypeAlias = Literal[
     "discard",
     "erase",
     "prune",
+    "outbox-retry",
+    "outbox-discard",
     "moved",
     "new-id",
 ]
@@ -59,7 +61,8 @@ class HistoryEvent:
     (both without a partition), ``metadata`` (rewritten by an operator), ``moved`` (the store is in another database
     now) or ``new-id`` (it is a copy, a store of its own now), or about dead letters: ``replay`` (requested),
     ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many letters, with a
-    partition and a range of offsets if they are of one partition. ``from_offset`` is ``None`` if there was no row,
+    partition and a range of offsets if they are of one partition. ``outbox-retry`` and ``outbox-discard`` are about
+    rows of the outbox that Kafka refuses. ``from_offset`` is ``None`` if there was no row,
     ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is ``None`` until the event
     is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be invented; lines from before
     revision 0006 have none. ``id`` grows from line to line, and is 0 until then.

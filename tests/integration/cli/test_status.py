@@ -41,7 +41,7 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
     arguments = ["status", "-g", billing, "--format", "json"]
     result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
     found: dict[str, Any] = json.loads(result.stdout)
-    assert found.keys() == {"group", "owner", "paused", "database", "dead_letters", "lag", "partitions"}
+    assert found.keys() == {"group", "owner", "paused", "database", "dead_letters", "lag", "partitions", "outbox"}
     assert found["database"] == "home"
     assert found["owner"].pop("ending") is None
     assert found["owner"].keys() == {

@@ -39,7 +39,9 @@ FORBIDDEN = (
         f"VALUES ('billing', 'reset', 1, '00000000-0000-0000-0000-000000000000', 'ana', 'ticket 17', {value})"
         for column, value in (("db_role", "'ana'"), ("at", "'2025-03-01'"))
     ),
-    "SELECT topic FROM outbox",
+    "SELECT value FROM outbox",
+    "SELECT key FROM outbox_refused",
+    "DELETE FROM outbox_refused",
     "DELETE FROM outbox",
     "INSERT INTO outbox (consumer_group, topic, created_at) VALUES ('billing', 'events', '2025-03-01')",
     "SELECT token FROM outbox_relays",
