@@ -44,7 +44,6 @@ from offsetstore.protocol.outbox import (
     Fetch,
     Look,
     OnUncertain,
-    OutboxRecord,
     OutboxRow,
     Peek,
     Read,
@@ -295,7 +294,7 @@ class Relay:
 
         A topic may be created a little later than its first rows. So this waits, and until then nothing else is sent.
         """
-        topics = {row.record.topic for row in rows}
+        topics = {row.topic for row in rows}
         while topics:
             lacking = cast("Outlet", self._outlet).lacking(topics)
             now = time.monotonic()
@@ -305,9 +304,7 @@ class Relay:
             if not lacking:
                 return None
             if now - since >= _PATIENCE or self._stopping.is_set():
-                return Refusal(
-                    certain={row.id: lacking[row.record.topic].what for row in rows if row.record.topic in lacking}
-                )
+                return Refusal(certain={row.id: lacking[row.topic].what for row in rows if row.topic in lacking})
             if since == now:
                 for error in lacking.values():
                     self._observers.on(OutboxWaits(group=self.group, error=error, wait=_PATIENCE))
@@ -349,8 +346,8 @@ class Relay:
 
     def _rows(self, statement: str, **values: object) -> Sequence[OutboxRow]:
         return [
-            OutboxRow(row.id, OutboxRecord(row.topic, row.key, row.value, read_headers(row.headers)))
-            for row in self._ask(lambda session: session.rows(statement, **values))
+            OutboxRow._make(row) if row[-1] is None else OutboxRow._make((*row[:-1], read_headers(row[-1])))
+            for row in self._ask(lambda session: session.tuples(statement, **values))
         ]
 
     def _look(self, step: Look) -> Sequence[OutboxRow]:
@@ -362,7 +359,7 @@ class Relay:
     def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
         """While a full batch is being sent, look for the next one: there are probably more rows."""
         self._ahead = None
-        if len(rows) == self._most:
+        if len(rows) == self._most or sum(len(row.value or b"") for row in rows) > _MOST_BYTES / 2:
             sent = [row.id for row in rows]
             asked = {"without": _array(sent), "most": self._most, "bytes": _MOST_BYTES}
             self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, cast
 
 import confluent_kafka as ck
@@ -33,6 +32,7 @@ _NEEDED: Final = "docs/outbox.md lists what a relay needs"
 _RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
 _WORD: Final = len(new_word())
 _UNKNOWN: Final = frozenset({"WRITE"})  # a service that does not tell what is allowed
+_OFTEN: Final = 500  # records from one look at reports to the next
 _GOODBYE: Final = 2.0  # seconds to abort a transaction at the end, which readers would wait for
 
 
@@ -51,6 +51,7 @@ class Outlet:
         self._settings = settings
         self._timeout = timeout
         self._reported: deque[ck.KafkaError] = deque(maxlen=100)
+        self._failed: list[tuple[tuple[str | None, Any, Any], ck.KafkaError]] = []
         self._transaction_seconds = float(settings.config.get("transaction.timeout.ms", 60_000)) / 1000
         self._writable: set[str] = set()
         self._client: list[Client] = []
@@ -106,6 +107,7 @@ class Outlet:
             **given,
             "transactional.id": self.name,
             "delivery.report.only.error": True,
+            "on_delivery": self._note,
             "error_cb": self._reported.append,
         }
 
@@ -227,32 +229,33 @@ class Outlet:
         :raises BrokerRefused: Kafka refuses the transaction, whatever its rows are.
         """
         producer = self._producer[0]
-        failed: list[tuple[int, ck.KafkaError]] = []
+        self._failed.clear()
         self._reported.clear()
         doing = f"producing batch {mark.number}"
         offset = [ck.TopicPartition(*self.anchor, mark.number, mark.word)]
         try:
             producer.begin_transaction()
             self._is_open = True
-            if certain := self._produce(producer, rows, failed):
+            if certain := self._produce(producer, rows):
                 producer.abort_transaction(self._timeout)
                 self._is_open = False
                 return Refusal(certain=certain)
             failpoints.reach("outbox_produced")
-            self._flush(producer, failed)
-            if of_rows := {row: describe(error) for row, error in failed if _is_answer(error)}:
-                return Refusal(suspected=of_rows)
-            # This raises what has ended the transaction, if that was not a single record.
+            # While the records are on their way. It raises what has ended the transaction, if no single record has.
             producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)
+            self._flush(producer)
+            if suspected := self._suspects(rows):
+                return Refusal(suspected=suspected)
+            failpoints.reach("outbox_in_transaction")
         except ck.KafkaException as raised:
             error = _cause(raised)
-            of_rows = {row: describe(one) for row, one in failed if _is_answer(one)}
-            if not of_rows and _is_answer(error):
-                of_rows = {row.id: describe(error) for row in rows}
-            if of_rows and not error.fatal():
-                return Refusal(suspected=of_rows)
+            producer.flush(_GLANCE)  # for reports that say more
+            suspected = self._suspects(rows)
+            if not suspected and _is_answer(error):
+                suspected = {row.id: describe(error) for row in rows}
+            if suspected and not error.fatal():
+                return Refusal(suspected=suspected)
             raise self._trouble(error, doing) from None
-        failpoints.reach("outbox_in_transaction")
         try:
             producer.commit_transaction(self._timeout)
         except ck.KafkaException as raised:
@@ -260,26 +263,17 @@ class Outlet:
         self._is_open = False
         return None
 
-    def _produce(
-        self, producer: Any, rows: Sequence[OutboxRow], failed: list[tuple[int, ck.KafkaError]]
-    ) -> dict[int, str]:
+    def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:
         """Hand the rows to librdkafka; return those that it refuses by itself, and why."""
         certain: dict[int, str] = {}
-
-        def delivered(row: int, error: ck.KafkaError | None, _message: object) -> None:
-            if error is not None:
-                failed.append((row, error))
-
-        for row, record in rows:
+        produce = producer.produce
+        for place, (row, topic, key, value, headers) in enumerate(rows):
             while True:
                 try:
-                    producer.produce(
-                        record.topic,
-                        record.value,
-                        record.key,
-                        headers=None if record.headers is None else list(record.headers),
-                        on_delivery=partial(delivered, row),
-                    )
+                    if headers is None:
+                        produce(topic, value, key)
+                    else:
+                        produce(topic, value, key, headers=list(headers))
                 except BufferError:  # its queue is full
                     producer.poll(_GLANCE)
                     continue
@@ -288,17 +282,31 @@ class Outlet:
                         raise
                     certain[row] = describe(_cause(error))
                 break
-            producer.poll(0)
-            if failed:
-                break
+            if place % _OFTEN == 0:
+                producer.poll(0)
+                if self._failed:
+                    break
         return certain
 
-    def _flush(self, producer: Any, failed: Collection[object]) -> None:
+    def _note(self, error: ck.KafkaError | None, message: ck.Message) -> None:
+        """Keep the report of a record that has failed. To say which row each one is, would cost each one time."""
+        if error is not None:
+            self._failed.append(((message.topic(), message.key() or b"", message.value() or b""), error))
+
+    def _suspects(self, rows: Sequence[OutboxRow]) -> dict[int, str]:
+        """The rows, among these, of records to which Kafka has said no."""
+        answers = {record: describe(error) for record, error in self._failed if _is_answer(error)}
+        if not answers:
+            return {}
+        records = {row.id: (row.topic, row.key or b"", row.value or b"") for row in rows}
+        return {id_: answers[record] for id_, record in records.items() if record in answers}
+
+    def _flush(self, producer: Any) -> None:
         """Wait until all records have arrived, or one has failed. The time begins anew with each that arrives."""
         now = time.monotonic()
         end, last = now + self._timeout, now + self._transaction_seconds
         left = len(producer)
-        while producer.flush(_GLANCE * 10) and not failed:
+        while producer.flush(_GLANCE * 10) and not self._failed:
             now = time.monotonic()
             if len(producer) < left:
                 left, end = len(producer), now + self._timeout

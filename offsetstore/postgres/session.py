@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import namedtuple_row
+from psycopg.rows import namedtuple_row, tuple_row
 from sqlalchemy import Connection, event
 
 from offsetstore.errors import (
@@ -488,6 +488,13 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
             return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         [result] = self.together(statement, **values)
         return result
+
+    def tuples(self, statement: str, **values: object) -> list[tuple[Any, ...]]:
+        """Run a statement that returns many rows: as tuples without names, and in binary, this takes a third."""
+        assert self.connection  # BEGIN
+        with translated(), naming_texts(values):
+            cursor = self._psycopg.cursor(row_factory=tuple_row, binary=True)
+            return cursor.execute(cast("Any", self._text(statement)), values).fetchall()
 
     def together(self, *statements: str, **values: object) -> list[Result]:
         """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""

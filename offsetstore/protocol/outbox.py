@@ -48,10 +48,13 @@ class OutboxRecord(NamedTuple):
 
 
 class OutboxRow(NamedTuple):
-    """A row of the outbox. Rows are produced in the order of their ids."""
+    """A row of the outbox: an `OutboxRecord` with its id. Rows are produced in the order of their ids."""
 
     id: int
-    record: OutboxRecord
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,8 @@ def outbox_record(
     """
     if not is_topic(topic):
         raise RowsRefused("the name of the topic is not valid", found=repr(topic), expected=TOPIC_NAMES, column="topic")
-    pairs: Any = headers.items() if isinstance(headers, Mapping) else headers or ()
-    checked = tuple(map(_header, pairs))
+    pairs: Iterable[Any] = cast("Any", headers or ())
+    checked = tuple(map(_header, cast("Any", pairs).items() if isinstance(pairs, Mapping) else pairs))
     return OutboxRecord(
         cast("str", topic), _bytes("key", "the key", key), _bytes("value", "the value", value), checked or None
     )

@@ -20,7 +20,6 @@ from offsetstore.protocol.outbox import (
     Fetch,
     Look,
     Mark,
-    OutboxRecord,
     OutboxRow,
     Peek,
     Position,
@@ -95,7 +94,7 @@ class World:
 
     def rows(self, ids: Sequence[int]) -> list[OutboxRow]:
         return [
-            OutboxRow(id_, OutboxRecord("t", self.visible[id_][0].encode(), self.visible[id_][1].encode()))
+            OutboxRow(id_, "t", self.visible[id_][0].encode(), self.visible[id_][1].encode())
             for id_ in ids
             if id_ in self.visible
         ]
@@ -208,7 +207,7 @@ class World:
 
 def named(row: OutboxRow) -> str:
     """Which row of the model it is."""
-    return (row.record.value or b"").decode()
+    return (row.value or b"").decode()
 
 
 class Relaying(RuleBasedStateMachine):

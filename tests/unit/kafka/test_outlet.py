@@ -50,7 +50,7 @@ class Slow:
 
 def flush(outlet: Outlet, producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offsetstore.kafka.outlet.time.monotonic", lambda: producer.now)
-    outlet._flush(producer, [])
+    outlet._flush(producer)
 
 
 @pytest.mark.behaviour("OUT-2")

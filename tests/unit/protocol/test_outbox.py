@@ -17,7 +17,6 @@ from offsetstore.protocol.outbox import (
     Look,
     Mark,
     OnUncertain,
-    OutboxRecord,
     OutboxRow,
     Peek,
     Position,
@@ -35,7 +34,7 @@ from offsetstore.protocol.outbox import (
 
 OURS = "cluster"
 IDS = (7, 8, 9)
-ROWS = [OutboxRow(id_, OutboxRecord("events", b"key", b"value")) for id_ in IDS]
+ROWS = [OutboxRow(id_, "events", b"key", b"value") for id_ in IDS]
 OPEN, BEFORE = Mark(5, "five"), Mark(4, "four")
 TRIAL = [Check(), Fence(), Ask(), Read(), Send(BEFORE)]
 
@@ -265,7 +264,7 @@ def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
 @pytest.mark.behaviour("OUT-6")
 def test_after_rows_that_were_refused_only_together_batches_stay_smaller_for_a_while() -> None:
     """A topic takes 40 rows in a request, say; librdkafka makes requests as large as it may."""
-    rows = {id_: OutboxRow(id_, ROWS[0].record) for id_ in range(20_000)}
+    rows = {id_: ROWS[0]._replace(id=id_) for id_ in range(20_000)}
     machine = relaying(again=True, word=words())
     step: Any = next(machine)
     kafka, stored = OPEN, standing(())
