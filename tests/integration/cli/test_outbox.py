@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +19,7 @@ from tests.integration.cli.conftest import Run
 from tests.integration.conftest import Query
 from tests.support.outbox import numbered, put
 
+PAGE = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
 GROUP = "billing"
 REASON = ("--reason", "ticket 17")
 SET_ASIDE = """
@@ -79,6 +83,20 @@ def test_a_retry_puts_them_back_after_all_others_in_their_order_and_wakes_the_re
     assert query("SELECT id FROM outbox_refused") == [(4,)]
     last = store.history(GROUP)[-1]
     assert (last.event, last.reason) == ("outbox-retry", "rows 1, 2, 3 put back into the outbox: ticket 17")
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_the_commands_of_the_page_do_what_it_says(
+    run: Run, store: OffsetStore, query: Query, offsetstore_database: str
+) -> None:
+    query("UPDATE outbox_refused SET topic = 'payment-events' WHERE id < 3")
+    query("UPDATE outbox_refused SET id = 17 WHERE id = 4")
+    for line in re.findall(r"^\$ offsetstore (outbox .*)$", PAGE, re.MULTILINE):
+        done = run(*shlex.split(line), url=offsetstore_database)
+        assert done.exit_code == 0, done.output
+    assert query("SELECT id FROM outbox_refused") == [(3,)]
+    assert query("SELECT topic FROM outbox ORDER BY id") == [("events",), *[("payment-events",)] * 2]
+    assert [line.event for line in store.history(GROUP)][-2:] == ["outbox-retry", "outbox-discard"]
 
 
 @pytest.mark.behaviour("OUT-6")

@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="ut
 @contextmanager
 def relay(url: str, servers: str, anchor: str, log: Path) -> Generator[JobProcess]:
     """The command of the page, with the addresses of a test."""
-    [line] = re.findall(r"^\$ offsetstore (.*)$", PAGE, re.MULTILINE)
+    [line] = re.findall(r"^\$ offsetstore (relay .*)$", PAGE, re.MULTILINE)
     arguments = [servers if one == "localhost:9092" else one for one in shlex.split(line)]
     command = ["-c", "from offsetstore.cli.main import main; main()", *arguments, "--anchor", anchor]
     with JobProcess(command, log, environment={"OFFSETSTORE_URL": url}) as process:

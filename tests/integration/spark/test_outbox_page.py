@@ -82,26 +82,11 @@ def test_what_a_sink_writes_to_two_outputs_is_in_the_table_and_in_kafka_once(pag
 
 @pytest.mark.behaviour("OUT-1")
 def test_a_transaction_without_spark_produces_too(page: Page, world: World) -> None:
-    page.run(WITHOUT_SPARK, audit=world.store.claim(world.group, topics=[page.source]))
+    page.run(WITHOUT_SPARK, claim=world.store.claim(world.group, topics=[page.source]))
     page.run(RELAY)
 
     assert page.produced() == [(b"ada", b"booked 0.99", [("source", b"payments")]), (b"bob", b"booked 2.50", None)]
     assert world.database.column("SELECT payment FROM payments ORDER BY 1") == ["0.99", "2.50"]
-
-
-@pytest.mark.behaviour("OUT-6")
-def test_a_refused_row_is_put_back_by_the_statement_of_the_page(page: Page, world: World) -> None:
-    world.database.execute(
-        "INSERT INTO outbox_refused (id, consumer_group, topic, value, created_at, error) "
-        f"VALUES (1, 'billing', '{page.events}', 'again', now(), 'NOT_ENOUGH_REPLICAS')"
-    )
-    [statement] = blocks("sql")
-
-    world.database.execute(statement.replace("payment-events", page.events))
-
-    page.run(RELAY)
-    assert [value for _, value, _ in page.produced()] == [b"again"]
-    assert world.database.one("SELECT count(*) FROM outbox_refused") == 0
 
 
 @pytest.mark.behaviour("OUT-1")
