@@ -12,8 +12,8 @@ from offsetstore.postgres import outbox
 from offsetstore.protocol.outbox import Look, OutboxRecord
 from tests.support.outbox import put
 
-HEADERS = (("trace", bytes(6_000_000)),)
-"""Base64 makes 8 MB of it, and compression some kilobytes."""
+HEADERS = (("trace", bytes(7_000_000)),)
+"""Base64 makes 9 MB of it, and compression some kilobytes."""
 
 
 @pytest.fixture
