@@ -80,6 +80,11 @@ class Doing:
         return self.what
 
 
+def is_forbidden(error: KafkaError) -> bool:
+    """Whether an ACL is missing."""
+    return error.code() in _NO_ACL
+
+
 def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
     """Translate an error that another try will not change."""
     doing = _doing(doing)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -20,7 +20,7 @@ from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, To
 from offsetstore.kafka import requests
 from offsetstore.kafka.client import LOG, Client, Deadline, Missing, let_go, make, with_consumer
 from offsetstore.kafka.committed import consumer_config, read_with
-from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, no_answer
+from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, is_forbidden, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol import failpoints
@@ -249,7 +249,8 @@ class Outlet:
             failpoints.reach("outbox_in_transaction")
         except ck.KafkaException as raised:
             error = _cause(raised)
-            producer.flush(_GLANCE)  # for reports that say more
+            with suppress(ck.KafkaException):
+                _serve(producer.flush, _GLANCE)  # for reports that say more
             suspected = self._suspects(rows)
             if not suspected and _is_answer(error):
                 suspected = {row.id: describe(error) for row in rows}
@@ -275,7 +276,7 @@ class Outlet:
                     else:
                         produce(topic, value, key, headers=list(headers))
                 except BufferError:  # its queue is full
-                    producer.poll(_GLANCE)
+                    _serve(producer.poll, _GLANCE)
                     continue
                 except ck.KafkaException as error:
                     if not _is_answer(_cause(error)):
@@ -283,7 +284,7 @@ class Outlet:
                     certain[row] = describe(_cause(error))
                 break
             if place % _OFTEN == 0:
-                producer.poll(0)
+                _serve(producer.poll, 0)
                 if self._failed:
                     break
         return certain
@@ -306,7 +307,7 @@ class Outlet:
         now = time.monotonic()
         end, last = now + self._timeout, now + self._transaction_seconds
         left = len(producer)
-        while producer.flush(_GLANCE * 10) and not self._failed:
+        while _serve(producer.flush, _GLANCE * 10) and not self._failed:
             now = time.monotonic()
             if len(producer) < left:
                 left, end = len(producer), now + self._timeout
@@ -315,7 +316,7 @@ class Outlet:
 
     def _trouble(self, error: ck.KafkaError, doing: str) -> BrokerError:
         """Our error; one that a new producer may not meet is `BrokerUnavailable`."""
-        if error.fatal():
+        if error.fatal() and not is_forbidden(error):
             return BrokerUnavailable(
                 f"Kafka ended the producer while {doing}",
                 found=describe(error),
@@ -329,6 +330,19 @@ class Outlet:
             )
         permission = "READ" if error.code() == ck.KafkaError.GROUP_AUTHORIZATION_FAILED else "WRITE to"
         return no_answer(error, self._reported, Doing(doing, permission, _HARMLESS, _NEEDED), self._timeout)
+
+
+def _serve(call: Callable[[float], int], seconds: float) -> int:
+    """Call what runs callbacks. There the client raises a fatal error; if a report comes with it, as this one's cause.
+
+    :raises ck.KafkaException: a fatal error.
+    """
+    try:
+        return call(seconds)
+    except SystemError as error:
+        if isinstance(error.__cause__, ck.KafkaException):
+            raise error.__cause__ from None
+        raise
 
 
 def _cause(error: ck.KafkaException) -> ck.KafkaError:

@@ -69,6 +69,18 @@ def test_but_not_if_none_arrives_nor_longer_than_a_transaction_may_take(
     assert producer.now == pytest.approx(seconds, abs=0.5)
 
 
+def test_a_fatal_error_that_comes_with_a_report_is_that_error(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client calls for the report although it has raised; then Python raises a SystemError."""
+    producer = Slow(1, 0.3)
+
+    def fenced(_seconds: float) -> int:
+        raise SystemError("returned a result with an exception set") from ck.KafkaException(ck.KafkaError(-144))
+
+    monkeypatch.setattr(producer, "flush", fenced)
+    with pytest.raises(ck.KafkaException, match="_FENCED"):
+        outlet._flush(producer)
+
+
 @pytest.mark.parametrize(
     ("code", "error", "said"),
     [
@@ -79,7 +91,7 @@ def test_but_not_if_none_arrives_nor_longer_than_a_transaction_may_take(
     ],
 )
 def test_an_error_says_what_the_relay_needs(outlet: Outlet, code: int, error: type[Exception], said: str) -> None:
-    told = outlet._trouble(ck.KafkaError(code), "producing batch 7")
+    told = outlet._trouble(ck.KafkaError(code, fatal=code > 0), "producing batch 7")
     assert isinstance(told, error)
     assert said in told.next_step
     assert "acls check" not in told.next_step
