@@ -99,7 +99,7 @@ FETCH: Final = "SELECT id, topic, key, value, headers FROM {s}outbox WHERE id = 
 RECORD: Final = """
 UPDATE {s}outbox_relays
 SET batch = :number, ids = CAST(:ids AS bigint[]), cluster_id = coalesce(CAST(:cluster_id AS text), cluster_id),
-    word = :word, word_before = :before
+    word = :word, word_before = :before, sent = sent + :sent
 WHERE shard = 0 AND token = :token
 """
 DELETE: Final = "DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
@@ -371,7 +371,12 @@ class Relay:
     def _record(self, step: Record) -> None:
         with transaction(self._database, name=_NAME, lock_timeout=_TAKEOVER) as session, needing(_RIGHT):
             tx = people(session)
-            changed = {"number": step.mark.number, "word": step.mark.word, "before": step.before}
+            changed = {
+                "number": step.mark.number,
+                "word": step.mark.word,
+                "before": step.before,
+                "sent": len(step.done),
+            }
             if tx.run(RECORD, token=self._token, ids=_array(step.ids), cluster_id=step.cluster_id, **changed) != 1:
                 raise self._fenced(tx.first(READ))
             if step.refused:

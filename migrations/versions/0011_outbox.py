@@ -53,6 +53,7 @@ def upgrade() -> None:
         sa.Column("cluster_id", sa.Text),
         sa.Column("word", sa.Text),
         sa.Column("word_before", sa.Text),
+        sa.Column("sent", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.PrimaryKeyConstraint("shard", name="outbox_relays_pkey"),
         postgresql_with={"fillfactor": 50},
     )

@@ -101,6 +101,7 @@ LETTERS: Final = Gauge(
 OUTBOX_ROWS: Final = Gauge("offsetstore_outbox_rows", "Rows that are not known to be in Kafka yet.", _GROUP)
 OUTBOX_AGE: Final = Gauge("offsetstore_outbox_oldest_seconds", "The age of the oldest of these, 0 without any.", _GROUP)
 OUTBOX_REFUSED: Final = Gauge("offsetstore_outbox_refused_rows", "Rows that Kafka refuses.", _GROUP)
+OUTBOX_SENT: Final = Gauge("offsetstore_outbox_sent_rows", "Rows that relays have sent in all; it only grows.")
 OLDEST_TRANSACTION: Final = Gauge(
     "offsetstore_oldest_transaction_seconds", "How long the database's oldest open transaction has run."
 )
@@ -273,6 +274,7 @@ class Exporter:
 def _add_store(page: Page, lag: Lag) -> None:
     page.add(OLDEST_TRANSACTION, lag.store.oldest_transaction.total_seconds())
     page.add(SKEW, lag.clock_skew)
+    page.add(OUTBOX_SENT, lag.store.outbox_sent)
 
 
 def _add_groups(page: Page, lag: Lag) -> None:

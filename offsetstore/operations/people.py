@@ -73,7 +73,8 @@ class StoreOverview:
     ``groups`` were claimed at least once, by name. ``partitions`` holds their rows without the metadata, in order
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``outbox`` holds what groups have in the outbox, without those that have nothing.
+    are left out. ``outbox`` holds what groups have in the outbox, without those that have nothing, and
+    ``outbox_sent`` is how many rows relays have sent in all.
     ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
     those that this role may see.
     """
@@ -85,6 +86,7 @@ class StoreOverview:
     oldest_transaction: timedelta
     runs: Mapping[str, LastRun]
     outbox: Mapping[str, OutboxState] = field(default_factory=dict[str, OutboxState])
+    outbox_sent: int = 0
 
     @property
     def batches(self) -> Mapping[str, datetime | None]:
@@ -138,6 +140,8 @@ FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS r
 GROUP BY consumer_group
 """  # noqa: S608 - constants alone
 
+OUTBOX_SENT: Final = "SELECT sent FROM {s}outbox_relays WHERE shard = 0"
+
 # Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
 OLDEST_TRANSACTION: Final = """
 SELECT clock_timestamp() AS at,
@@ -152,12 +156,13 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     """Read these groups, or all, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
-        owners, offsets, letters, runs, outbox, oldest = session.together(
+        owners, offsets, letters, runs, outbox, sent, oldest = session.together(
             OVERVIEW_GROUPS,
             OVERVIEW_OFFSETS,
             OVERVIEW_LETTERS,
             OVERVIEW_RUNS,
             OUTBOX_STATES,
+            OUTBOX_SENT,
             OLDEST_TRANSACTION,
             groups=asked,
         )
@@ -175,6 +180,7 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
         last.oldest,
         {row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes) for row in runs.rows},
         outbox_states(outbox.rows),
+        sum(row.sent for row in sent.rows),
     )
 
 

@@ -20,6 +20,7 @@ _DIFFERENT: Final = {
     "samples": ("SELECT", "UPDATE"),
     "outbox": ("SELECT", "INSERT"),
     "outbox_refused": ("SELECT",),
+    "outbox_relays": ("SELECT",),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
@@ -32,7 +33,6 @@ _OF_RELAYS: Final = {
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
-_FOR_RELAYS_ALONE: Final = frozenset({"outbox_relays"})
 
 # A record's own bytes.
 _RECORD: Final = {"key", "value", "headers"}
@@ -44,6 +44,7 @@ _LEFT_OUT: Final = {
     ("outbox", "INSERT"): {"id", "created_at"},
     ("outbox", "SELECT"): _RECORD,
     ("outbox_refused", "SELECT"): _RECORD,
+    ("outbox_relays", "SELECT"): {"token"},
 }
 
 # What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
@@ -57,8 +58,7 @@ _HIDDEN: Final = {
 
 def privileges() -> dict[str, tuple[str, ...]]:
     """The privileges that a job needs on each of our tables; its role gets no others."""
-    tables = [name for name in (*metadata.tables, VERSION_TABLE) if name not in _FOR_RELAYS_ALONE]
-    return {table: _DIFFERENT.get(table, _USUAL) for table in tables}
+    return {table: _DIFFERENT.get(table, _USUAL) for table in (*metadata.tables, VERSION_TABLE)}
 
 
 def needed_columns() -> Iterator[tuple[str, str, str]]:

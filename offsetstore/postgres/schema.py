@@ -351,8 +351,10 @@ outbox_relays = Table(
     Column("cluster_id", Text),
     Column("word", Text),
     Column("word_before", Text),
+    Column("sent", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("shard", name="outbox_relays_pkey"),
     postgresql_with={"fillfactor": 50},
 )
 """The relay that may write, and its batch: the last one whose number is here, and the ids of its rows until they are
-known to be in Kafka. There is no number before the first start. ``word`` is in Kafka too, with the number."""
+known to be in Kafka. There is no number before the first start. ``word`` is in Kafka too, with the number.
+``sent`` counts all rows that relays have sent and deleted."""

@@ -136,7 +136,7 @@ def test_a_record_is_in_kafka_as_it_was_written_and_gone_from_the_outbox(place: 
         b"k": (None, None),
     }
     assert place.left() == 0
-    assert place.query("SELECT batch, ids FROM outbox_relays") == [(1, [])]
+    assert place.query("SELECT batch, ids, sent FROM outbox_relays") == [(1, [], 2)]
 
 
 @pytest.mark.behaviour("OUT-2", "OUT-3")
