@@ -169,7 +169,10 @@ class Relay:
         return f"{self._anchor}-{self._database.store_id()}"
 
     def stop(self) -> None:
-        """Let `run` return within a second or two, with everything it has sent deleted. Any thread may call it."""
+        """Let `run` return, with everything it has sent deleted. Any thread may call it.
+
+        It takes a second or two; while Kafka does not answer, up to three times the broker's ``timeout``.
+        """
         self._stopping.set()
 
     def run(self) -> None:

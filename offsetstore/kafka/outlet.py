@@ -144,6 +144,7 @@ class Outlet:
     def _find_anchor(self, deadline: Deadline, *, may_create: bool) -> str | None:
         """Return the cluster's id; create the anchor if it is missing."""
         is_new = False
+        self._admin().forget()
         while True:
             try:
                 answer, _ = self._admin().answers([requests.cluster(), requests.topics([self.anchor.topic])], deadline)
