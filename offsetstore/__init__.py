@@ -15,6 +15,7 @@ from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPa
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned
 from offsetstore.operations.names import DeletedGroup, NewName
+from offsetstore.operations.outbox import RefusedDecided, RefusedRow
 from offsetstore.operations.pauses import PauseDecided
 from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.operations.resets import Reset, ShiftBy
@@ -25,6 +26,7 @@ from offsetstore.protocol.context import current_headers
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
 from offsetstore.protocol.metadata import KEEP, Metadata
+from offsetstore.protocol.outbox import OutboxRecord, OutboxState
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.replay import Decision, Outcome
 from offsetstore.protocol.retries import Retries, Timeouts
@@ -36,8 +38,9 @@ from offsetstore.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from offsetstore.kafka.broker import Broker
+    from offsetstore.relay import Relay
     from offsetstore.spark.sink import TransactionalSink
-    from offsetstore.writers import Append, Execute, Upsert
+    from offsetstore.writers import Append, Execute, Outbox, Upsert
 
 __all__ = [
     "KEEP",
@@ -68,6 +71,9 @@ __all__ = [
     "NewName",
     "OffsetRange",
     "OffsetStore",
+    "Outbox",
+    "OutboxRecord",
+    "OutboxState",
     "Outcome",
     "PartitionLag",
     "PartitionState",
@@ -75,6 +81,9 @@ __all__ = [
     "PauseDecided",
     "Payload",
     "Record",
+    "RefusedDecided",
+    "RefusedRow",
+    "Relay",
     "Reset",
     "Retries",
     "Retry",
@@ -105,6 +114,8 @@ _LAZY = {
     "TransactionalSink": ("offsetstore.spark.sink", "spark"),
     "Append": ("offsetstore.writers", "spark"),
     "Execute": ("offsetstore.writers", "spark"),
+    "Outbox": ("offsetstore.writers", "spark"),
+    "Relay": ("offsetstore.relay", "kafka"),
     "Upsert": ("offsetstore.writers", "spark"),
 }
 

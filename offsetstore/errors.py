@@ -37,12 +37,14 @@
      |    +-- CheckpointAhead        a kept checkpoint is beyond the stored offset
      |    +-- CheckpointBehind       a kept checkpoint is below it, and the batch can't be cropped
      |    +-- UncertainBatch         the last batch of the checkpoint to adopt may or may not have been written
+     |    +-- OutboxUncertain        the relay's last batch may or may not be in Kafka
      +-- ClaimError
      |    +-- StaleClaim             another claim took the group over; nothing was written
      |    |    +-- PartitionLost     another member of the fleet has the partition; nothing was written
      |    +-- GroupBusy              the group has a live owner, and takeover= does not allow fencing it
      |    +-- ClaimInUse             a second query on one claim
      |    +-- GroupRenamed           the group has another name now
+     +-- RelayFenced                 another relay has taken the outbox over
      +-- TransactionError
      |    +-- OffsetGap              the range begins above the stored offset; nothing was written
      |    +-- LockTimeout            a partition's row is locked by another transaction
@@ -92,6 +94,14 @@ from offsetstore.offsets import OffsetRange, TopicPartition
 def _or_try(python: str, options: str) -> tuple[str, str]:
     """Words of a start that is refused: a command can show what each answer would lead to."""
     return python, f"{python} (To see where the job would then start: {options}.)"
+
+
+def _after_looking(skip: str, repeat: str) -> str:
+    """Words of a relay's start that is refused."""
+    return (
+        "Correct the address or the anchor if it is wrong. Otherwise look for these rows' records in their topics, and "
+        f"start once with {skip} if they are there, or {repeat} if they are not."
+    )
 
 
 class NextStep(StrEnum):
@@ -172,6 +182,10 @@ class NextStep(StrEnum):
         "Look in the results for records of that range. If they are there, claim with "
         'StartPolicy(on_uncertain="skip"), otherwise with on_uncertain="replay". The history records it.',
         "--on-uncertain skip or --on-uncertain replay",
+    )
+    LOOK_FOR_RECORDS = (
+        _after_looking('on_uncertain="skip"', 'on_uncertain="repeat"'),
+        _after_looking("--on-uncertain skip", "--on-uncertain repeat"),
     )
 
 
@@ -494,6 +508,12 @@ class UncertainBatch(StartError):
     default_next_step = NextStep.LOOK_FOR_RESULTS
 
 
+class OutboxUncertain(StartError):
+    """The number of the last batch in Kafka does not fit the one in the database; the relay has sent nothing."""
+
+    default_next_step = NextStep.LOOK_FOR_RECORDS
+
+
 class ClaimError(OffsetStoreError):
     """The claim does not allow this."""
 
@@ -529,6 +549,12 @@ class GroupRenamed(ClaimError):
     """The group has another name now, and its offsets are stored under it."""
 
     default_next_step = "Claim it by the new name; to start afresh, use a name that no group has had."
+
+
+class RelayFenced(OffsetStoreError):
+    """Another relay has taken the outbox over; this one sends nothing more. What it has sent is counted once."""
+
+    default_next_step = "One relay serves a store. Start this one again only if the other should not be running."
 
 
 class TransactionError(OffsetStoreError):
@@ -877,7 +903,7 @@ def next_step_after(name: str) -> str:
 
 # The first that fits counts.
 _EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]] = (
-    (ExitCode.FENCED, (StaleClaim,)),
+    (ExitCode.FENCED, (StaleClaim, RelayFenced)),
     (ExitCode.NO, (StartError, UnknownGroup, OffsetMoved, GroupBusy, GroupRenamed, DeadLetterError, PlanChanged)),
     (ExitCode.USAGE, (ConfigurationError,)),
     (ExitCode.DATABASE, (StoreUnavailable, MissingPrivilege, SchemaError, LockTimeout, TransactionLost)),

@@ -35,6 +35,7 @@ from offsetstore.operations.letters import (
 )
 from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
 from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
+from offsetstore.operations.outbox import DiscardRefused, RefusedDecided, RefusedRow, RetryRefused, read_refused
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
 from offsetstore.operations.people import StoreFacts, ask, people, read_errors, read_facts, read_overview, read_runs
 from offsetstore.operations.reads import GroupState
@@ -48,6 +49,7 @@ from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Formats, format_of, load
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.observers import Observer, Observers
+from offsetstore.protocol.outbox import MOST_ROWS
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview, CheckpointFiles
 from offsetstore.protocol.resolver import resolve
@@ -676,6 +678,62 @@ class OffsetStore:
         :raises UnknownGroup, GroupRenamed: as for `request_replay`.
         """
         operation = PruneLetters(group, older_than, tuple(states), limit)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
+
+    def refused_rows(
+        self, group: str, *, topic: str | None = None, after: int = -1, limit: int = 100
+    ) -> list[RefusedRow]:
+        """Read a part of the list of outbox rows that Kafka refuses, in the order of their ids.
+
+        :param topic: only of this topic.
+        :param after: continue after the row with this id.
+        :param limit: so many at most.
+        :raises ConfigurationError: an argument is invalid, or the store is in memory.
+        """
+        check_whole("limit", limit, "rows", least=1)
+        return ask(self.database, lambda one: read_refused(one, group, topic=topic, after=after, limit=limit))
+
+    def retry_refused(
+        self,
+        group: str,
+        ids: Collection[int] | None = None,
+        *,
+        reason: str,
+        actor: str | None = None,
+        topic: str | None = None,
+        limit: int = MOST_ROWS,
+        dry_run: bool = False,
+        if_plan: str | None = None,
+    ) -> RefusedDecided:
+        """Put outbox rows that Kafka refuses back, after all that is in the outbox: the relay sends them again.
+
+        The role must own the tables, or have DELETE and UPDATE on ``outbox_refused`` and INSERT on ``outbox``.
+
+        :param ids: only these, as `refused_rows` has them; ``None`` for all of the group.
+        :param topic: only of this topic.
+        :param limit: so many at most; `RefusedDecided.more` tells if there are others.
+        :param if_plan: the ``digest`` of a dry run: decide about the rows that it has shown, or about none.
+        :raises ConfigurationError: an argument is invalid, or a row is not set aside.
+        :raises UnknownGroup: the group was never claimed.
+        :raises MissingPrivilege: the role may not.
+        """
+        operation = RetryRefused(group, None if ids is None else tuple(ids), topic, limit)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
+
+    def discard_refused(
+        self,
+        group: str,
+        ids: Collection[int] | None = None,
+        *,
+        reason: str,
+        actor: str | None = None,
+        topic: str | None = None,
+        limit: int = MOST_ROWS,
+        dry_run: bool = False,
+        if_plan: str | None = None,
+    ) -> RefusedDecided:
+        """Delete outbox rows that Kafka refuses: they never get there. Parameters and errors as `retry_refused`."""
+        operation = DiscardRefused(group, None if ids is None else tuple(ids), topic, limit)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
     def batch_mark(self, group: str, query_id: UUID) -> int | None:

@@ -61,6 +61,8 @@ COMMANDS: Final = {
         LazyCommand("resume", "End a consumer group's pause.", beside="pause"),
         LazyCommand("metadata", "Show or rewrite the metadata of a consumer group's offsets."),
         LazyCommand("dead-letters", "List, replay and discard a consumer group's dead letters."),
+        LazyCommand("relay", "Produce the outbox to Kafka, exactly once.", "cli,kafka"),
+        LazyCommand("outbox", "List, retry and discard rows of the outbox that Kafka refuses."),
         LazyCommand("assets", "Write the files for Grafana, Prometheus, Kubernetes or systemd."),
         LazyCommand("completion", "Print the script that completes commands in a shell."),
         LazyCommand("local", "Run PostgreSQL and Kafka on this machine, without Docker.", "local"),

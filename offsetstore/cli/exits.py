@@ -19,7 +19,7 @@ _SUMMARIES = {
     3: "the database can't be reached, refuses the request, or its schema doesn't match",
     4: "Kafka can't be reached, refuses the request, or has no such topic",
     5: "any other error of offsetstore",
-    6: "the group was claimed, reset or renamed by another process",
+    6: "the group was claimed, reset or renamed by another process; or another relay has taken over",
     70: "an error that is not offsetstore's; of a command, a bug: please report the traceback",
     75: 'a job that was not live any more, ended by Monitoring(on_dead="exit")',
     130: "interrupted",

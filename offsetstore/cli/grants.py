@@ -9,7 +9,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.errors import ConfigurationError
-from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target
+from offsetstore.postgres.grants import grant_dashboard, grant_relay, grant_runtime, grant_target
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.writers.table.catalogue import TableName
 
@@ -53,6 +53,12 @@ def _table(given: str) -> TableName:
     metavar="ROLE",
     help="Another role, which may only read, and write samples.",
 )
+@click.option(
+    "--relay-role",
+    callback=options.names,
+    metavar="ROLE",
+    help="The role of `offsetstore relay`; it may be the job's.",
+)
 @_table_option("append", "Append")
 @_table_option("upsert", "Upsert")
 @click.option(
@@ -66,7 +72,13 @@ def _table(given: str) -> TableName:
     help="Schema of the tables.",
 )
 def grants(
-    *, role: str, dashboard_role: str | None, append: tuple[TableName, ...], upsert: tuple[TableName, ...], schema: str
+    *,
+    role: str,
+    dashboard_role: str | None,
+    relay_role: str | None,
+    append: tuple[TableName, ...],
+    upsert: tuple[TableName, ...],
+    schema: str,
 ) -> None:
     """Print the GRANT statements for the job's role.
 
@@ -90,6 +102,8 @@ def grants(
         lines += grant_target(role, table.schema, table.name, upsert=False)
     for table in upsert:
         lines += grant_target(role, table.schema, table.name, upsert=True)
+    if relay_role is not None:
+        lines += grant_relay(relay_role, schema=schema)
     if dashboard_role is not None:
         lines += grant_dashboard(dashboard_role, schema=schema)
     # Never wrapped or escaped, not even at a terminal: it is SQL, and the names are the user's own.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import click
@@ -15,6 +15,7 @@ from offsetstore.cli.output import Table, document
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.reads import GroupState, MemberState, PartitionState
 from offsetstore.protocol.letters import OPEN
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.text import counted, numbered, short
 
@@ -27,7 +28,7 @@ _KEYS: Final = (
     "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
     "committed=committed.next_offset beginning=log.beginning end lag beyond_end epoch=stored.token.epoch "
     "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
-    "updated_at=stored.updated_at age_seconds=age]"
+    "updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused]"
 )
 _DECIDED: Final = {
     "reset": "reset",
@@ -81,6 +82,9 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
                     beyond_end, epoch, claim_id, pinned, contested, suspect,
                     updated_at, age_seconds
+      outbox        rows: how many are not known to be in Kafka yet; oldest:
+                    when the oldest was written; refused: how many Kafka
+                    refuses; null if there are none
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -108,10 +112,19 @@ def _head(state: GroupState, identity: StoreIdentity) -> Iterator[str]:
         yield "It is not known in which database the store is, so a copy of the database is not noticed."
     if state.pause is not None:
         yield f"The group is {state.pause}."
+    if state.outbox is not None:
+        yield from _outbox(state.outbox, state.read_at)
     if waiting := sum(state.dead_letters.values()):
         requested = state.dead_letters.get("requested", 0)
         by = " by no one: the job has no dead_letters=" if state.replays_letters is False else ""
         yield f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed{by}' if requested else ''}."
+
+
+def _outbox(outbox: OutboxState, at: datetime) -> Iterator[str]:
+    if outbox.oldest is not None:
+        yield f"{counted(outbox.rows, 'row')} in the outbox, the oldest for {short(at - outbox.oldest)}."
+    if outbox.refused:
+        yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: see `offsetstore outbox list`."
 
 
 def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:

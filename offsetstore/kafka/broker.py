@@ -18,6 +18,7 @@ from offsetstore.kafka.client import BACKOFF, Client, Deadline, Missing
 from offsetstore.kafka.committed import committed_offsets
 from offsetstore.kafka.errors import PASSING, no_answer
 from offsetstore.kafka.group_offsets import GroupOffsets
+from offsetstore.kafka.outlet import Outlet
 from offsetstore.kafka.overview import GroupConnections, find_first_records, read_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings, topic_names
 from offsetstore.kafka.settings.spark import read_options
@@ -408,6 +409,14 @@ class Broker:
         """Read each partition's first record at or above an offset; see `BrokerOverview`."""
         self._refuse_after_fork()
         return read_records(self._settings, offsets) if offsets else {}
+
+    def outlet(self, name: str, *, anchor: str) -> Outlet:
+        """A relay's producer, with connections of its own; see `Outlet`.
+
+        :raises ConfigurationError: settings that librdkafka refuses, or a topic's name that Kafka does not allow.
+        """
+        [topic] = topic_names([anchor])
+        return Outlet(self._settings, name=name, anchor=topic, timeout=self._timeout)
 
     def _with_group_offsets(self, group: str, use: Callable[[GroupOffsets, Deadline], _T]) -> _T:
         deadline = Deadline.after(self._timeout)

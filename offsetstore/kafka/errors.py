@@ -59,6 +59,7 @@ _NO_ACL: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
 }
 
 
@@ -67,15 +68,21 @@ class Doing:
     """What was requested of Kafka, for error messages.
 
     ``what`` says it in plain words: "reading the offsets of group billing". ``permission`` is the operation that
-    Kafka's ACLs must allow, and ``harmless`` says what was left untouched.
+    Kafka's ACLs must allow, ``harmless`` says what was left untouched, and ``needed`` where all permissions are named.
     """
 
     what: str
     permission: str = "DESCRIBE"
     harmless: str = "no job was fenced"
+    needed: str = "`offsetstore acls check` names all that is missing"
 
     def __str__(self) -> str:
         return self.what
+
+
+def is_forbidden(error: KafkaError) -> bool:
+    """Whether an ACL is missing."""
+    return error.code() in _NO_ACL
 
 
 def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
@@ -92,8 +99,8 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
         return BrokerRefused(
             f"Kafka refused a request while {doing}",
             found=describe(error),
-            next_step=f"Allow this principal to {doing.permission} the {_NO_ACL[code]} (`offsetstore acls check` names "
-            f"all that is missing); {doing.harmless}.",
+            next_step=f"Allow this principal to {doing.permission} the {_NO_ACL[code]} ({doing.needed}); "
+            f"{doing.harmless}.",
         )
     if code == KafkaError.SECURITY_DISABLED:
         return BrokerRefused(

@@ -16,6 +16,7 @@ from offsetstore.operations.group_status import state_of
 from offsetstore.operations.lag import Lag
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.ports import BrokerOverview
 
 _log = logging.getLogger(__name__)
@@ -100,6 +101,10 @@ PINNED: Final = Gauge("offsetstore_group_pinned_partitions", "Partitions that a 
 LETTERS: Final = Gauge(
     "offsetstore_group_dead_letters", "Dead letters that are open, by state.", ("consumergroup", "state")
 )
+OUTBOX_ROWS: Final = Gauge("offsetstore_outbox_rows", "Rows that are not known to be in Kafka yet.", _GROUP)
+OUTBOX_AGE: Final = Gauge("offsetstore_outbox_oldest_seconds", "The age of the oldest of these, 0 without any.", _GROUP)
+OUTBOX_REFUSED: Final = Gauge("offsetstore_outbox_refused_rows", "Rows that Kafka refuses.", _GROUP)
+OUTBOX_SENT: Final = Gauge("offsetstore_outbox_sent_rows", "Rows that relays have sent in all; it only grows.")
 OLDEST_TRANSACTION: Final = Gauge(
     "offsetstore_oldest_transaction_seconds", "How long the database's oldest open transaction has run."
 )
@@ -272,6 +277,7 @@ class Exporter:
 def _add_store(page: Page, lag: Lag) -> None:
     page.add(OLDEST_TRANSACTION, lag.store.oldest_transaction.total_seconds())
     page.add(SKEW, lag.clock_skew)
+    page.add(OUTBOX_SENT, lag.store.outbox_sent)
 
 
 def _add_groups(page: Page, lag: Lag) -> None:
@@ -293,6 +299,11 @@ def _add_groups(page: Page, lag: Lag) -> None:
         page.add(SUSPECT, sum(row.suspect is not None for row in rows.values()), group)
         for state in OPEN:
             page.add(LETTERS, lag.store.letters.get(group, {}).get(state, 0), group, state)
+        outbox = lag.store.outbox.get(group, OutboxState())
+        page.add(OUTBOX_ROWS, outbox.rows, group)
+        age = None if outbox.oldest is None else (lag.store.at - outbox.oldest).total_seconds()
+        page.add(OUTBOX_AGE, age or 0, group)
+        page.add(OUTBOX_REFUSED, outbox.refused, group)
         if lag.kafka is not None:
             page.add(UNREAD, sum(topic.without_offset for topic in one.topics.values()), group)
         page.add(MEMBERS, one.kafka.has_members, group)

@@ -5,7 +5,7 @@ A job's transaction needs none of it, so that a store in memory has none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -22,6 +22,7 @@ from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
@@ -73,8 +74,10 @@ class StoreOverview:
     ``groups`` were claimed at least once, by name. ``partitions`` holds their rows without the metadata, in order
     of (topic, partition), and ``letters`` how many of their dead letters are open; groups without any are left out of
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
-    are left out. ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of
-    those that this role may see. ``members`` are those of fleets, of the groups that a fleet has.
+    are left out. ``members`` are those of fleets, of the groups that a fleet has. ``outbox`` holds what groups have in
+    the outbox, without those that have nothing, and ``outbox_sent`` is how many rows relays have sent in all.
+    ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of those that this
+    role may see.
     """
 
     at: datetime
@@ -84,6 +87,8 @@ class StoreOverview:
     oldest_transaction: timedelta
     runs: Mapping[str, LastRun]
     members: Mapping[str, Sequence[FleetMember]] = field(default_factory=dict[str, "Sequence[FleetMember]"])
+    outbox: Mapping[str, OutboxState] = field(default_factory=dict[str, OutboxState])
+    outbox_sent: int = 0
 
     @property
     def batches(self) -> Mapping[str, datetime | None]:
@@ -137,6 +142,18 @@ WHERE {_ASKED.format(group="m.consumer_group")}
 ORDER BY m.consumer_group, m.joined_at, m.member_id
 """  # noqa: S608 - constants alone
 
+OUTBOX_STATES: Final = f"""
+SELECT consumer_group, max(rows) AS rows, max(oldest) AS oldest, max(refused) AS refused
+FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS refused
+      FROM {{s}}outbox WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group
+      UNION ALL
+      SELECT consumer_group, 0, NULL, count(*)
+      FROM {{s}}outbox_refused WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group) AS both_tables
+GROUP BY consumer_group
+"""  # noqa: S608 - constants alone
+
+OUTBOX_SENT: Final = "SELECT sent FROM {s}outbox_relays WHERE shard = 0"
+
 # Of other roles' transactions, the server shows when they began to members of pg_read_all_stats alone.
 OLDEST_TRANSACTION: Final = """
 SELECT clock_timestamp() AS at,
@@ -151,12 +168,14 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     """Read these groups, or all, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
-        owners, offsets, letters, runs, members, oldest = session.together(
+        owners, offsets, letters, runs, members, outbox, sent, oldest = session.together(
             OVERVIEW_GROUPS,
             OVERVIEW_OFFSETS,
             OVERVIEW_LETTERS,
             OVERVIEW_RUNS,
             OVERVIEW_MEMBERS,
+            OUTBOX_STATES,
+            OUTBOX_SENT,
             OLDEST_TRANSACTION,
             groups=asked,
         )
@@ -177,7 +196,14 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
         last.oldest,
         {row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes) for row in runs.rows},
         fleets,
+        outbox_states(outbox.rows),
+        sum(row.sent for row in sent.rows),
     )
+
+
+def outbox_states(rows: Iterable[Any]) -> dict[str, OutboxState]:
+    """Read the rows of `OUTBOX_STATES`: groups that have none are left out."""
+    return {row.consumer_group: OutboxState(row.rows, row.oldest, row.refused) for row in rows}
 
 
 # The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.

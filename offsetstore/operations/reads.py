@@ -15,12 +15,13 @@ from uuid import UUID
 
 from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
-from offsetstore.operations.people import read_runs
+from offsetstore.operations.people import OUTBOX_STATES, outbox_states, read_runs
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.policy import OnUncertain, StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.runs import SOURCES, JobError, Source
@@ -124,7 +125,8 @@ class GroupState:
     ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
     record is not in the results, and may still get there: ``dead`` and ``requested``. ``replays_letters`` is whether
     the owner's job replays those that are requested; ``None`` if there are none, or if it has not said so.
-    ``members`` are those of the fleet that has the group, the oldest first; none if a job has it.
+    ``members`` are those of the fleet that has the group, the oldest first; none if a job has it. ``outbox`` is what
+    the group has in the outbox, ``None`` if it has nothing there.
     """
 
     group: str
@@ -136,6 +138,7 @@ class GroupState:
     dead_letters: Mapping[State, int] = field(default_factory=dict["State", int])
     replays_letters: bool | None = None
     members: Sequence[FleetMember] = ()
+    outbox: OutboxState | None = None
 
     @property
     def of_members(self) -> list[MemberState]:
@@ -175,12 +178,23 @@ def read_group(session: Session, group: str) -> GroupState:
     runs = read_runs(session, group, limit=1) if asked and isinstance(session, PostgresSession) else []
     replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
     members = session.members(group) if owner is not None and owner.fleet is not None else ()
+    outbox = None
+    if isinstance(session, PostgresSession):
+        outbox = outbox_states(session.rows(OUTBOX_STATES, groups=[group])).get(group)
     now = session.now()  # last, so that no age is negative
     partitions = {
         tp: PartitionState(row, None if row.updated_at is None else now - row.updated_at) for tp, row in rows.items()
     }
     return GroupState(
-        group, owner, decision, now, partitions, dead_letters=letters, replays_letters=replays, members=members
+        group,
+        owner,
+        decision,
+        now,
+        partitions,
+        dead_letters=letters,
+        replays_letters=replays,
+        members=members,
+        outbox=outbox,
     )
 
 

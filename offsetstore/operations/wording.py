@@ -13,6 +13,7 @@ from offsetstore.operations.home import StoreDecided
 from offsetstore.operations.letters import LettersDecided, LettersPruned
 from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.operations.operation import OwnedPlan, Plan
+from offsetstore.operations.outbox import RefusedDecided
 from offsetstore.operations.pauses import PauseDecided
 from offsetstore.operations.resets import Reset
 from offsetstore.protocol.database import GroupRow
@@ -68,6 +69,8 @@ def in_words(plan: Plan) -> PlanInWords:
             done = f"{counted(plan.count, 'dead letter')} {'deleted' if plan.executed else 'would be deleted'}."
             more = [Note("More letters match than the limit allows: repeat this for them.")] if plan.more else []
             words = PlanInWords("No dead letters match." if plan.is_empty else done, more)
+        case RefusedDecided():
+            words = _refused(plan)
         case StoreDecided():
             words = PlanInWords(_store(plan), [*_of_store(plan)])
         case _:
@@ -243,6 +246,21 @@ def _unfit(plan: LettersDecided) -> Iterator[Note]:
     if plan.without_payload:
         letters = counted(plan.without_payload, "letter")
         yield Note(f"{letters} can't be replayed: their records are not kept.")
+
+
+def _refused(plan: RefusedDecided) -> PlanInWords:
+    if plan.is_empty:
+        return PlanInWords("No rows of the outbox match.")
+    notes = [Note("More rows match than the limit allows: repeat this for them.")] if plan.more else []
+    if plan.decision == "outbox-retry":
+        done = "put back into the outbox"
+        notes.append(Note("The relay sends them after all that is there; what Kafka refuses again is set aside again."))
+    else:
+        done = "discarded"
+        notes.append(_warning("Their records never get into Kafka."))
+    outcome = f"{counted(len(plan.rows), 'row')} {'' if plan.executed else 'would be '}{done}."
+    rows = [(row.id, row.topic, row.error) for row in plan.rows[:_SHOWN]]
+    return PlanInWords(outcome, notes, ("#row", "topic", "error"), rows, max(0, len(plan.rows) - _SHOWN))
 
 
 def _who_replays(owner: GroupRow) -> str:

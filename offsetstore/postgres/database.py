@@ -27,6 +27,7 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.postgres import errors
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import DATABASE_ERRORS
+from offsetstore.postgres.outbox import Listener
 from offsetstore.postgres.schema import HEAD, VERSION_TABLE, quoted
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.postgres.url import SCHEMA_VARIABLE
@@ -170,6 +171,13 @@ class PostgresDatabase:
         if row is None:
             return None
         return TopicPartition(row.topic, row.partition), f"held by {described(row)}"
+
+    def listener(self) -> Listener:
+        """A connection that is told when rows of the outbox are committed.
+
+        :raises StoreUnavailable, ConnectionLost: no connection.
+        """
+        return Listener(self._connect(self._dedicated), self._place)
 
     def check_schema(self) -> None:
         versions = f"{self._place}{VERSION_TABLE}"

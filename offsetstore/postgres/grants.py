@@ -9,7 +9,8 @@ from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
 
 _USUAL = ("SELECT", "INSERT", "UPDATE")
 
-# The exceptions: a job only adds to the history, only reads the store's identity, and only renames samples.
+# The exceptions: a job only adds to the history and to the outbox, only reads the store's identity, and only renames
+# samples.
 _DIFFERENT: Final = {
     "heartbeats": (*_USUAL, "DELETE"),
     "group_members": (*_USUAL, "DELETE"),
@@ -18,16 +19,42 @@ _DIFFERENT: Final = {
     "job_runs": (*_USUAL, "DELETE"),
     "job_errors": ("SELECT", "INSERT", "DELETE"),
     "samples": ("SELECT", "UPDATE"),
+    "outbox": ("SELECT", "INSERT"),
+    "outbox_refused": ("SELECT",),
+    "outbox_relays": ("SELECT",),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
 
-# When a line of the history was written, and by which role, the database alone says.
-_SET_BY_DATABASE: Final = {("offset_history", "INSERT"): {"id", "at", "db_role"}}
+# A relay's own: a job needs nothing of them.
+_OF_RELAYS: Final = {
+    "outbox": ("SELECT", "DELETE"),
+    "outbox_refused": ("INSERT",),
+    "outbox_relays": _USUAL,
+    "store_identity": ("SELECT",),
+    VERSION_TABLE: ("SELECT",),
+}
+
+# A record's own bytes.
+_RECORD: Final = {"key", "value", "headers"}
+
+# When a line of the history was written, and by which role, the database alone says, and in which order rows of the
+# outbox were. Of those a job counts its own.
+_LEFT_OUT: Final = {
+    ("offset_history", "INSERT"): {"id", "at", "db_role"},
+    ("outbox", "INSERT"): {"id", "created_at"},
+    ("outbox", "SELECT"): _RECORD,
+    ("outbox_refused", "SELECT"): _RECORD,
+    ("outbox_relays", "SELECT"): {"token"},
+}
 
 # What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
 # tries all keys can undo.
-_HIDDEN: Final = {"dead_letters": {"key", "value", "headers", "error_text", "traceback", "sequence"}}
+_HIDDEN: Final = {
+    "dead_letters": _RECORD | {"error_text", "traceback", "sequence"},
+    "outbox": _RECORD,
+    "outbox_refused": _RECORD,
+}
 
 
 def privileges() -> dict[str, tuple[str, ...]]:
@@ -40,7 +67,7 @@ def needed_columns() -> Iterator[tuple[str, str, str]]:
     for table, allowed in privileges().items():
         columns = [one.name for one in metadata.tables[table].columns] if table in metadata.tables else ["version_num"]
         for right in allowed:
-            without = _SET_BY_DATABASE.get((table, right), ())
+            without = _LEFT_OUT.get((table, right), ())
             yield table, right, ",".join(name for name in columns if name not in without)
 
 
@@ -50,8 +77,15 @@ def grant_runtime(role: str, *, schema: str) -> Iterator[str]:
     # Until revision 0006, INSERT was granted on all its columns.
     yield f"REVOKE INSERT ON TABLE {quoted(schema)}.offset_history FROM {quoted(role)}"
     for table, allowed in privileges().items():
-        rights = ", ".join(right + _columns(table, _SET_BY_DATABASE.get((table, right))) for right in allowed)
+        rights = ", ".join(right + _columns(table, _LEFT_OUT.get((table, right))) for right in allowed)
         yield f"GRANT {rights} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
+
+
+def grant_relay(role: str, *, schema: str) -> Iterator[str]:
+    """Statements that let ``role`` relay the outbox; they may be repeated. The owner of the tables must run them."""
+    yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
+    for table, allowed in _OF_RELAYS.items():
+        yield f"GRANT {', '.join(allowed)} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
 
 
 def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
@@ -61,7 +95,7 @@ def grant_dashboard(role: str, *, schema: str) -> Iterator[str]:
     what may quote them.
     """
     yield f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
-    for table in privileges():
+    for table in (*metadata.tables, VERSION_TABLE):
         columns = _columns(table, _HIDDEN.get(table))
         yield f"GRANT SELECT{columns} ON TABLE {quoted(schema)}.{quoted(table)} TO {quoted(role)}"
     yield f"GRANT INSERT, UPDATE ON TABLE {quoted(schema)}.samples TO {quoted(role)}"

@@ -262,22 +262,25 @@ def _chunks(letters: Sequence[NewLetter]) -> Iterator[list[NewLetter]]:
     part: list[NewLetter] = []
     size = 0
     for letter in letters:
-        length = _length(letter)
-        if part and size + length > _CHUNK:
+        more = _length(letter)
+        if part and size + more > _CHUNK:
             yield part
             part, size = [], 0
         part.append(letter)
-        size += length
+        size += more
     if part:
         yield part
 
 
 def _length(letter: NewLetter) -> int:
     payload = letter.payload
-    if payload is None:
-        return 0
-    headers = sum(len(name) + len(value or b"") for name, value in payload.headers or ())
-    return len(payload.key or b"") + len(payload.value or b"") + headers
+    return 0 if payload is None else length(payload.key, payload.value, payload.headers)
+
+
+def length(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+    """About how many bytes a record has."""
+    in_headers = sum(len(name) + len(content or b"") for name, content in headers or ())
+    return len(key or b"") + len(value or b"") + in_headers
 
 
 def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:
@@ -289,7 +292,7 @@ def _columns(letters: Sequence[NewLetter]) -> dict[str, object]:
         "payloads": ["left out" if one is None else "kept" for one in payloads],
         "keys": [one.key if one else None for one in payloads],
         "values": [one.value if one else None for one in payloads],
-        "headers": [_headers(one.headers) if one else None for one in payloads],
+        "headers": [headers_as_json(one.headers) if one else None for one in payloads],
         "timestamps": [one.timestamp_ms if one else None for one in payloads],
         "timestamp_types": [one.timestamp_type if one else None for one in payloads],
         "attempts": [letter.attempts for letter in letters],
@@ -323,7 +326,7 @@ def error_columns(errors: Iterable[LetterError]) -> dict[str, list[str | None]]:
     return {name: [None if one is None else writable(one) for one in column] for name, column in columns.items()}
 
 
-def _headers(headers: Headers | None) -> str | None:
+def headers_as_json(headers: Headers | None) -> str | None:
     """Write headers as JSON: ``[[name, base64], …]``; a name that jsonb may not hold goes third, in base64."""
     if headers is None:
         return None
@@ -337,7 +340,7 @@ def _header(name: str, value: str | None) -> list[str | None]:
 
 
 def read_headers(headers: Sequence[Sequence[str | None]] | None) -> Headers | None:
-    """Read what `_headers` has written."""
+    """Read what `headers_as_json` has written."""
     if headers is None:
         return None
     return tuple(

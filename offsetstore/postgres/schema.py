@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-HEAD = "0010"
+HEAD = "0011"
 """The Alembic revision that this version works with.
 
 Its number says what it does to earlier code (decision 0056). One that *expands* only adds what earlier code can do
@@ -325,3 +325,54 @@ samples = Table(
 )
 """Rings of slots, see `offsetstore.operations.samples`. A page has room for a second version of each of its rows: one
 statement writes a slot of all groups, and those are on the same pages."""
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", BigInteger, Identity(always=True, cache=1), nullable=False),
+    Column("consumer_group", _NAME, nullable=False),
+    Column("topic", _NAME, nullable=False),
+    Column("key", LargeBinary),
+    Column("value", LargeBinary),
+    Column("headers", JSONB),
+    _timestamp("created_at"),
+    PrimaryKeyConstraint("id", name="outbox_pkey"),
+)
+"""Records for Kafka, in the order of their ids. These must be taken one by one: with a cache, a session could give a
+later transaction a lower id, and a key's records would be in another order than its commits."""
+
+outbox_refused = Table(
+    "outbox_refused",
+    metadata,
+    Column("id", BigInteger, autoincrement=False, nullable=False),
+    Column("consumer_group", _NAME, nullable=False),
+    Column("topic", _NAME, nullable=False),
+    Column("key", LargeBinary),
+    Column("value", LargeBinary),
+    Column("headers", JSONB),
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("error", Text, nullable=False),
+    _timestamp("refused_at"),
+    PrimaryKeyConstraint("id", name="outbox_refused_pkey"),
+)
+"""Rows that Kafka refuses, set aside until a person decides."""
+
+outbox_relays = Table(
+    "outbox_relays",
+    metadata,
+    Column("shard", Integer, autoincrement=False, nullable=False),
+    Column("token", Uuid, nullable=False),
+    Column("owner", Text, nullable=False),
+    _timestamp("taken_at"),
+    Column("batch", BigInteger),
+    Column("ids", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
+    Column("cluster_id", Text),
+    Column("word", Text),
+    Column("word_before", Text),
+    Column("sent", BigInteger, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("shard", name="outbox_relays_pkey"),
+    postgresql_with={"fillfactor": 50},
+)
+"""The relay that may write, and its batch: the last one whose number is here, and the ids of its rows until they are
+known to be in Kafka. There is no number before the first start. ``word`` is in Kafka too, with the number.
+``sent`` counts all rows that relays have sent and deleted."""

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from psycopg.rows import namedtuple_row
+from psycopg.rows import namedtuple_row, tuple_row
 from sqlalchemy import Connection, event
 
 from offsetstore.errors import (
@@ -36,6 +36,7 @@ from offsetstore.postgres.errors import (
 )
 from offsetstore.postgres.grants import needed_columns
 from offsetstore.postgres.letters import LetterStatements
+from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.stored_letters import StoredLetterStatements
@@ -81,7 +82,7 @@ def discard_at_end(connection: object) -> None:
         connection.execution_options(**{_DISCARD: True})
 
 
-class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
+class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, OutboxStatements):
     """One transaction on one connection, which returns to its pool at the end unless it is discarded.
 
     BEGIN is sent with the first statement, in one round trip. If the connection turns out to be dead then, as after a
@@ -513,6 +514,13 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements):
             return Result(cursor.fetchall() if cursor.description else [], cursor.rowcount)
         [result] = self.together(statement, **values)
         return result
+
+    def tuples(self, statement: str, **values: object) -> list[tuple[Any, ...]]:
+        """Run a statement that returns many rows: as tuples without names, and in binary, this takes a third."""
+        assert self.connection  # BEGIN
+        with translated(), naming_texts(values):
+            cursor = self._psycopg.cursor(row_factory=tuple_row, binary=True)
+            return cursor.execute(cast("Any", self._text(statement)), values).fetchall()
 
     def together(self, *statements: str, **values: object) -> list[Result]:
         """Send the statements in one round trip, the first ones with BEGIN before them; see `_is_plain`."""

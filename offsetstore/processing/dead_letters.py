@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol.letters import Cause, LetterError, rejected
+from offsetstore.protocol.letters import Cause, LetterError, NewLetter, rejected, trace_id
 from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_topic
 
 Keep: TypeAlias = Literal["all", "coordinates"]
 
@@ -84,7 +85,11 @@ class DeadLetters:
     :param seconds: how long the database may be searched for bad records, under the offsets' lock, before the batch is
         halved.
     :param keep: ``"coordinates"``: without key, value and headers. Such a letter can't be replayed, so it does not go
-        with ``sequence``.
+        with ``sequence``, nor with ``topic``.
+    :param topic: also produce each record that becomes a letter to this topic, through the outbox, in the transaction
+        that writes the letter: key, value and headers as they were, and after these the headers ``source_topic``,
+        ``source_partition``, ``source_offset``, ``source_consumer_group``, ``source_attempts``,
+        ``source_error_class`` and, if the record has a trace, ``source_trace_id``, as text.
     :raises ConfigurationError: a value is invalid, or two don't go together.
     """
 
@@ -95,6 +100,7 @@ class DeadLetters:
     limit: int = 10_000
     seconds: float = 60.0
     keep: Keep = "all"
+    topic: str | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_retries", self.max_retries)
@@ -108,6 +114,16 @@ class DeadLetters:
             raise ConfigurationError(
                 "records that wait behind a dead one of their key are kept in their letters alone",
                 found='sequence="key" and keep="coordinates"',
+                expected="one of them",
+            )
+        if self.topic is not None and not is_topic(self.topic):
+            raise ConfigurationError(
+                "the name of the letters' topic is not valid", found=repr(self.topic), expected=TOPIC_NAMES
+            )
+        if self.topic is not None and self.keep == "coordinates":
+            raise ConfigurationError(
+                "a letter without its record can't be produced",
+                found='topic= and keep="coordinates"',
                 expected="one of them",
             )
         if self.strategy is not None and not callable(self.strategy):
@@ -128,6 +144,30 @@ class DeadLetters:
                 expected="Retry(), Skip(reason), DeadLetter() or Stop()",
             )
         return decision
+
+
+def as_record(letter: NewLetter, topic: str, group: str) -> OutboxRecord:
+    """What is produced of a record that becomes a letter; headers that we name replace those of the record."""
+    payload = letter.payload
+    own = {
+        "source_topic": letter.topic_partition.topic,
+        "source_partition": str(letter.topic_partition.partition),
+        "source_offset": str(letter.offset),
+        "source_consumer_group": group,
+        "source_attempts": str(letter.attempts),
+        "source_error_class": letter.error.error_class,
+    }
+    given = () if payload is None or payload.headers is None else payload.headers
+    if (trace := trace_id(given)) is not None:
+        own["source_trace_id"] = trace
+    # Java's clients allow names that ours can't send.
+    kept = [(_sendable(name), value) for name, value in given if name not in own]
+    headers = (*kept, *((name, _sendable(text).encode()) for name, text in own.items()))
+    return OutboxRecord(topic, payload and payload.key, payload and payload.value, headers)
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def name_of(error: Exception) -> str:

@@ -28,6 +28,7 @@ from typing import Final, Never, cast
 from offsetstore.errors import (
     ColumnMismatch,
     CommitUnknown,
+    ConfigurationError,
     FunctionFailed,
     OffsetStoreError,
     PartitionLost,
@@ -55,6 +56,7 @@ from offsetstore.processing.dead_letters import (
     Failure,
     Retry,
     Skip,
+    as_record,
     cause_of,
     described,
     name_of,
@@ -183,11 +185,20 @@ class _Run:
 
 
 class Recovery:
-    """Writes batches carefully; belongs to one sink."""
+    """Writes batches carefully; belongs to one sink.
+
+    :raises ConfigurationError: the job reads the topic that its letters are produced to.
+    """
 
     def __init__(
         self, claim: Claim, settings: DeadLetters, metadata: BatchMetadata, propagate: Collection[str] = ()
     ) -> None:
+        if settings.topic in claim.topics:
+            raise ConfigurationError(
+                "the job reads the topic that its dead letters are produced to, and would never end",
+                found=f"topic {settings.topic}",
+                expected="another topic",
+            )
         self._claim = claim
         self._settings = settings
         self._metadata = metadata
@@ -391,7 +402,9 @@ class Recovery:
         letters, skipped = self._letters(part, dead, payloads)
         texts = self._metadata.texts(run.delivery.number, remaining, rows)
 
-        along = [NewLetters(letters, skipped)] if dead else []
+        topic, group = self._settings.topic, self._claim.group
+        records = [] if topic is None else [as_record(letter, topic, group) for letter in letters]
+        along = [NewLetters(letters, skipped, records)] if dead else []
         unit = Unit(
             plan.decisions,
             rows,

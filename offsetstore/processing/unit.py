@@ -22,6 +22,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.letters import Failed, NewLetter
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
@@ -277,16 +278,22 @@ def _end(tx: Transaction, unit: Unit, remaining: Ranges, rows: dict[str, int]) -
 
 @dataclass(frozen=True, slots=True)
 class NewLetters(Along):
-    """Records that a transaction passes over: with letters, or, with their reasons, without."""
+    """Records that a transaction passes over: with letters, or, with their reasons, without.
+
+    :param records: what is produced of the letters.
+    """
 
     letters: Sequence[NewLetter]
     skipped: Mapping[Coordinates, str]
+    records: Sequence[OutboxRecord] = ()
 
     def end(self, tx: Transaction) -> None:
         """Write them after the rows, which may be refused."""
         if self.letters:
             tx.write_letters(self.letters)
             failpoints.reach("letters_written")
+        if self.records:
+            tx.produce_all(self.records)
         if self.skipped:
             tx.note_skipped(self.skipped)
 

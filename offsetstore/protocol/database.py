@@ -17,6 +17,7 @@ from offsetstore.offsets import EpochPair, OffsetRange, Pause, StoredOffset, Sus
 from offsetstore.protocol.fleet import FleetSession
 from offsetstore.protocol.letters import LetterSession
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.outbox import OutboxSession
 from offsetstore.protocol.runs import Ending, RunSession, RunState, run_state
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.protocol.stored_letters import StoredLetterSession
@@ -40,6 +41,8 @@ EventName: TypeAlias = Literal[
     "discard",
     "erase",
     "prune",
+    "outbox-retry",
+    "outbox-discard",
     "moved",
     "new-id",
 ]
@@ -59,7 +62,8 @@ class HistoryEvent:
     (both without a partition), ``metadata`` (rewritten by an operator), ``moved`` (the store is in another database
     now) or ``new-id`` (it is a copy, a store of its own now), or about dead letters: ``replay`` (requested),
     ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many letters, with a
-    partition and a range of offsets if they are of one partition. ``from_offset`` is ``None`` if there was no row,
+    partition and a range of offsets if they are of one partition. ``outbox-retry`` and ``outbox-discard`` are about
+    rows of the outbox that Kafka refuses. ``from_offset`` is ``None`` if there was no row,
     ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is ``None`` until the event
     is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be invented; lines from before
     revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
@@ -224,7 +228,7 @@ class Savepoints(Protocol):
         ...
 
 
-class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Savepoints, Protocol):
+class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, OutboxSession, Savepoints, Protocol):
     """One database transaction, READ COMMITTED.
 
     Statements and `commit` raise `LockTimeout`, `ConnectionLost`, `TransactionConflict` and `StoreUnavailable`. SQL

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import OffsetRange, Pause, Ranges, Token, TopicPartition, count_offsets
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.starting import StartingOffsets
@@ -330,6 +331,35 @@ class MirrorTried:
         return "done" if self.reason is None else "ended" if self.is_over else "failed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSent:
+    """A relay has produced this many rows of the outbox, in one transaction of Kafka; ``seconds`` are that one's.
+
+    :param group: the relay's own group in Kafka, also in the events below. No job claims it.
+    """
+
+    group: str
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRefused:
+    """A relay has set rows aside that Kafka refuses; ``errors`` says why, by id, without anything of a record."""
+
+    group: str
+    errors: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxWaits:
+    """A relay can't go on because of the database or Kafka, and tries again in ``wait`` seconds."""
+
+    group: str
+    error: OffsetStoreError
+    wait: float
+
+
 Event: TypeAlias = (
     QueryStarted
     | BatchStarted
@@ -349,4 +379,7 @@ Event: TypeAlias = (
     | SinkMade
     | DatabaseAsked
     | MirrorTried
+    | OutboxSent
+    | OutboxRefused
+    | OutboxWaits
 )

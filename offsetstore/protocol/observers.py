@@ -18,6 +18,8 @@ from offsetstore.protocol.events import (
     LettersReplayed,
     LettersWritten,
     MirrorTried,
+    OutboxRefused,
+    OutboxWaits,
     PauseChanged,
     Retried,
 )
@@ -69,7 +71,7 @@ class LogObserver:
     def __init__(self) -> None:
         self._is_failing: set[str] = set()
 
-    def on(self, event: Event) -> None:
+    def on(self, event: Event) -> None:  # noqa: C901 - one case for each kind
         """Log what someone on call needs to know; a written batch is not logged."""
         match event:
             case Retried():
@@ -92,6 +94,8 @@ class LogObserver:
                 _log.warning("the claim of group %r has been taken over", event.group)
             case MirrorTried():
                 self._log_mirror(event)
+            case OutboxRefused() | OutboxWaits():
+                _log_relay(event)
             case _:
                 pass
 
@@ -130,6 +134,14 @@ def _log_letters(event: LettersWritten | LettersReplayed) -> None:
     causes = ", ".join(f"{count} {cause}" for cause, count in event.letters.items())
     what = "batch %d of group %r: dead letters were written (%s)"
     _log.warning(what, event.batch, event.group, causes)
+
+
+def _log_relay(event: OutboxRefused | OutboxWaits) -> None:
+    if isinstance(event, OutboxWaits):
+        _log.warning("the relay tries again in %.1f s: %s", event.wait, event.error)
+        return
+    for row, why in event.errors.items():
+        _log.warning("Kafka refuses row %d of the outbox, which is set aside: %s", row, why)
 
 
 def _log_start(event: ClaimTaken) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.metadata import KEEP, Keep
+from offsetstore.protocol.outbox import OutboxRecord
 
 
 class Work(Protocol):
@@ -80,4 +81,25 @@ class Work(Protocol):
         :raises ConfigurationError: the reason or the code is no text.
         :raises LockInSavepoint: inside a savepoint, whose rollback would take the letter along.
         """
+        ...
+
+    def produce(
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
+    ) -> None:
+        """Put a record into the outbox, from where `offsetstore relay` produces it to Kafka; see docs/outbox.md.
+
+        It is written now, one statement for each call, and comes and goes with the transaction and its savepoints.
+
+        :param key: decides the partition, as for Java's producers. Texts are encoded as UTF-8.
+        :param value: ``None`` is a tombstone.
+        :raises RowsRefused: Kafka can't have it: the topic's name, say, or a part that is neither bytes nor text.
+        """
+        ...
+
+    def produce_all(self, records: Iterable[OutboxRecord]) -> int:
+        """Put records into the outbox with one statement, in their order; return how many. Raises as `produce`."""
         ...

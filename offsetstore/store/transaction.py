@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -43,6 +43,7 @@ from offsetstore.protocol.marking import Marking, Position, base, check_mark, ch
 from offsetstore.protocol.metadata import KEEP, Keep, Text, dump, format_of, load
 from offsetstore.protocol.numbers import as_offset, check_seconds
 from offsetstore.protocol.observers import Observers
+from offsetstore.protocol.outbox import OutboxRecord, outbox_record
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stored_letters import ChosenLetter, FailedReplay
@@ -361,6 +362,43 @@ class Transaction:
         check_reject(tp, reason, code)
         error = rejected(reason, code)
         self.write_letters([NewLetter(tp, as_offset("offset", offset), "rejected", error, 0, None, payload)])
+
+    def produce(
+        self,
+        topic: str,
+        key: bytes | str | None,
+        value: bytes | str | None,
+        headers: Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]] = (),
+    ) -> None:
+        """Put a record into the outbox; see `offsetstore.protocol.work.Work`.
+
+        :raises LockFirst: before `lock`.
+        :raises RowsRefused: Kafka can't have it: the topic's name, say, or a part that is neither bytes nor text.
+        :raises ProtocolMisuse: after `finish`.
+        :raises SinkError: a trigger has left it out.
+        """
+        self._write_outbox([outbox_record(topic, key, value, headers)])
+
+    def produce_all(self, records: Iterable[OutboxRecord]) -> int:
+        """Put records into the outbox, in their order; return how many. Raises as `produce`."""
+        return self._write_outbox([outbox_record(*one) for one in records])
+
+    def _write_outbox(self, records: Sequence[OutboxRecord]) -> int:
+        session, _ = self._require_lock("tx.produce was called before tx.lock")
+        if self._is_finished:
+            raise ProtocolMisuse("tx.produce was called after tx.finish", next_step="Produce before it.")
+        if not records:
+            return 0
+        self._had_connection = True
+        written = session.write_outbox(self._claim.group, records)
+        if written != len(records):
+            raise SinkError(
+                "not all records could be put into the outbox; nothing was written",
+                found=f"{written} records",
+                expected=f"{len(records)}",
+                next_step="Look for a trigger or a rule on the table outbox.",
+            )
+        return written
 
     def lock_letters(self, letters: Sequence[Letter]) -> bool:
         """Lock letters that are to be replayed; return whether all of them are as they were read."""

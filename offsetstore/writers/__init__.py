@@ -1,7 +1,8 @@
-"""Where a micro-batch's rows go: `Append`, `Upsert`, `Execute`."""
+"""Where a micro-batch's rows go: `Append`, `Upsert`, `Execute`, `Outbox`."""
 
 from offsetstore.writers.append import Append
 from offsetstore.writers.execute import Execute
+from offsetstore.writers.outbox import Outbox
 from offsetstore.writers.upsert import Upsert
 
-__all__ = ["Append", "Execute", "Upsert"]
+__all__ = ["Append", "Execute", "Outbox", "Upsert"]

@@ -1,8 +1,8 @@
 """What every store must do: `TestPostgresOffsetStore` runs all of it, `TestInMemoryOffsetStore` a job's side.
 
-A subclass has three fixtures: ``store``, an `OffsetStore` on empty tables; ``write(tx, numbers)``, which adds results
-in the transaction; and ``read()``, the numbers that are committed, sorted. Results have no unique key, so that nothing
-hides a duplicate.
+A subclass has four fixtures: ``store``, an `OffsetStore` on empty tables; ``write(tx, numbers)``, which adds results
+in the transaction; ``read()``, the numbers that are committed, sorted; and ``outbox()``, the records that are. Results
+have no unique key, so that nothing hides a duplicate.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.contract.marking import MarkingContract
 from tests.contract.marks import MarkContract
 from tests.contract.metadata import MetadataContract, PeopleMetadataContract
 from tests.contract.misuse import MisuseContract
+from tests.contract.outbox import OutboxContract
 from tests.contract.pauses import PauseContract, PeoplePauseContract
 from tests.contract.plans import PlanContract
 from tests.contract.replays import ReplayContract
@@ -38,6 +39,7 @@ class JobContract(
     PauseContract,
     LetterContract,
     LogContract,
+    OutboxContract,
 ):
     """A job's side; see the module."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from offsetstore import Transaction
 from offsetstore.testing import InMemoryOffsetStore
+from tests.contract.outbox import ReadOutbox
 from tests.contract.parts import Read, Write
 from tests.contract.suite import JobContract
 
@@ -26,3 +27,7 @@ class TestInMemoryOffsetStore(JobContract):
     @pytest.fixture
     def read(self, store: InMemoryOffsetStore) -> Read:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
         return lambda: sorted(row for row in store.rows("results") if isinstance(row, int))
+
+    @pytest.fixture
+    def outbox(self, store: InMemoryOffsetStore) -> ReadOutbox:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
+        return store.outbox

@@ -6,7 +6,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from offsetstore import OffsetStore, Transaction
+from offsetstore.postgres.letters import read_headers
 from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.outbox import OutboxRecord
+from tests.contract.outbox import ReadOutbox
 from tests.contract.parts import Read, Write
 from tests.contract.suite import OffsetStoreContract
 
@@ -42,6 +45,15 @@ class OnPostgres:
                 return list(connection.scalars(text("SELECT number FROM results ORDER BY number")))
 
         return read
+
+    @pytest.fixture
+    def outbox(self, engine: Engine) -> ReadOutbox:
+        def outbox() -> list[OutboxRecord]:
+            with engine.connect() as connection:
+                rows = connection.execute(text("SELECT topic, key, value, headers FROM outbox ORDER BY id")).all()
+            return [OutboxRecord(row.topic, row.key, row.value, read_headers(row.headers)) for row in rows]
+
+        return outbox
 
 
 class TestPostgresOffsetStore(OnPostgres, OffsetStoreContract):

@@ -25,6 +25,9 @@ OURS = {
     "kafka_partitions",
     "offset_history",
     "offsetstore_version",
+    "outbox",
+    "outbox_refused",
+    "outbox_relays",
     "samples",
     "store_identity",
 }

@@ -11,6 +11,7 @@ from tests.mutants.handler_mutants import HANDLERS
 from tests.mutants.letter_mutants import LETTERS
 from tests.mutants.mutant import Mutant
 from tests.mutants.operating_mutants import OPERATING
+from tests.mutants.outbox_mutants import OUTBOX
 from tests.mutants.replay_mutants import REPLAYS
 from tests.mutants.shown_mutants import SHOWN
 from tests.mutants.spark_mutants import SPARK
@@ -32,5 +33,6 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     *LETTERS,
     *REPLAYS,
     *HANDLERS,
+    *OUTBOX,
     *SPARK,
 )

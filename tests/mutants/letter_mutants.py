@@ -398,7 +398,11 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "sequence-of-letters-without-records",
-        ("DeadLetters.__post_init__", '"coordinates"', '"nothing"'),
+        (
+            "DeadLetters.__post_init__",
+            'self.sequence is not None and self.keep == "coordinates"',
+            'self.sequence is not None and self.keep == "nothing"',
+        ),
         tests=(f"{_SETTINGS}test_records_that_wait_for_a_dead_one_need_letters_that_can_be_replayed",),
         why="Good records that wait behind a dead one would be passed over for ever: nothing holds them.",
     ),

@@ -13,6 +13,7 @@ from offsetstore.consumer import Context, Filter, Kept, Throttle
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record as PolledRecord
 from offsetstore.protocol.letters import Payload
+from offsetstore.store.term import Term
 
 PARTITIONS = [TopicPartition("payments", number) for number in range(2)]
 
@@ -54,7 +55,7 @@ def test_each_record_is_delivered_or_dropped_once_and_no_offset_passes_one_that_
     asked: list[Filter], polled: list[list[tuple[int, int]]], ends: list[bool]
 ) -> None:
     feed = Feed(Flush(rows=1000, seconds=1e-9), asked)
-    feed.begin(dict.fromkeys(PARTITIONS, 0), dict.fromkeys(PARTITIONS, 1))
+    feed.begin(dict.fromkeys(PARTITIONS, 0), {tp: Term() for tp in PARTITIONS})
     next_, there = [0, 0], set[tuple[int, int]]()
     delivered, stored, when = list[tuple[int, int]](), [0, 0], list[int]()
     dropped, second = 0, 0

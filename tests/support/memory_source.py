@@ -266,7 +266,7 @@ class MemorySource:
 
 
 SETTINGS: Mapping[str, Callable[[], Settings]] = {
-    "letters": lambda: Settings(dead_letters=DeadLetters(max_retries=1)),
+    "letters": lambda: Settings(dead_letters=DeadLetters(max_retries=1, topic="payments-dlq")),
     "flush": lambda: Settings(flush=Flush(rows=1000)),
     "replay": lambda: Settings(dead_letters=DeadLetters()),
 }

@@ -20,10 +20,11 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.observers import Observer
+from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.retries import Retries, Timeouts
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.rows import Shared, Tables
-from offsetstore.testing.memory.session import PARTITIONS, STORE, MemorySession
+from offsetstore.testing.memory.session import OUTBOX, PARTITIONS, STORE, MemorySession
 
 
 def _now() -> datetime:
@@ -68,6 +69,10 @@ class MemoryDatabase:
     def rows(self, table: str) -> list[object]:
         """What is committed in one of the user's tables, in the order of the commits."""
         return self.begin(name="offsetstore:rows").connection.rows(table)
+
+    def outbox(self) -> list[OutboxRecord]:
+        """What is committed of the outbox, in the order of the commits."""
+        return list(self.begin(name="offsetstore:rows").table(OUTBOX).values())
 
     def identity(self) -> StoreIdentity:
         return self.begin(name="offsetstore:connect").identity()
@@ -131,3 +136,7 @@ class InMemoryOffsetStore(OffsetStore):
     def rows(self, table: str) -> list[object]:
         """What is committed in one of the test's tables, in the order of the commits."""
         return self.memory.rows(table)
+
+    def outbox(self) -> list[OutboxRecord]:
+        """What is committed of the outbox, in the order of the commits. In memory no relay takes it away."""
+        return self.memory.outbox()

@@ -23,6 +23,7 @@ from offsetstore.protocol.database import (
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.protocol.runs import LIVE, Ending, JobError, NewRun, RunStatus
 from offsetstore.protocol.store_facts import StoreIdentity
 from offsetstore.testing.memory.letters import LetterMemory
@@ -35,6 +36,7 @@ _HISTORY = "offset_history"
 _BEATS = "heartbeats"
 _MEMBERS = "group_members"
 _ENDINGS = "endings"
+OUTBOX = "outbox"
 STORE = "store"
 
 
@@ -407,6 +409,13 @@ class MemorySession(LetterMemory):
     def _members(self, group: str, fleet_id: UUID) -> dict[UUID, Member]:
         rows: dict[tuple[str, UUID], Member] = self.table(_MEMBERS)
         return {one: row for (name, one), row in rows.items() if name == group and row.fleet_id == fleet_id}
+
+    # -- the outbox, which no relay reads
+
+    def write_outbox(self, group: str, records: Sequence[OutboxRecord]) -> int:
+        with self.statement():
+            self.append(OUTBOX, group, records)
+        return len(records)
 
     # -- runs, of which only the ending is kept, by claim: the rest is for people alone
 

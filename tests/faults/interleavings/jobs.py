@@ -229,7 +229,7 @@ class Jobs:
         starts = member.assign(job.takes).offsets
         stored = {tp: row.next_offset for tp, row in store.offsets(member.group).items() if tp in starts}
         # Nobody but this member can have moved them since.
-        assert starts == stored or not member.partitions.issuperset(starts), "it starts at what was no longer stored"
+        assert starts == stored or not member.partitions >= starts.keys(), "it starts at what was no longer stored"
         return f"took {_process(store, member, job, actor)}" if job.ranges else "took"
 
     def _blockers(self, pids: Sequence[int]) -> dict[int, list[int]]:

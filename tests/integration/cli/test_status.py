@@ -53,6 +53,7 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
         "dead_letters",
         "lag",
         "partitions",
+        "outbox",
     }
     assert found["members"] == []
     assert found["database"] == "home"

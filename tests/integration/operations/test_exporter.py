@@ -13,6 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -121,6 +122,9 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
         "offsetstore_group_pinned_partitions": 0,
         "offsetstore_group_suspect_partitions": 0,
         "offsetstore_group_unread_partitions": 1,
+        "offsetstore_outbox_rows": 0,
+        "offsetstore_outbox_oldest_seconds": 0,
+        "offsetstore_outbox_refused_rows": 0,
     }
     for name in ("current_offset", "lag"):
         partitions = {
@@ -135,6 +139,28 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
     assert (found["offsetstore_exporter_up", "database"], found["offsetstore_exporter_up", "kafka"]) == (1, 1)
     assert abs(found["offsetstore_database_clock_skew_seconds",]) < 5
     assert found["offsetstore_exporter_partition_series_left_out",] == 0
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-7")
+def test_what_waits_in_the_outbox_and_what_was_sent_have_series(exporter: Exporter, database: str) -> None:
+    assert shown(exporter)["offsetstore_outbox_sent_rows",] == 0
+    with psycopg.connect(database, autocommit=True) as connection:
+        for row in ("now() - interval '1 hour'", "now()"):
+            connection.execute(
+                f"INSERT INTO outbox (consumer_group, topic, created_at) VALUES ('billing', 'a', {row})".encode()
+            )
+        connection.execute(
+            "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+            "VALUES (7, 'billing', 'a', now(), 'MSG_SIZE_TOO_LARGE')"
+        )
+        connection.execute(
+            "INSERT INTO outbox_relays (shard, token, owner, sent) VALUES (0, gen_random_uuid(), 'relay', 4096)"
+        )
+    found = shown(exporter)
+    assert found["offsetstore_outbox_rows", "billing"] == 2
+    assert found["offsetstore_outbox_oldest_seconds", "billing"] == pytest.approx(3600, abs=60)
+    assert found["offsetstore_outbox_refused_rows", "billing"] == 1
+    assert found["offsetstore_outbox_sent_rows",] == 4096
 
 
 @pytest.mark.behaviour("OPS-16")

@@ -41,6 +41,12 @@ FORBIDDEN = (
         f"VALUES ('billing', 'reset', 1, '00000000-0000-0000-0000-000000000000', 'ana', 'ticket 17', {value})"
         for column, value in (("db_role", "'ana'"), ("at", "'2025-03-01'"))
     ),
+    "SELECT value FROM outbox",
+    "SELECT key FROM outbox_refused",
+    "DELETE FROM outbox_refused",
+    "DELETE FROM outbox",
+    "INSERT INTO outbox (consumer_group, topic, created_at) VALUES ('billing', 'events', '2025-03-01')",
+    "SELECT token FROM outbox_relays",
     "UPDATE offsetstore_version SET version_num = '9999'",
     "UPDATE store_identity SET store_id = '00000000-0000-0000-0000-000000000000'",
     "UPDATE store_identity SET home = NULL",
@@ -138,6 +144,9 @@ def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypat
         with pytest.raises(StaleClaim):
             process(store, first, P0, range_=OffsetRange(3, 4))
         process(store, second, P0, range_=OffsetRange(1, 5))  # cropped
+        with store.transaction(second) as tx:
+            tx.lock({})
+            tx.produce("events", None, b"one", [("trace", b"7f3a")])
 
         assert store.offsets(GROUP)[P0].next_offset == 5
         assert [event.event for event in store.history(GROUP)].count("claim") == 2
@@ -396,11 +405,15 @@ def test_the_jobs_role_has_no_ddl_and_rewrites_no_history(deploy: Deploy) -> Non
 def test_a_dashboards_role_reads_and_writes_only_samples(deploy: Deploy) -> None:
     with deploy.connect("reader") as connection:
         for table in metadata.tables:
-            connection.execute(f"SELECT {'state' if table == 'dead_letters' else '*'} FROM {table}".encode())
+            shown = {"dead_letters": "state", "outbox": "topic", "outbox_refused": "error"}.get(table, "*")
+            connection.execute(f"SELECT {shown} FROM {table}".encode())
             assert is_refused(deploy, "reader", f"DELETE FROM {table}")
             assert table == "samples" or is_refused(deploy, "reader", f"INSERT INTO {table} DEFAULT VALUES")
     for hidden in ("key", "value", "headers", "error_text", "traceback"):
         assert is_refused(deploy, "reader", f"SELECT {hidden} FROM dead_letters")
+    for table in ("outbox", "outbox_refused"):
+        for hidden in ("key", "value", "headers"):
+            assert is_refused(deploy, "reader", f"SELECT {hidden} FROM {table}")
 
 
 @pytest.mark.behaviour("OPS-8")

@@ -26,6 +26,13 @@ ROOT = Path(__file__).parents[3]
 ROWS = "SELECT record FROM results ORDER BY record"
 FAILURES = "SELECT record_offset, attempts, errors FROM failures ORDER BY 1"
 LETTERS = "SELECT partition, record_offset, cause, state FROM dead_letters ORDER BY 1, 2"
+_NAMES = ("source_partition", "source_offset", "source_attempts", "source_error_class")
+_HEADERS = ", ".join(
+    f"""(SELECT convert_from(decode(one ->> 1, 'base64'), 'UTF8') FROM jsonb_array_elements(headers) AS one
+         WHERE one ->> 0 = '{name}') AS {name}"""
+    for name in _NAMES
+)
+PRODUCED = f"SELECT key, value, {_HEADERS} FROM outbox WHERE topic = 'payments-dlq' ORDER BY source_offset"
 ALL_LETTERS = [(0, 2, "refused", "dead"), (0, 4, "raised", "dead"), (0, 6, "rejected", "dead")]
 
 
@@ -119,19 +126,23 @@ def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
         "letters_written",
     ],
 )
-@pytest.mark.behaviour("DLQ-1", "DLQ-2")
+@pytest.mark.behaviour("DLQ-1", "DLQ-2", "DLQ-9", "OUT-8")
 def test_a_job_that_is_killed_writes_each_record_once(
     store: OffsetStore, query: Query, offsetstore_database: str, failpoint: str
 ) -> None:
     killed = run_job(offsetstore_database, "letters", failpoint)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     if failpoint == "letters_written":  # before the first COMMIT
-        assert (numbers(query), query(LETTERS)) == ([], [])
+        assert (numbers(query), query(LETTERS), query(PRODUCED)) == ([], [], [])
     ended = run_job(offsetstore_database, "letters")
     assert ended.returncode == 0, ended.stderr
     assert numbers(query) == GOOD
     assert query(LETTERS) == ALL_LETTERS
     assert query("SELECT DISTINCT times FROM dead_letters") == [(1,)]
+    assert query(PRODUCED) == query(
+        "SELECT key, value, partition::text, record_offset::text, attempts::text, error_class FROM dead_letters "
+        "ORDER BY record_offset"
+    )
     assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 8, P1: 6}
 
 

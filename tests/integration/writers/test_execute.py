@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from offsetstore import TopicPartition
 from offsetstore.errors import ConfigurationError, FunctionFailed, Outage, RecordsRejected, RowsRefused, SinkError
 from offsetstore.processing.blame import speaks_for_itself
+from offsetstore.protocol.outbox import outbox_record
 from offsetstore.protocol.work import Work
 from offsetstore.writers import Execute
 from tests.integration.writers.writing import Database, batch, kafka
@@ -96,6 +97,17 @@ def test_an_error_of_a_splittable_function_is_the_rows_and_quotes_none_of_them(d
     assert isinstance(failed.__cause__, ValueError)
     back = pickle.loads(pickle.dumps(failed))  # noqa: S301 - our own
     assert (back.error_class, back.text, back.traceback) == ("ValueError", "canary", failed.traceback)
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_record_that_kafka_can_t_have_is_the_rows_too(database: Database) -> None:
+    """Its topic is computed from the value, say. `work.produce` checks it so."""
+
+    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        outbox_record("no topic", None, b"")
+
+    refused = database.refusal(RowsRefused, Execute(fail, splittable=True), batch({"n": [1]}))
+    assert refused.column == "topic"
 
 
 @pytest.mark.behaviour("DLQ-6")

@@ -46,7 +46,7 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
         ),
         (
             "grants",
-            ["--role", "--append", "--upsert", "--dashboard-role", "--schema", "Example"],
+            ["--role", "--append", "--upsert", "--dashboard-role", "--relay-role", "--schema", "Example"],
         ),
         (
             "resolve",
@@ -100,6 +100,10 @@ def test_the_line_in_the_list_is_the_first_sentence_of_the_commands_own_help(nam
                 "MODULE:FUNCTION", "--processes", "--static", "--max-rss", "--drain", "--port", "--host",
                 "OFFSETSTORE_HEALTH_TOKEN", "exit code", "Examples",
             ],
+        ),
+        (
+            "relay",
+            ["--bootstrap-servers", "--anchor", "--on-uncertain", "SIGTERM", "read_committed", "Exit code", "Example"],
         ),
         (
             "status",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pytest
 
+from offsetstore import relay
 from offsetstore.operations import home, names, people, samples
-from offsetstore.postgres import letters, runs, statements, stored_letters
-from offsetstore.postgres.grants import grant_dashboard, grant_runtime, grant_target, privileges
+from offsetstore.postgres import letters, outbox, runs, statements, stored_letters
+from offsetstore.postgres.grants import grant_dashboard, grant_relay, grant_runtime, grant_target, privileges
 from offsetstore.postgres.schema import metadata
 
 SQL = [
     value
-    for module in (statements, letters, runs, stored_letters, home, names, people, samples)
+    for module in (statements, letters, outbox, runs, stored_letters, home, names, people, samples)
     for value in vars(module).values()
     if isinstance(value, str) and "{s}" in value
     if value not in {stored_letters.PRUNE_LETTERS, samples.RECORD_SAMPLES}  # the owner's and the dashboard's
@@ -29,9 +31,25 @@ NEEDS = [
 ]
 
 
+def rights(lines: Iterable[str]) -> set[tuple[str, str]]:
+    """Each table and privilege that is granted on all of its columns, or on some."""
+    found = [re.fullmatch(r'GRANT (.+) ON TABLE "jobs"\."(\w+)" TO ".*"', line) for line in lines]
+    return {(one[2], right) for one in found if one for right in re.sub(r" \(.*?\)", "", one[1]).split(", ")}
+
+
 def test_every_table_has_its_line() -> None:
-    granted = " ".join(grant_runtime("job", schema="jobs"))
-    assert [table for table in metadata.tables if f'ON TABLE "jobs"."{table}" TO "job"' not in granted] == []
+    granted = {table for table, _ in rights(grant_runtime("job", schema="jobs"))}
+    assert metadata.tables.keys() <= granted
+
+
+@pytest.mark.behaviour("OPS-8")
+def test_a_relay_s_grants_are_what_its_statements_do() -> None:
+    sql = [value for value in vars(relay).values() if isinstance(value, str) and "{s}" in value]
+    done = {(table, right) for right, pattern in NEEDS for one in sql for table in re.findall(pattern, one)}
+    done |= {("outbox_relays", "UPDATE"), ("store_identity", "SELECT"), ("offsetstore_version", "SELECT")}
+
+    granted = rights(grant_relay("relay", schema="jobs"))
+    assert granted == done
 
 
 @pytest.mark.behaviour("OPS-8")

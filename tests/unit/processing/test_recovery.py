@@ -41,7 +41,7 @@ from offsetstore.errors import (
 )
 from offsetstore.processing import letters as module
 from offsetstore.processing.blame import Halve, TimeIsUp, TooManyFailed, find_failing
-from offsetstore.processing.dead_letters import Choice
+from offsetstore.processing.dead_letters import Choice, as_record
 from offsetstore.processing.letters import CAREFUL, Recovery
 from offsetstore.processing.pause import GroupPaused
 from offsetstore.processing.plan import BatchInfo, BatchMetadata
@@ -50,7 +50,8 @@ from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, W
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
-from offsetstore.protocol.letters import Failed, Letter, LetterError
+from offsetstore.protocol.letters import Failed, Letter, LetterError, NewLetter, Payload
+from offsetstore.protocol.outbox import outbox_record
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.careful_part import FakePart, Records, Row, written
@@ -261,6 +262,82 @@ def test_a_rejected_record_is_a_letter_with_its_reason_and_was_never_tried(store
     assert job.written == [rows(0, 2)]
     letter = job.letters[0, 1]
     assert (letter.cause, letter.attempts, letter.error.text) == ("rejected", 0, "no amount")
+
+
+SOURCE: dict[str, bytes] = {
+    "source_topic": b"payments",
+    "source_partition": b"0",
+    "source_consumer_group": b"billing",
+}
+
+
+@pytest.mark.behaviour("DLQ-9", "OUT-8")
+def test_with_a_topic_each_letter_is_produced_too_with_where_it_is_from_in_the_letter_s_transaction(
+    store: InMemoryOffsetStore,
+) -> None:
+    bad = Records(rejects={(0, 1): "no amount"}, misfit={(0, 3): refusal("22003")})
+    job = Job(store, DeadLetters(max_retries=0, topic="payments-dlq"), records=bad)
+
+    job.write(up_to(5))
+
+    found = store.outbox()
+    assert [(one.topic, one.key, one.value) for one in found] == [
+        ("payments-dlq", one.payload and one.payload.key, one.payload and one.payload.value)
+        for _, one in sorted(job.letters.items())
+    ]
+    assert [{**dict(one.headers or ())} for one in found] == [
+        SOURCE | {"source_offset": b"1", "source_attempts": b"0", "source_error_class": b"Rejected"},
+        SOURCE | {"source_offset": b"3", "source_attempts": b"1", "source_error_class": b"RowsRefused"},
+    ]
+    assert job.results == rows(0, 2, 4)
+
+
+@pytest.mark.behaviour("DLQ-9", "OUT-8")
+def test_a_letter_that_is_not_committed_is_not_produced(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(store, DeadLetters(max_retries=0, topic="payments-dlq"), bad={(0, 1): "23514"})
+    monkeypatch.setenv(failpoints.VARIABLE, "letters_written:1:raise")
+    with pytest.raises(FailpointReached):
+        job.write(up_to(3))
+    assert store.outbox() == []
+    monkeypatch.delenv(failpoints.VARIABLE)
+    job.restart()
+    job.write(up_to(3))
+    job.write(up_to(3))
+    assert len(store.outbox()) == len(job.letters) == 1
+
+
+@pytest.mark.behaviour("DLQ-9", "OUT-8")
+def test_a_record_s_own_headers_go_along_and_those_that_are_ours_are_replaced() -> None:
+    """It may be from such a topic itself. Java's clients allow names that librdkafka cuts."""
+    trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = (("tenant", b"7"), ("tenant", None), ("source_topic", b"before"), ("traceparent", trace), ("a\0b", b""))
+    payload = Payload(b"key", None, headers, None, None)
+    letter = NewLetter(P0, 2**40, "raised", LetterError("Größe", "text"), 3, None, payload)
+
+    record = as_record(letter, "payments-dlq", "billing")
+
+    assert outbox_record(*record) == record
+    assert record[:3] == ("payments-dlq", b"key", None)
+    assert record.headers is not None
+    assert record.headers[:4] == (("tenant", b"7"), ("tenant", None), ("traceparent", trace), ("a\ufffdb", b""))
+    assert dict(record.headers[4:]) == SOURCE | {
+        "source_offset": str(2**40).encode(),
+        "source_attempts": b"3",
+        "source_error_class": "Größe".encode(),
+        "source_trace_id": b"4bf92f3577b34da6a3ce929d0e0e4736",
+    }
+
+
+@pytest.mark.behaviour("DLQ-9")
+def test_a_topic_that_does_not_go_with_the_rest_is_refused(store: InMemoryOffsetStore) -> None:
+    with pytest.raises(ConfigurationError, match="letters' topic is not valid"):
+        DeadLetters(topic="no topic")
+    with pytest.raises(ConfigurationError, match="without its record can't be produced"):
+        DeadLetters(topic="payments-dlq", keep="coordinates")
+    with pytest.raises(ConfigurationError, match=r"the job reads the topic.*found topic payments"):
+        Job(store, DeadLetters(topic="payments"))
 
 
 @pytest.mark.behaviour("DLQ-1")

@@ -1,0 +1,125 @@
+"""``offsetstore outbox``: the rows that Kafka refuses, and what is decided about them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from offsetstore.cli import options
+from offsetstore.cli.asking import Ask, Decide, ask_options, decide_options
+from offsetstore.cli.output import Table, document
+from offsetstore.protocol.outbox import MOST_ROWS
+
+_ROWS: Final = "#row=id, topic, error, written=created_at, refused=refused_at"
+_ROW: Final = "id topic error created_at refused_at"
+_DECIDED: Final = f"group reason executed plan=digest more rows[{_ROW}]"
+
+
+def _which(given: dict[str, Any]) -> dict[str, Any]:
+    ids, all_, topic = given.pop("ids"), given.pop("all_"), given.pop("topic")
+    if (bool(ids) + all_ + (topic is not None)) != 1:
+        raise click.UsageError("Name rows, or --topic, or --all: one of the three.")
+    return {"ids": ids or None, "topic": topic, "limit": given.pop("limit")}
+
+
+_which_options = options.together(
+    click.argument("ids", nargs=-1, type=click.IntRange(0), metavar="[ROW]..."),
+    click.option("--topic", "-t", metavar="TOPIC", help="All of this topic."),
+    click.option("--all", "all_", is_flag=True, help="All of the group."),
+    click.option(
+        "--limit",
+        "-n",
+        type=click.IntRange(1),
+        default=MOST_ROWS,
+        show_default=True,
+        metavar="N",
+        help="At most N rows, in the order in which they were written.",
+    ),
+    options.gathered("which", _which),
+)
+
+
+@click.group()
+def outbox() -> None:
+    """List, retry and discard rows of the outbox that Kafka refuses.
+
+    The relay sets them aside with their error, and sends the others. `status` says how many there are.
+    """
+
+
+@outbox.command("list")
+@options.group_option
+@click.option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")
+@click.option("--after", type=int, default=-1, metavar="ROW", help="Continue after this row.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Rows per page."
+)
+@ask_options
+def list_rows(*, group: str, topic: str | None, after: int, limit: int, ask: Ask) -> None:
+    """List rows that Kafka refuses, with their errors, the first first. Records are not read.
+
+    Exit code 1 if the store does not know the group.
+
+    \b
+    Keys of --format json:
+      group
+      rows[]  id, topic, error, created_at, refused_at
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore outbox list -g billing
+    """  # noqa: D301 - \b is click's mark, and this is how click wants it
+    with ask.about(group) as store:
+        rows = store.refused_rows(group, topic=topic, after=after, limit=limit)
+    more = [f"There may be more: --after {rows[-1].id}"] if len(rows) == limit else []
+    ask.show(document(rows, f"group rows=.[{_ROW}]", group=group), Table.of(_ROWS, rows), *more)
+
+
+@outbox.command("retry")
+@options.group_option
+@_which_options
+@decide_options()
+def retry_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
+    """Put rows back into the outbox: those named, or all of a topic or of the group.
+
+    Without --execute it prints what would be chosen and writes nothing. The relay sends them after all that is there.
+    It must be run as the owner of the tables.
+
+    Exit code 1 if there is no such group, or if the plan is not --if-plan (the new one is printed).
+
+    \b
+    Keys of --format json:
+      group, reason
+      executed  whether anything was written
+      plan      for --if-plan
+      more      whether more rows fit than --limit allows
+      rows[]    id, topic, error, created_at, refused_at
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore outbox retry -g billing --topic payment-events
+          --reason "the topic was created, ticket 17" --execute
+    """  # noqa: D301 - as above
+    decide(_DECIDED, lambda store: store.retry_refused(group, **which, **decide.how))
+
+
+@outbox.command("discard")
+@options.group_option
+@_which_options
+@decide_options()
+def discard_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
+    """Delete rows that Kafka refuses: those named, or all of a topic or of the group. They never get into Kafka.
+
+    Without --execute it prints what would be chosen and writes nothing. It must be run as the owner of the tables.
+
+    Exit code 1 if there is no such group, or if the plan is not --if-plan (the new one is printed).
+
+    \b
+    Keys of --format json: those of `retry`
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore outbox discard -g billing 17 --reason "a test, ticket 18" --execute
+    """  # noqa: D301 - as above
+    decide(_DECIDED, lambda store: store.discard_refused(group, **which, **decide.how))

@@ -1,0 +1,449 @@
+"""The relay: produces the outbox to Kafka, each row exactly once for ``read_committed`` readers.
+
+What it does next, and why that is exact, is `offsetstore.protocol.outbox.relaying`. Here each step is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, cast
+from uuid import uuid4
+
+from offsetstore.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    OffsetStoreError,
+    RelayFenced,
+    SinkError,
+)
+from offsetstore.kafka.broker import Broker
+from offsetstore.kafka.outlet import Outlet
+from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.people import ask, people
+from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.postgres.errors import needing
+from offsetstore.postgres.letters import read_headers
+from offsetstore.postgres.outbox import Listener
+from offsetstore.postgres.session import PostgresSession
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
+from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.outbox import (
+    MOST_ROWS,
+    TOPIC_NAMES,
+    Ask,
+    Check,
+    Fence,
+    Fetch,
+    Look,
+    OnUncertain,
+    OutboxRow,
+    Peek,
+    Read,
+    Record,
+    Refusal,
+    Rest,
+    Send,
+    Standing,
+    Step,
+    Take,
+    is_topic,
+    relaying,
+)
+from offsetstore.protocol.retries import Retries, may_pass
+from offsetstore.store.identity import this_process
+from offsetstore.store.sessions import transaction
+
+_log = logging.getLogger("offsetstore")
+
+ANCHOR: Final = "offsetstore-outbox"
+"""The topic on which the relay's group has its offset, and the beginning of its names."""
+
+_NAME: Final = "offsetstore:relay"
+_MOST_BYTES: Final = 8 << 20  # of one batch; a row that is larger is alone
+_AT_REST: Final = 1.0  # seconds from one look to the next
+_RENEW: Final = 24 * 3600.0  # seconds after which Kafka's number is set again; by default it expires after seven days
+_TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
+_PATIENCE: Final = 60.0  # seconds until rows of a topic that is missing, or may not be written to, are set aside
+_RETRIES: Final = Retries(shortest=0.1, longest=10.0)
+
+TAKE: Final = """
+INSERT INTO {s}outbox_relays AS r (shard, token, owner) VALUES (0, :token, :owner)
+ON CONFLICT (shard) DO UPDATE SET token = excluded.token, owner = excluded.owner, taken_at = excluded.taken_at
+"""
+READ: Final = "SELECT token, owner, batch, ids, cluster_id, word, word_before FROM {s}outbox_relays WHERE shard = 0"
+
+# ``total`` counts the bytes up to and with the row. A row is taken if those before it are below the limit. NOT IN with
+# a subquery is a hash, and keeps the order of the index.
+LOOK: Final = """
+SELECT id, topic, key, value, headers FROM (
+SELECT o.id, o.topic, o.key, o.value, o.headers, size.bytes,
+       sum(size.bytes) OVER (ORDER BY o.id ROWS UNBOUNDED PRECEDING) AS total
+FROM {s}outbox AS o
+CROSS JOIN LATERAL (SELECT coalesce(octet_length(o.key), 0) + coalesce(octet_length(o.value), 0)
+                           + coalesce(octet_length(CAST(o.headers AS text)), 0) AS bytes) AS size
+WHERE o.id NOT IN (SELECT unnest(CAST(:without AS bigint[])))
+ORDER BY o.id LIMIT :most) AS w
+WHERE w.total - w.bytes < :bytes
+ORDER BY w.id
+"""
+FETCH: Final = "SELECT id, topic, key, value, headers FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[])) ORDER BY id"
+
+RECORD: Final = """
+UPDATE {s}outbox_relays
+SET batch = :number, ids = CAST(:ids AS bigint[]), cluster_id = coalesce(CAST(:cluster_id AS text), cluster_id),
+    word = :word, word_before = :before, sent = sent + :sent
+WHERE shard = 0 AND token = :token
+"""
+DELETE: Final = "DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
+SET_ASIDE: Final = """
+WITH gone AS (DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
+kept AS (INSERT INTO {s}outbox_refused (id, consumer_group, topic, key, value, headers, created_at, error)
+SELECT g.id, g.consumer_group, g.topic, g.key, g.value, g.headers, g.created_at, e.error
+FROM gone AS g JOIN unnest(CAST(:ids AS bigint[]), CAST(:errors AS text[])) AS e (id, error) ON e.id = g.id
+ORDER BY g.id
+RETURNING 1)
+SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM kept) AS kept
+"""
+LEFT: Final = "SELECT count(*) AS rows, min(id) AS first FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
+
+
+class Relay:
+    """Produces what jobs have put into the outbox (`Work.produce`, `Outbox`), in the order of their commits.
+
+    One relay serves a store: a second one fences the first, in the database and in Kafka, whose `run` then raises.
+
+    :param broker: its settings are the producer's too: ``compression.type``, say, or ``message.max.bytes``.
+    :param anchor: a topic with one partition, which the relay creates if it may; its group and its transactional id
+        begin with this name. Its offset tells what was produced, so never change it, and keep the topic.
+    :param most: rows of one transaction, at most; 8 MB end it too.
+    :param on_uncertain: what becomes of a batch that may or may not be in Kafka: raise `OutboxUncertain` (``"fail"``),
+        produce it, perhaps again (``"repeat"``), or take it for produced (``"skip"``). It decides at the start only.
+    :raises ConfigurationError: an argument is invalid, or the store is in memory.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        broker: Broker,
+        *,
+        anchor: str = ANCHOR,
+        most: int = MOST_ROWS,
+        on_uncertain: OnUncertain = "fail",
+    ) -> None:
+        if not isinstance(store.database, PostgresDatabase):
+            raise ConfigurationError("a store in memory has no relay", next_step="In tests, use store.outbox().")
+        if on_uncertain not in {"fail", "repeat", "skip"}:
+            raise ConfigurationError("on_uncertain is unknown", found=repr(on_uncertain), expected="fail, repeat, skip")
+        self._database = store.database
+        self._observers = store.observers
+        if not is_topic(anchor):
+            raise ConfigurationError("the name of the anchor is not valid", found=repr(anchor), expected=TOPIC_NAMES)
+        check_whole("most", most, "rows", least=1)
+        self._most = most
+        self._on_uncertain: OnUncertain = on_uncertain
+        self._token = uuid4()
+        self._owner = this_process()
+        self._broker = broker
+        self._anchor = anchor
+        self._stopping = threading.Event()
+        self._outlet: Outlet | None = None
+        self._listener: Listener | None = None
+        self._ahead: tuple[Sequence[int], Future[Sequence[OutboxRow]]] | None = None
+        self._ends_at_rest = False
+        self._sent_at = -math.inf  # each start sets Kafka's mark again: processes may be short-lived
+        self._has_taken = self._has_begun = self._has_sent = False
+        self._sending = 0  # rows
+        self._lacking: dict[str, float] = {}  # topics, and since when
+
+    @property
+    def group(self) -> str:
+        """Its group in Kafka, and its transactional id."""
+        return f"{self._anchor}-{self._database.store_id()}"
+
+    def stop(self) -> None:
+        """Let `run` return, with everything it has sent deleted. Any thread may call it.
+
+        It takes a second or two; while Kafka does not answer, up to three times the broker's ``timeout``.
+        """
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Produce rows until `stop` is called, through outages of the database and of Kafka once it has begun.
+
+        :raises RelayFenced: another relay has taken over.
+        :raises OutboxUncertain: whether the last batch is in Kafka can't be told.
+        :raises OffsetStoreError: at the start, an outage; later, what does not pass: Kafka refuses a transaction
+            (`BrokerRefused`), the role lacks a privilege (`MissingPrivilege`), rows can't be deleted (`SinkError`).
+        """
+        self._run(ends_at_rest=False)
+
+    def drain(self) -> None:
+        """Produce what is in the outbox now, and return when it is empty. Raises as `run`, and in an outage too.
+
+        A row whose topic is missing is waited with for a minute, as by `run`.
+        """
+        self._run(ends_at_rest=True)
+
+    def _run(self, *, ends_at_rest: bool) -> None:
+        self._ends_at_rest = ends_at_rest
+        self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
+        attempt = 0
+        limit = self._most
+        try:
+            while True:
+                began = time.monotonic()
+                on_uncertain = "fail" if self._has_begun else self._on_uncertain  # it was decided once
+                try:
+                    self._follow(
+                        relaying(again=self._has_taken, most=self._most, limit=limit, on_uncertain=on_uncertain)
+                    )
+                except OffsetStoreError as error:
+                    if not self._has_begun or ends_at_rest or not self._passes(error):
+                        raise
+                    limit = max(1, self._sending // 2) if self._sending else self._most  # a slow line may take these
+                    attempt = 1 if time.monotonic() - began > _RETRIES.longest else attempt + 1
+                    wait = _RETRIES.wait(attempt)
+                    self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
+                    if self._stopping.wait(wait):
+                        return
+                else:
+                    return
+        finally:
+            self._outlet.close()
+            self._forget_listener()
+
+    def _follow(self, machine: Any) -> None:
+        """Do one step after the other, until it is time to stop."""
+        answer: Any = None
+        self._ahead = None
+        self._has_sent = False
+        self._sending = 0
+        while True:
+            step: Step = machine.send(answer)
+            if isinstance(step, (Look, Rest)) and self._stopping.is_set():
+                if isinstance(step, Rest) or not step.without:
+                    return
+                answer = ()  # so that what was sent is deleted
+            elif isinstance(step, Rest) and self._ends_at_rest and not self._has_to_renew():
+                return
+            elif isinstance(step, Send) and (refusal := self._refused_topics(step.rows)) is not None:
+                if self._stopping.is_set():
+                    return
+                answer = refusal
+            else:
+                answer = self._do(step)
+
+    def _do(self, step: Step) -> Any:  # noqa: C901, PLR0911 - one case for each step
+        outlet = cast("Outlet", self._outlet)
+        match step:
+            case Take():
+                self._take()
+                self._has_taken = True
+                failpoints.reach("outbox_taken")
+            case Peek():
+                return _standing(self._ask(lambda session: session.first(READ)))
+            case Check():
+                self._check()
+            case Read():
+                return self._read()
+            case Fence():
+                outlet.fence()
+                failpoints.reach("outbox_fenced")
+            case Ask(is_fenced=is_fenced):
+                return outlet.position(is_fenced=is_fenced)
+            case Fetch(ids=ids):
+                return self._rows(FETCH, ids=_array(ids))
+            case Look():
+                self._has_begun = True
+                return self._look(step)
+            case Record():
+                self._record(step)
+                failpoints.reach("outbox_recorded")
+            case Send():
+                return self._send(step)
+            case Rest():
+                if self._has_to_renew():
+                    return True
+                self._rest()
+                return False
+        return None
+
+    def _send(self, step: Send) -> Refusal | None:
+        began = time.monotonic()
+        self._look_ahead(step.rows)
+        self._sending = len(step.rows)
+        refusal = cast("Outlet", self._outlet).send(step.mark, step.rows)
+        failpoints.reach("outbox_sent")
+        self._sending = 0
+        if refusal is None:
+            self._sent_at, self._has_sent = time.monotonic(), True
+            if step.rows:
+                self._observers.on(OutboxSent(group=self.group, rows=len(step.rows), seconds=self._sent_at - began))
+        return refusal
+
+    def _has_to_renew(self) -> bool:
+        return time.monotonic() - self._sent_at > _RENEW
+
+    def _refused_topics(self, rows: Sequence[OutboxRow]) -> Refusal | None:
+        """Set rows aside whose topics are missing, or may not be written to; but not before it has lasted a minute.
+
+        A topic may be created a little later than its first rows. So this waits, and until then nothing else is sent.
+        """
+        topics = {row.topic for row in rows}
+        while topics:
+            lacking = cast("Outlet", self._outlet).lacking(topics)
+            now = time.monotonic()
+            for topic in topics - lacking.keys():
+                self._lacking.pop(topic, None)
+            since = max((self._lacking.setdefault(topic, now) for topic in lacking), default=now)
+            if not lacking:
+                return None
+            if now - since >= _PATIENCE or self._stopping.is_set():
+                return Refusal(certain={row.id: lacking[row.topic].what for row in rows if row.topic in lacking})
+            if since == now:
+                for error in lacking.values():
+                    self._observers.on(OutboxWaits(group=self.group, error=error, wait=_PATIENCE))
+            self._stopping.wait(_AT_REST)
+        return None
+
+    def _passes(self, error: OffsetStoreError) -> bool:
+        """Whether to begin again. What Kafka refuses, a new producer may not meet; it is tried with one."""
+        return _passes(error) or (isinstance(error, BrokerRefused) and self._has_sent)
+
+    def _check(self) -> None:
+        """Lock the row: a transaction of ours whose COMMIT was not answered may still hold it."""
+        with transaction(self._database, name=_NAME, lock_timeout=_TAKEOVER) as session, needing(_RIGHT):
+            row = people(session).first(f"{READ} FOR UPDATE")
+            if row is None or row.token != self._token:
+                raise self._fenced(row)
+
+    def _take(self) -> None:
+        with (
+            transaction(self._database, name=_NAME, lock_timeout=2 * _TAKEOVER) as session,
+            self._database.unblocking(session, after=_TAKEOVER, older_than=_NAME),
+            needing(_RIGHT),
+        ):
+            session.identity().expect_home(self._database.schema)
+            people(session).run(TAKE, token=self._token, owner=self._owner)
+
+    def _read(self) -> Standing:
+        row = self._ask(lambda session: session.first(READ))
+        if row is None or row.token != self._token:
+            raise self._fenced(row)
+        return _standing(row)
+
+    def _fenced(self, row: Any) -> RelayFenced:
+        return RelayFenced(
+            "another relay has taken the outbox over",
+            found="no relay's row" if row is None else f"token {row.token} of {row.owner}",
+            expected=f"token {self._token} of {self._owner}",
+        )
+
+    def _rows(self, statement: str, **values: object) -> Sequence[OutboxRow]:
+        return [
+            OutboxRow._make(row) if row[-1] is None else OutboxRow._make((*row[:-1], read_headers(row[-1])))
+            for row in self._ask(lambda session: session.tuples(statement, **values))
+        ]
+
+    def _look(self, step: Look) -> Sequence[OutboxRow]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == step.without:
+            return ahead[1].result()[: step.most]
+        return self._rows(LOOK, without=_array(step.without), most=step.most, bytes=_MOST_BYTES)
+
+    def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
+        """While a full batch is being sent, look for the next one: there are probably more rows."""
+        self._ahead = None
+        if len(rows) == self._most or sum(len(row.value or b"") for row in rows) > _MOST_BYTES / 2:
+            sent = [row.id for row in rows]
+            asked = {"without": _array(sent), "most": self._most, "bytes": _MOST_BYTES}
+            self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))
+
+    def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:
+        with needing(_RIGHT):
+            return ask(self._database, query)
+
+    def _record(self, step: Record) -> None:
+        with transaction(self._database, name=_NAME, lock_timeout=_TAKEOVER) as session, needing(_RIGHT):
+            tx = people(session)
+            changed = {
+                "number": step.mark.number,
+                "word": step.mark.word,
+                "before": step.before,
+                "sent": len(step.done),
+            }
+            if tx.run(RECORD, token=self._token, ids=_array(step.ids), cluster_id=step.cluster_id, **changed) != 1:
+                raise self._fenced(tx.first(READ))
+            if step.refused:
+                moved = tx.one(SET_ASIDE, ids=_array(step.refused), errors=list(step.refused.values()))
+                _expect_gone(tx, step.refused, moved.gone)
+                if moved.kept != moved.gone:
+                    raise _kept("outbox_refused", "rows could not be set aside", f"{moved.kept} of {moved.gone} rows")
+            if step.done:
+                _expect_gone(tx, step.done, tx.run(DELETE, ids=_array(step.done)))
+        if step.refused:
+            self._observers.on(OutboxRefused(group=self.group, errors=step.refused))
+
+    def _rest(self) -> None:
+        """Wait for a NOTIFY, or a second."""
+        began = time.monotonic()
+        try:
+            if self._listener is None:
+                self._listener = self._database.listener()
+                if self._listener.is_pooled:
+                    _log.warning("the relay looks for rows once a second: LISTEN does not work behind a pooler")
+                return  # rows may have come before it listened
+            if not self._listener.is_pooled:
+                self._listener.wait(_AT_REST)
+                return
+        except OffsetStoreError as error:
+            if not _passes(error):
+                raise
+            self._forget_listener()  # the next look tells whether it was only this connection
+        self._stopping.wait(max(0.0, _AT_REST - (time.monotonic() - began)))
+
+    def _forget_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = None
+
+
+_RIGHT: Final = "relay the outbox (`offsetstore grants --relay-role` prints what it needs)"
+
+
+def _standing(row: Any) -> Standing:
+    return Standing() if row is None else Standing(row.batch, row.ids, row.cluster_id, row.word, row.word_before)
+
+
+def _expect_gone(tx: PostgresSession, ids: Collection[int], gone: int) -> None:
+    """Expect that no rows are left that were deleted: they would be sent again, without end.
+
+    Somebody may have deleted some before.
+    """
+    if gone < len(ids):
+        left = tx.one(LEFT, ids=_array(ids))
+        if left.rows:
+            raise _kept("outbox", "rows were not deleted from the outbox", f"{left.rows} rows, from id {left.first}")
+
+
+def _kept(table: str, what: str, found: str) -> SinkError:
+    return SinkError(
+        what, found=found, next_step=f"Look for a trigger, a rule or row-level security on the table {table}."
+    )
+
+
+def _passes(error: OffsetStoreError) -> bool:
+    return may_pass(error) or isinstance(error, BrokerUnavailable)
+
+
+def _array(ids: Iterable[int]) -> str:
+    """Write ids as PostgreSQL's array literal; a list of ten thousand takes psycopg many times as long."""
+    return f"{{{','.join(map(str, ids))}}}"

@@ -1,0 +1,150 @@
+"""Outbox: rows are records for Kafka, which `offsetstore relay` produces after the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, cast
+
+import pyarrow as pa
+from sqlalchemy import Connection
+
+from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
+from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_header_name, is_topic
+from offsetstore.protocol.work import Work
+from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
+from offsetstore.writers.arrow.misfits import Misfit
+
+_BYTES: Final = "binary or string"
+_EXPECTED: Final = {
+    "key": _BYTES,
+    "value": _BYTES,
+    "headers": "array<struct<key: string, value: binary>>",
+    "topic": "string",
+}
+
+
+class Outbox:
+    """Puts each row into the outbox as a record, with the columns of Spark's own Kafka sink.
+
+    ``value`` (binary or string; NULL is a tombstone) is needed. ``key`` decides the partition, and ``headers`` is an
+    array of structs of ``key`` and ``value``, as Spark's reader has it with ``includeHeaders``. Texts become UTF-8.
+
+    :param topic: of all rows; without it, the DataFrame has a column ``topic``.
+    :raises ConfigurationError: Kafka allows no topic of this name.
+    """
+
+    appends = True
+
+    def __init__(self, topic: str | None = None) -> None:
+        if topic is not None and not is_topic(topic):
+            raise ConfigurationError(
+                "the name of the topic is not valid",
+                found=repr(topic),
+                expected=TOPIC_NAMES,
+            )
+        self.topic = topic
+
+    def __repr__(self) -> str:
+        return f"Outbox({'' if self.topic is None else repr(self.topic)})"
+
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
+        """Never: each row is a new record."""
+        return False
+
+    def check(self, connection: Connection, schema: pa.Schema) -> None:  # noqa: ARG002 - the Protocol's
+        """Compare the columns with those of a record.
+
+        :raises ColumnMismatch: one is missing, has another type, or is not of a record.
+        """
+        schema = without_kafka(schema)
+        types: dict[str, Any] = dict(zip(schema.names, schema.types, strict=True))
+        problems = [f"{name} appears more than once" for name in sorted({*types}) if schema.names.count(name) > 1]
+        problems += [f"{name} is no part of a record" for name in types if name not in _EXPECTED]
+        problems += [f"{name} has another type" for name, kind in types.items() if not _fits(name, kind)]
+        if "value" not in types:
+            problems.append("value is missing")
+        if ("topic" in types) is (self.topic is not None):
+            problems.append(f"topic is {'also the argument' if self.topic else 'neither a column nor an argument'}")
+        if problems:
+            raise ColumnMismatch(
+                f"the DataFrame does not fit {self!r}: {', '.join(problems)}",
+                found={name: str(kind) for name, kind in types.items()},
+                expected=_EXPECTED if self.topic is None else {**_EXPECTED, "topic": "none"},
+                next_step="Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."
+                if "_reject" in types
+                else "Correct what transform returns; the key decides the partition.",
+            )
+
+    def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
+        """Put the rows into the outbox, in order; return how many.
+
+        :raises ColumnMismatch: as `check`.
+        :raises RowsRefused: Kafka allows no topic of a row's name, or a header's name is missing or has a zero byte.
+        """
+        stream = Stream.of(batches)
+        if stream is None:
+            return 0
+        self.check(work.connection, stream.schema)
+        before = 0
+        for batch in stream:
+            for misfit in self.misfits(work.connection, batch):
+                misfit.error.row = before + misfit.row + 1
+                raise misfit.error
+            work.produce_all(self._records(drop_kafka(batch)))
+            before += batch.num_rows
+        return stream.rows
+
+    def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:  # noqa: ARG002 - the Protocol's
+        """Find the rows that `write` refuses; see `MisfitsWriter`."""
+        found: dict[int, RowsRefused] = {}
+        if "headers" in batch.schema.names:
+            for row, headers in enumerate(_values(batch, "headers")):
+                names = [header and header["key"] for header in headers or ()]
+                if None in names:
+                    found[row] = RowsRefused("a header has no name", column="headers")
+                elif not all(map(is_header_name, names)):
+                    found[row] = RowsRefused("the name of a header has a zero byte", column="headers")
+        if self.topic is None:
+            for row, topic in enumerate(_values(batch, "topic")):
+                if not is_topic(topic):
+                    found[row] = RowsRefused("Kafka allows no topic of this name", column="topic")
+        return [Misfit(row, found[row]) for row in sorted(found)]
+
+    def _records(self, batch: pa.RecordBatch) -> Iterator[OutboxRecord]:
+        nothing = [None] * batch.num_rows
+        columns = [_values(batch, name) if name in batch.schema.names else nothing for name in ("key", "headers")]
+        topics = [self.topic] * batch.num_rows if self.topic is not None else _values(batch, "topic")
+        for topic, value, key, headers in zip(topics, _values(batch, "value"), *columns, strict=True):
+            pairs = None if headers is None else tuple((header["key"], header["value"]) for header in headers)
+            yield OutboxRecord(topic, key, value, pairs)
+
+
+def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+    return cast("Any", batch).column(name).to_pylist()
+
+
+def _is_bytes(kind: Any) -> bool:
+    types = cast("Any", pa).types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or _is_text(kind) or types.is_null(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    types = cast("Any", pa).types
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _fits(name: str, kind: Any) -> bool:
+    """Whether a column of a record may have this type; that of any other column does not matter."""
+    if name in {"key", "value"}:
+        return _is_bytes(kind)
+    if name == "topic":
+        return _is_text(kind)
+    return name != "headers" or _is_headers(kind)
+
+
+def _is_headers(kind: Any) -> bool:
+    types = cast("Any", pa).types
+    if not (types.is_list(kind) or types.is_large_list(kind)) or not types.is_struct(kind.value_type):
+        return bool(types.is_null(kind))
+    fields: dict[str, Any] = {field.name: field.type for field in kind.value_type}
+    return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_bytes(fields["value"])

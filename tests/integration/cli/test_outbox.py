@@ -1,0 +1,170 @@
+"""``offsetstore outbox`` and what ``status`` says of it: rows that Kafka refuses, and what is decided about them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from offsetstore import OffsetStore, errors
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.integration.cli.conftest import Run
+from tests.integration.conftest import Query
+from tests.support.outbox import numbered, put
+
+PAGE = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
+GROUP = "billing"
+REASON = ("--reason", "ticket 17")
+SET_ASIDE = """
+WITH gone AS (DELETE FROM outbox RETURNING *)
+INSERT INTO outbox_refused (id, consumer_group, topic, key, value, headers, created_at, error)
+SELECT id, consumer_group, topic, key, value, headers, created_at, 'Kafka has no topic ' || topic FROM gone
+"""
+
+
+@pytest.fixture
+def store(offsetstore_database: str, query: Query) -> Generator[OffsetStore]:
+    """Rows 1 to 3 for one topic and 4 for another are set aside, and row 5 is in the outbox."""
+    with OffsetStore.connect(offsetstore_database) as store:
+        put(store, [*numbered("events", range(3)), *numbered("others", [3])])
+        query(SET_ASIDE)
+        put(store, numbered("events", [4]))
+        yield store
+
+
+@pytest.fixture
+def call(run: Run, store: OffsetStore, offsetstore_database: str) -> Callable[..., Any]:
+    """Return what a command prints as JSON."""
+    del store
+
+    def called(*words: str, exit_code: int = 0) -> Any:
+        result = run(*words, "-g", GROUP, "--format", "json", url=offsetstore_database)
+        assert result.exit_code == exit_code, result.output
+        return json.loads(result.stdout)
+
+    return called
+
+
+def ids(found: Any) -> list[int]:
+    return [row["id"] for row in found["rows"]]
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_they_are_listed_page_by_page_with_their_errors(call: Callable[..., Any]) -> None:
+    assert ids(call("outbox", "list")) == [1, 2, 3, 4]
+    assert ids(call("outbox", "list", "--limit", "2", "--after", "2")) == [3, 4]
+    [row] = call("outbox", "list", "--topic", "others")["rows"]
+    assert row.keys() == {"id", "topic", "error", "created_at", "refused_at"}
+    assert row["error"] == "Kafka has no topic others"
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_retry_puts_them_back_after_all_others_in_their_order_and_wakes_the_relay(
+    call: Callable[..., Any], query: Query, offsetstore_database: str, store: OffsetStore
+) -> None:
+    with psycopg.connect(offsetstore_database, autocommit=True) as listening:
+        listening.execute("LISTEN offsetstore_outbox")
+        planned = call("outbox", "retry", "--topic", "events", *REASON)
+        assert (ids(planned), planned["executed"]) == ([1, 2, 3], False)
+        done = call("outbox", "retry", "--topic", "events", *REASON, "--execute", "--if-plan", planned["plan"])
+        assert (ids(done), done["executed"], done["plan"]) == ([1, 2, 3], True, planned["plan"])
+        assert len(list(listening.notifies(timeout=5, stop_after=1))) == 1
+
+    assert query("SELECT id, topic, convert_from(key, 'UTF8'), encode(value, 'escape') FROM outbox ORDER BY id") == [
+        (5, "events", "key 1", "4"), *((6 + one, "events", f"key {one}", str(one)) for one in range(3))
+    ]  # fmt: skip
+    assert query("SELECT id FROM outbox_refused") == [(4,)]
+    last = store.history(GROUP)[-1]
+    assert (last.event, last.reason) == ("outbox-retry", "rows 1, 2, 3 put back into the outbox: ticket 17")
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_the_commands_of_the_page_do_what_it_says(
+    run: Run, store: OffsetStore, query: Query, offsetstore_database: str
+) -> None:
+    query("UPDATE outbox_refused SET topic = 'payment-events' WHERE id < 3")
+    query("UPDATE outbox_refused SET id = 17 WHERE id = 4")
+    for line in re.findall(r"^\$ offsetstore (outbox .*)$", PAGE, re.MULTILINE):
+        done = run(*shlex.split(line), url=offsetstore_database)
+        assert done.exit_code == 0, done.output
+    assert query("SELECT id FROM outbox_refused") == [(3,)]
+    assert query("SELECT topic FROM outbox ORDER BY id") == [("events",), *[("payment-events",)] * 2]
+    assert [line.event for line in store.history(GROUP)][-2:] == ["outbox-retry", "outbox-discard"]
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_what_is_discarded_is_gone_and_the_history_says_so(
+    call: Callable[..., Any], query: Query, store: OffsetStore
+) -> None:
+    assert ids(call("outbox", "discard", "4", *REASON, "--execute")) == [4]
+    assert ids(call("outbox", "discard", "--all", "--limit", "2", *REASON, "--execute")) == [1, 2]
+    assert query("SELECT id FROM outbox_refused") == [(3,)]
+    assert [line.event for line in store.history(GROUP)][-2:] == ["outbox-discard"] * 2
+    assert call("outbox", "discard", "--topic", "none", *REASON, "--execute")["executed"] is False
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("decision", ["retry", "discard"])
+def test_what_was_shown_is_what_is_done_or_nothing(
+    call: Callable[..., Any], store: OffsetStore, offsetstore_database: str, query: Query, decision: str
+) -> None:
+    """Somebody else decides about one of the rows while this decision waits for it."""
+    decide = {"retry": store.retry_refused, "discard": store.discard_refused}[decision]
+    shown = decide(GROUP, reason="ticket 17", dry_run=True)
+    with ThreadPoolExecutor(1) as pool:
+        with psycopg.connect(offsetstore_database) as other:
+            other.execute("DELETE FROM outbox_refused WHERE id = 2")
+            waiting = pool.submit(decide, GROUP, reason="ticket 17", if_plan=shown.digest)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.5)
+        error = waiting.exception(30)
+    assert isinstance(error, errors.PlanChanged)
+    assert [row.id for row in error.plan.rows] == [1, 3, 4]
+    assert query("SELECT count(*) FROM outbox_refused") == [(3,)]
+    changed = call("outbox", decision, "--all", *REASON, "--execute", "--if-plan", "0" * 16, exit_code=1)
+    assert (ids(changed), changed["executed"]) == ([1, 3, 4], False)
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_renamed_group_s_rows_can_still_be_decided_about(store: OffsetStore) -> None:
+    store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=10), mirror_every=None).close()
+    store.rename_group(GROUP, "invoicing", reason="ticket 17")
+    assert store.retry_refused(GROUP, [4], reason="ticket 17").executed
+
+
+def test_bad_arguments_are_refused(store: OffsetStore, run: Run, offsetstore_database: str) -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"no such rows of group 'billing'.*found 5, 7"):
+        store.discard_refused(GROUP, [1, 5, 7], reason="ticket 17")
+    with pytest.raises(errors.ConfigurationError, match="names ids, a topic, or neither"):
+        store.retry_refused(GROUP, [1], topic="events", reason="ticket 17")
+    with pytest.raises(errors.ConfigurationError, match="names ids, a topic, or neither"):
+        store.retry_refused(GROUP, [], reason="ticket 17")
+    with pytest.raises(errors.UnknownGroup):
+        store.retry_refused("nobody", reason="ticket 17")
+    with InMemoryOffsetStore() as memory, pytest.raises(errors.ConfigurationError, match="job's side only"):
+        memory.refused_rows(GROUP)
+    ended = run("outbox", "retry", "1", "--all", "-g", GROUP, *REASON, url=offsetstore_database)
+    assert (ended.exit_code, "one of the three" in ended.stderr) == (2, True)
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-7")
+def test_status_says_how_many_rows_wait_for_how_long_and_how_many_kafka_refuses(
+    call: Callable[..., Any], run: Run, offsetstore_database: str, query: Query
+) -> None:
+    query("UPDATE outbox SET created_at = clock_timestamp() - interval '90 s'")
+    found = call("status")["outbox"]
+    assert (found["rows"], found["refused"]) == (1, 4)
+    assert found["oldest"]
+    text = run("status", "-g", GROUP, url=offsetstore_database).stdout
+    assert "1 row in the outbox, the oldest for 9" in text
+    assert "Kafka refuses 4 rows of the outbox: see `offsetstore outbox list`." in text
+    query("DELETE FROM outbox")
+    query("DELETE FROM outbox_refused")
+    assert call("status")["outbox"] is None

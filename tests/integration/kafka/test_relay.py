@@ -1,0 +1,656 @@
+"""The relay on PostgreSQL and Kafka: what a ``read_committed`` reader gets, whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from offsetstore import Broker, OffsetStore, Relay
+from offsetstore.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    MissingPrivilege,
+    OffsetStoreError,
+    OutboxUncertain,
+    RelayFenced,
+    SinkError,
+    StoreMoved,
+)
+from offsetstore.kafka import admin
+from offsetstore.kafka.acls import Acl
+from offsetstore.kafka.outlet import Outlet
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.postgres.grants import grant_relay
+from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
+from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Read, Record, Take
+from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing.fixtures import NewTopic
+from tests.integration.conftest import Query
+from tests.support.authorized import JOB, Authorized
+from tests.support.background import in_background
+from tests.support.outbox import by_key, numbered, put, read, values
+from tests.support.pooler import Pooler
+from tests.support.recorder import Recorder
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+STEPS = (
+    "outbox_fenced",
+    "outbox_taken",
+    "outbox_fenced:2",
+    "outbox_recorded",  # the first start's number 0
+    "outbox_produced:2",
+    "outbox_recorded:2",
+    "outbox_in_transaction:2",
+    "outbox_sent:2",
+    "outbox_recorded:4",
+    "outbox_sent:3",
+)
+"""Points and how often they are reached before the kill; the first sends a number alone, at the first start."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, and topics of this test alone. So is the anchor: the stores of tests are copies of one."""
+
+    store: OffsetStore
+    broker: Broker
+    kafka: KafkaBroker
+    url: str
+    topics: NewTopic
+    anchor: str
+    query: Query
+    recorder: Recorder
+
+    @property
+    def servers(self) -> str:
+        return self.kafka.bootstrap_servers
+
+    def relay(self, **arguments: Any) -> Relay:
+        """Another one, with an anchor of this test's."""
+        return Relay(self.store, self.broker, anchor=self.anchor, **arguments)
+
+    def left(self) -> int:
+        return self.query("SELECT count(*)::int FROM outbox")[0][0]
+
+    def wait_until_empty(self) -> None:
+        wait_until(lambda: self.left() == 0, timeout=60)
+
+    def values(self, topic: str) -> list[int]:
+        return values(self.servers, topic)
+
+
+@pytest.fixture
+def place(  # noqa: PLR0917 - fixtures
+    broker: Broker,
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_database: str,
+    offsetstore_topic: NewTopic,
+    query: Query,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Generator[Place]:
+    recorder = Recorder()
+    monkeypatch.setattr("offsetstore.relay._PATIENCE", 1.0)
+    with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
+        made = offsetstore_topic
+        yield Place(store, broker, offsetstore_kafka, offsetstore_database, made, made(1), query, recorder)
+
+
+@contextmanager
+def running(relay: Relay) -> Generator[Future[None]]:
+    """Run it until the end of the block, which it must reach well."""
+    done = in_background(relay.run)
+    try:
+        yield done
+    finally:
+        relay.stop()
+    done.result(60)
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_record_is_in_kafka_as_it_was_written_and_gone_from_the_outbox(place: Place) -> None:
+    topic = place.topics(2)
+    bytes_ = bytes(range(256))
+    headers = (("trace", bytes_), ("trace", None), ("größe", b""))
+    put(place.store, [OutboxRecord(topic, bytes_, bytes_, headers), OutboxRecord(topic, b"k", None)])
+
+    place.relay().drain()
+    place.relay().drain()  # another start, and nothing to do
+
+    found = {message.key(): message for message in read(place.servers, topic)}
+    assert {key: (one.value(), one.headers()) for key, one in found.items()} == {
+        bytes_: (bytes_, list(headers)),
+        b"k": (None, None),
+    }
+    assert place.left() == 0
+    assert place.query("SELECT batch, ids, sent FROM outbox_relays") == [(1, [], 2)]
+
+
+@pytest.mark.behaviour("OUT-2", "OUT-3")
+def test_a_kill_between_any_two_steps_leaves_each_row_once_and_in_order(place: Place) -> None:
+    topic = place.topics(3)
+    command = [sys.executable, "-m", "tests.support.outbox", place.url, place.servers, place.anchor, "4"]
+
+    def relay(failpoint: str | None) -> subprocess.CompletedProcess[str]:
+        armed = {} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}
+        return subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **armed}, check=False, capture_output=True, text=True, timeout=120
+        )
+
+    written = 0
+    for failpoint in STEPS:
+        put(place.store, numbered(topic, range(written, written + 10)))
+        written += 10
+        done = relay(failpoint)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    done = relay(None)
+    assert done.returncode == 0, done.stderr
+
+    assert by_key(place.servers, topic) == {f"key {one}".encode(): list(range(one, written, 3)) for one in range(3)}
+    assert place.left() == 0
+
+
+@pytest.mark.behaviour("OUT-4")
+def test_a_second_relay_takes_over_and_the_first_ends(place: Place) -> None:
+    topic = place.topics(1)
+    first, second = place.relay(), place.relay()
+    was_first = in_background(first.run)
+    put(place.store, numbered(topic, range(5)))
+    wait_until(lambda: len(place.values(topic)) == 5)
+
+    with running(second):
+        written = put_until_done(place, topic, 5, was_first)
+        with pytest.raises(RelayFenced, match="another relay has taken the outbox over") as caught:
+            was_first.result(0)
+        assert str(os.getpid()) in str(caught.value.found)
+        put(place.store, numbered(topic, [written]))
+        place.wait_until_empty()
+
+    assert place.values(topic) == list(range(written + 1))
+
+
+@pytest.mark.behaviour("OUT-4")
+def test_a_relay_that_another_one_has_replaced_reads_and_records_nothing(place: Place) -> None:
+    stale = place.relay()
+    stale._do(Take())
+    place.relay().drain()
+    put(place.store, numbered(place.topics(1), [0]))
+    before = place.query("SELECT * FROM outbox_relays")
+
+    for step in (
+        lambda: stale._do(Check()),
+        lambda: stale._do(Read()),
+        lambda: stale._do(Record(Mark(1, "a word"), done=(1,))),
+    ):
+        with pytest.raises(RelayFenced):
+            step()
+
+    assert place.left() == 1
+    assert place.query("SELECT * FROM outbox_relays") == before
+
+
+def put_until_done(place: Place, topic: str, first: int, done: Future[None]) -> int:
+    """Give it something to do, which it needs to notice that it is replaced; return the next number."""
+    end = time.monotonic() + 60
+    while not done.done():
+        assert time.monotonic() < end, "it goes on"
+        put(place.store, numbered(topic, [first]))
+        first += 1
+        time.sleep(0.2)
+    return first
+
+
+@pytest.mark.behaviour("OUT-4")
+@pytest.mark.parametrize("how", ["wrong address", "wrong settings", "another anchor", "no right to the id"])
+def test_a_second_relay_that_can_t_work_does_not_end_the_first(
+    place: Place, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = place.topics(1)
+    settings: dict[str, Any] = {"bootstrap.servers": place.servers}
+    anchor = place.anchor
+    if how == "wrong address":
+        settings["bootstrap.servers"] = "127.0.0.1:1"
+    elif how == "wrong settings":
+        settings["compression.type"] = "none of them"
+    elif how == "another anchor":
+        anchor = place.topics(1)
+    with running(place.relay()):
+        put(place.store, numbered(topic, [0]))
+        place.wait_until_empty()
+        before = place.query("SELECT token FROM outbox_relays")
+        with monkeypatch.context() as patched:
+            if how == "no right to the id":
+                patched.setattr(Outlet, "fence", refuse)
+            broker = Broker(settings, timeout=2)
+            with closing(broker), pytest.raises(OffsetStoreError) as caught:
+                Relay(place.store, broker, anchor=anchor).run()
+        assert not isinstance(caught.value, RelayFenced)
+        assert place.query("SELECT token FROM outbox_relays") == before
+        put(place.store, numbered(topic, [1]))
+        place.wait_until_empty()
+    assert place.values(topic) == [0, 1]
+
+
+def refuse(_outlet: Outlet) -> None:
+    raise BrokerRefused("Kafka refused a request")
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_a_lost_number_is_a_person_s_to_decide_and_nothing_is_sent_until_then(place: Place) -> None:
+    topic = place.topics(1)
+    put(place.store, numbered(topic, range(3)))
+    place.relay().drain()
+    put(place.store, numbered(topic, [3]))
+    admin.delete_topic(place.servers, place.anchor)
+    admin.create_topic(place.servers, place.anchor)
+
+    with pytest.raises(OutboxUncertain, match=r"Kafka has lost the number of the last batch.*No rows") as caught:
+        wait_until(lambda: not place.relay().drain() and False)  # Kafka deletes it by and by
+    assert "batch None" in str(caught.value.found)
+    assert place.values(topic) == [0, 1, 2]
+
+    place.relay(on_uncertain="skip").drain()  # no batch was open: nothing is skipped
+    place.relay().drain()
+    assert place.values(topic) == [0, 1, 2, 3]
+    assert place.left() == 0
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_a_batch_that_kafka_may_have_is_sent_again_or_skipped_as_a_person_says(place: Place) -> None:
+    """As after the loss of both: the batch that is open is recorded, and Kafka's number is another."""
+    topic = place.topics(1)
+    place.relay().drain()
+    for number, decision in ((0, "repeat"), (1, "skip")):
+        put(place.store, numbered(topic, [number]))
+        place.query("UPDATE outbox_relays SET batch = batch + 7, ids = (SELECT array_agg(id) FROM outbox)")
+        with pytest.raises(OutboxUncertain, match=r"an earlier batch.*1 rows of batch"):
+            place.relay().drain()
+        place.relay(on_uncertain=decision).drain()
+        assert place.left() == 0
+    assert place.values(topic) == [0]
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_another_cluster_is_not_sent_to(place: Place) -> None:
+    place.relay().drain()
+    place.query("UPDATE outbox_relays SET cluster_id = 'of the other cluster'")
+
+    with pytest.raises(OutboxUncertain, match="another cluster"):
+        place.relay().drain()
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_a_snapshot_of_the_database_and_the_original_do_not_delete_what_the_other_one_has_sent(place: Place) -> None:
+    """Both have the number that Kafka has, and give their next batch the same one, and its row the same id."""
+    topic = place.topics(1)
+    place.relay().drain()
+    snapshot = place.query("SELECT batch, ids::text, word, word_before, token FROM outbox_relays")[0]
+    put(place.store, numbered(topic, [0]))
+    place.relay().drain()
+    place.query("TRUNCATE outbox RESTART IDENTITY")
+    with psycopg.connect(place.url) as connection:
+        connection.execute("UPDATE outbox_relays SET batch=%s, ids=%s, word=%s, word_before=%s, token=%s", snapshot)
+    put(place.store, numbered(topic, [1]))
+
+    with pytest.raises(OutboxUncertain, match="later batches"):
+        place.relay().drain()
+    place.query("UPDATE outbox_relays SET batch = 1, ids = '{1}', word = 'its own', word_before = word")
+    with pytest.raises(OutboxUncertain, match="another batch of this number"):
+        place.relay().drain()
+
+    assert place.left() == 1
+    assert place.values(topic) == [0]
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on(place: Place) -> None:
+    topic, small = place.topics(1), place.topics(1, config={"max.message.bytes": "2000"})
+    too_large = os.urandom(3000)  # for that topic's log, which only the brokers know
+    put(
+        place.store,
+        [
+            *numbered(topic, [0]),
+            OutboxRecord("a-topic-that-nobody-made", b"k", b"unknown"),
+            OutboxRecord(topic, b"k", bytes(2_000_000)),  # for librdkafka's own limit
+            *numbered(small, [0, 1, 2]),
+            OutboxRecord(small, b"key 0", too_large),
+            *numbered(small, [3, 4]),
+            *numbered(topic, [1]),
+        ],
+    )
+
+    place.relay().drain()
+
+    assert place.values(topic) == [0, 1]
+    assert place.values(small) == [0, 1, 2, 3, 4]
+    refused = place.query("SELECT topic, octet_length(value), error FROM outbox_refused ORDER BY id")
+    assert [row[:2] for row in refused] == [("a-topic-that-nobody-made", 7), (topic, 2_000_000), (small, 3000)]
+    assert [row[2].partition(":")[0] for row in refused] == [
+        "Kafka has no topic a-topic-that-nobody-made", "MSG_SIZE_TOO_LARGE", "MSG_SIZE_TOO_LARGE"
+    ]  # fmt: skip
+    assert sum(len(event.errors) for event in place.recorder.of(OutboxRefused)) == 3
+    assert place.left() == 0
+
+    admin.create_topic(place.servers, "a-topic-that-nobody-made")
+    try:
+        place.query(
+            "WITH again AS (DELETE FROM outbox_refused WHERE octet_length(value) = 7 RETURNING *) "
+            "INSERT INTO outbox (consumer_group, topic, key, value) SELECT consumer_group, topic, key, value FROM again"
+        )
+        place.relay().drain()
+        assert [one.value() for one in read(place.servers, "a-topic-that-nobody-made")] == [b"unknown"]
+    finally:
+        admin.delete_topic(place.servers, "a-topic-that-nobody-made")
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_topic_that_is_deleted_while_the_relay_runs_holds_nothing_up(place: Place) -> None:
+    topic, gone = place.topics(1), place.topics(1)
+    with running(Relay(place.store, Broker({"bootstrap.servers": place.servers}, timeout=3), anchor=place.anchor)):
+        put(place.store, numbered(gone, [0]))
+        place.wait_until_empty()
+        admin.delete_topic(place.servers, gone)
+        put(place.store, numbered(gone, [1]))
+        time.sleep(1)
+        put(place.store, [*numbered(gone, [2]), *numbered(topic, [3])])
+        place.wait_until_empty()
+    assert place.values(topic) == [3]
+    assert place.query("SELECT error FROM outbox_refused") == [(f"Kafka has no topic {gone}",)] * 2
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offsetstore.relay._PATIENCE", 60.0)
+    topic = f"later-{place.anchor}"
+    try:
+        with running(place.relay()):
+            put(place.store, numbered(topic, range(3)))
+            wait_until(lambda: place.recorder.of(OutboxWaits))
+            admin.create_topic(place.servers, topic)
+            place.wait_until_empty()
+        assert place.values(topic) == [0, 1, 2]
+    finally:
+        admin.delete_topic(place.servers, topic)
+    assert f"Kafka has no topic {topic}" in str(place.recorder.of(OutboxWaits)[0].error)
+
+
+@pytest.mark.behaviour("OUT-2")
+@pytest.mark.parametrize(
+    ("keeps", "done"),
+    [
+        ("CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()", [0]),
+        ("CREATE TRIGGER keep BEFORE INSERT ON outbox_refused FOR EACH ROW EXECUTE FUNCTION keep()", []),
+    ],
+    ids=["deleted", "set aside"],
+)
+def test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again(
+    place: Place, keeps: str, done: list[int]
+) -> None:
+    topic = place.topics(1)
+    place.query("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    place.query(keeps)
+    put(place.store, numbered(topic, [0]) if done else [OutboxRecord("a-topic-that-nobody-made", None, b"")])
+
+    for _ in range(3):
+        with pytest.raises(SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"):
+            place.relay().run()
+
+    assert place.left() == 1
+    assert place.values(topic) == done
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_each_start_sets_kafka_s_number_again_lest_it_expires(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there are rows or not: processes may live shorter than a day, or only drain."""
+    sent: list[tuple[int, int]] = []
+    send = Outlet.send
+
+    def watched(outlet: Outlet, mark: Mark, rows: Any) -> Any:
+        sent.append((mark.number, len(rows)))
+        return send(outlet, mark, rows)
+
+    monkeypatch.setattr(Outlet, "send", watched)
+    place.relay().drain()
+    place.relay().drain()
+    with running(place.relay()):
+        wait_until(lambda: len(sent) == 3)
+        time.sleep(1.5)
+    assert sent == [(0, 0)] * 3
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_batch_that_takes_too_long_is_sent_in_smaller_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, sizes = place.topics(1), list[int]()
+    send = Outlet.send
+
+    def slow(outlet: Outlet, mark: Mark, rows: Any) -> Any:
+        sizes.append(len(rows))
+        if len(rows) > 20:
+            raise BrokerUnavailable("no answer from Kafka")
+        return send(outlet, mark, rows)
+
+    put(place.store, numbered(topic, range(100)))
+    monkeypatch.setattr(Outlet, "send", slow)
+    with running(place.relay()):
+        place.wait_until_empty()
+    assert place.values(topic) == list(range(100))
+    assert [size for size in sizes if size][:4] == [100, 50, 25, 12]
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_record_of_its_own_whose_outcome_is_not_known_is_waited_for(place: Place) -> None:
+    """A COMMIT that waits for a replica, say, while its connection is gone."""
+    relay = place.relay()
+    relay._outlet = place.broker.outlet(relay.group, anchor=place.anchor)
+    relay._do(Take())
+    with psycopg.connect(place.url) as open_:
+        open_.execute("UPDATE outbox_relays SET batch = 7")
+        checked = in_background(lambda: relay._do(Check()))
+        time.sleep(0.5)
+        assert not checked.done()
+        open_.commit()
+    checked.result(30)
+    relay._outlet.close()
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("allowed", ["READ", "nothing", "WRITE until the relay runs"])
+def test_rows_of_a_topic_that_may_not_be_written_to_are_set_aside_and_the_rest_goes_on(
+    place: Place, authorized: Authorized, allowed: str
+) -> None:
+    servers = authorized.kafka.bootstrap_servers
+    suffix = f"{place.anchor}-{allowed[0]}"
+    topic, other, anchor = (f"{name}-{suffix}" for name in ("good", "other", "anchor"))
+    for name in (topic, other, anchor):
+        admin.create_topic(servers, name)
+    id_ = f"{anchor}-{place.store.database.store_id()}"
+    write: Any = "WRITE"  # no job needs it, so `Acl` does not name it
+    may = Acl(JOB, "topic", other, write if allowed.startswith("WRITE") else "READ")
+    authorized.allow(
+        Acl(JOB, "topic", topic, write),
+        Acl(JOB, "topic", anchor, "READ"),
+        Acl(JOB, "group", id_, "READ"),
+        *([] if allowed == "nothing" else [may]),
+    )
+    relay = Relay(place.store, authorized.broker(), anchor=anchor)
+    with pytest.raises(BrokerRefused, match=r"Allow this principal to WRITE to the transactional id.*docs/outbox\.md"):
+        wait_until(relay.drain)
+    authorized.allow_transactional_id(id_)
+    wait_until(lambda: not fails(relay.drain))
+
+    with running(relay):
+        if allowed.startswith("WRITE"):
+            put(place.store, numbered(other, [0]))
+            place.wait_until_empty()
+            authorized.forbid(may)
+            time.sleep(1)
+        put(place.store, [*numbered(topic, [0]), *numbered(other, range(1, 30)), *numbered(topic, [1])])
+        put(place.store, numbered(topic, [2]))
+        place.wait_until_empty()
+
+    assert values(servers, topic) == [0, 1, 2]
+    assert place.query("SELECT DISTINCT error FROM outbox_refused") == [
+        (f"Kafka does not let the relay write to topic {other}",)
+    ]
+    assert place.query("SELECT count(*) FROM outbox_refused") == [(29,)]
+
+
+def fails(what: Callable[[], object]) -> bool:
+    """Whether Kafka still refuses it: an ACL takes a moment to apply."""
+    try:
+        what()
+    except BrokerRefused:
+        return True
+    return False
+
+
+@pytest.mark.behaviour("OUT-7")
+def test_a_commit_wakes_it_and_at_rest_it_looks_once_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, looks = place.topics(1), list[str]()
+    asked = Relay._rows
+
+    def look(relay: Relay, statement: str, **values: object) -> Any:
+        looks.append(statement)
+        return asked(relay, statement, **values)
+
+    monkeypatch.setattr(Relay, "_rows", look)
+    with running(place.relay()):
+        put(place.store, numbered(topic, [0]))
+        place.wait_until_empty()
+        waited: list[float] = []
+        for number in range(1, 6):
+            time.sleep(0.1)
+            put(place.store, numbered(topic, [number]))
+            began = time.monotonic()
+            place.wait_until_empty()
+            waited.append(time.monotonic() - began)
+        assert sorted(waited)[2] < 0.5  # half of what it would wait for by looking alone
+
+        time.sleep(1)
+        before, began = len(looks), time.monotonic()
+        time.sleep(4)
+        assert 1 <= len(looks) - before <= time.monotonic() - began + 1
+
+
+@pytest.mark.behaviour("OUT-7")
+def test_behind_a_pooler_it_looks_once_a_second_and_says_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    topic = place.topics(1)
+    with (
+        Pooler(place.url) as pooler,
+        OffsetStore.connect(pooler.url) as store,
+        running(Relay(store, place.broker, anchor=place.anchor)),
+    ):
+        for number in range(2):
+            put(store, numbered(topic, [number]))
+            place.wait_until_empty()
+    assert place.values(topic) == [0, 1]
+    assert caplog.text.count("LISTEN does not work behind a pooler") == 1
+
+
+@pytest.mark.behaviour("OUT-3")
+def test_rows_of_overlapping_transactions_and_a_long_one_elsewhere_hold_nothing_up(place: Place) -> None:
+    topic = place.topics(1)
+    with psycopg.connect(place.url) as slow:
+        slow.execute("SELECT pg_current_xact_id()")
+        slow.execute(b"INSERT INTO outbox (consumer_group, topic, value) VALUES ('billing', %s, '0')", [topic])
+        put(place.store, numbered(topic, [1]))  # a higher id, and committed before
+        place.relay().drain()
+        assert place.values(topic) == [1]
+        slow.commit()
+    place.relay().drain()
+    assert place.values(topic) == [1, 0]
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_it_goes_on_after_its_connections_and_its_producer_have_broken(place: Place) -> None:
+    topic = place.topics(1)
+    with running(place.relay(most=10)):
+        put(place.store, numbered(topic, range(30)))
+        place.wait_until_empty()
+        place.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+              "AND pid <> pg_backend_pid()")  # fmt: skip
+        put(place.store, numbered(topic, range(30, 60)))
+        place.wait_until_empty()
+
+        place.kafka.kill()
+        put(place.store, numbered(topic, range(60, 90)))
+        wait_until(lambda: place.recorder.of(OutboxWaits), timeout=60)
+        place.kafka.start()
+        place.wait_until_empty()
+
+    assert place.values(topic) == list(range(90))
+    assert sum(event.rows for event in place.recorder.of(OutboxSent)) <= 90
+
+
+@pytest.mark.behaviour("OUT-4")
+def test_a_transaction_that_kafka_has_ended_is_done_again(place: Place) -> None:
+    """A relay that stands still for longer than its transaction may take; as one that is fenced, but nobody has."""
+    topic = place.topics(1)
+    relay = place.relay()
+    with running(relay):
+        put(place.store, numbered(topic, [0]))
+        place.wait_until_empty()
+        other = place.broker.outlet(relay.group, anchor=place.anchor)
+        other.fence()
+        other.close()
+        put(place.store, numbered(topic, [1]))
+        place.wait_until_empty()
+    assert place.values(topic) == [0, 1]
+
+
+def test_the_role_of_a_relay_needs_no_more_than_what_is_printed(place: Place) -> None:
+    topic = place.topics(1)
+    put(place.store, [*numbered(topic, [0]), OutboxRecord("a-topic-that-nobody-made", None, b"")])
+    role = f"relay_{place.url.rpartition('/')[2]}"
+    place.query(f"CREATE ROLE {role} LOGIN")
+    try:
+        place.query(f"GRANT SELECT ON offsetstore_version, store_identity TO {role}")
+        with OffsetStore.connect(place.url.replace("postgres@", f"{role}@")) as limited:
+            with pytest.raises(MissingPrivilege, match=r"may not relay the outbox.*--relay-role"):
+                Relay(limited, place.broker, anchor=place.anchor).drain()
+            for line in grant_relay(role, schema="public"):
+                place.query(line)
+            Relay(limited, place.broker, anchor=place.anchor).drain()
+    finally:
+        place.query(f"DROP OWNED BY {role}")
+        place.query(f"DROP ROLE {role}")
+    assert place.values(topic) == [0]
+    assert place.query("SELECT count(*)::int FROM outbox_refused") == [(1,)]
+
+
+def test_without_brokers_or_in_a_copy_of_the_store_it_does_not_begin(place: Place) -> None:
+    nowhere = Broker({"bootstrap.servers": "127.0.0.1:1"}, timeout=1)
+    with pytest.raises(BrokerUnavailable, match="no answer from Kafka"):
+        Relay(place.store, nowhere, anchor=place.anchor).run()
+    nowhere.close()
+    assert place.query("SELECT * FROM outbox_relays") == []
+
+    place.query("UPDATE store_identity SET home = 'elsewhere'")
+    with pytest.raises(StoreMoved):
+        place.relay().run()
+
+
+def test_bad_arguments_are_refused(place: Place) -> None:
+    with pytest.raises(ConfigurationError, match="most must be 1 or more rows"):
+        place.relay(most=0)
+    with pytest.raises(ConfigurationError, match=r"the name of the anchor is not valid.*a b"):
+        Relay(place.store, place.broker, anchor="a b")
+    with pytest.raises(ConfigurationError, match="on_uncertain is unknown"):
+        place.relay(on_uncertain="maybe")
+    with InMemoryOffsetStore() as memory, pytest.raises(ConfigurationError, match=r"in memory.*store\.outbox"):
+        Relay(memory, place.broker)

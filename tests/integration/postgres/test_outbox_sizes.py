@@ -1,0 +1,49 @@
+"""How many rows of the outbox go together: by their bytes, headers included."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import cast
+
+import pytest
+
+from offsetstore import Broker, OffsetStore, Relay
+from offsetstore.postgres import outbox
+from offsetstore.protocol.outbox import Look, OutboxRecord
+from tests.support.outbox import put
+
+HEADERS = (("trace", bytes(7_000_000)),)
+"""Base64 makes 9 MB of it, and compression some kilobytes."""
+
+
+@pytest.fixture
+def store(offsetstore_database: str) -> Generator[OffsetStore]:
+    with OffsetStore.connect(offsetstore_database) as store:
+        yield store
+
+
+@pytest.mark.behaviour("OUT-1", "OUT-2")
+@pytest.mark.parametrize(
+    "record",
+    [OutboxRecord("events", None, b"", HEADERS), OutboxRecord("events", None, bytes(9_000_000))],
+    ids=["headers", "value"],
+)
+def test_large_records_are_written_with_several_statements_and_sent_one_by_one(
+    store: OffsetStore, record: OutboxRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    one = outbox.OutboxStatements.one
+
+    def watched(session: outbox.OutboxStatements, statement: str, **values: object) -> object:
+        if statement == outbox.WRITE_OUTBOX:
+            sent.append(len(cast("list[str]", values["topics"])))
+        return one(session, statement, **values)
+
+    monkeypatch.setattr(outbox.OutboxStatements, "one", watched)
+    put(store, [record] * 4)
+    assert max(sent) <= 2
+    assert sum(sent) == 4
+
+    relay = Relay(store, Broker({"bootstrap.servers": "127.0.0.1:1"}))
+    [row] = relay._do(Look(10, ()))
+    assert (row.value, row.headers) == (record.value, record.headers)

@@ -1,0 +1,113 @@
+"""A relay's producer, without a broker: how long it waits, and what its errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+
+from offsetstore.errors import BrokerRefused, BrokerUnavailable
+from offsetstore.kafka.outlet import Outlet
+from offsetstore.kafka.settings.librdkafka import ClientSettings
+
+
+def outlet_of(**settings: str) -> Outlet:
+    config = ClientSettings({"bootstrap.servers": "127.0.0.1:1", "log_level": "0", **settings})
+    return Outlet(config, name="relay", anchor="anchor", timeout=0.5)
+
+
+@pytest.fixture
+def outlet() -> Generator[Outlet]:
+    made = outlet_of()
+    yield made
+    made.close()
+
+
+class Slow:
+    """A producer of which Kafka takes one record with each flush."""
+
+    def __init__(self, records: int, seconds: float, until: int = 0) -> None:
+        self.left, self.seconds, self.until = records, seconds, until
+        self.waited = self.flushed = 0.0
+
+    def __len__(self) -> int:
+        return self.left
+
+    def flush(self, seconds: float) -> int:
+        self.waited += seconds
+        self.flushed += seconds
+        if self.waited > self.seconds and self.left > self.until:
+            self.left, self.waited = self.left - 1, 0.0
+        return self.left
+
+    @property
+    def now(self) -> float:
+        """By a clock that only flushing moves."""
+        return self.flushed
+
+
+def flush(outlet: Outlet, producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offsetstore.kafka.outlet.time.monotonic", lambda: producer.now)
+    outlet._flush(producer)
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_slow_line_is_waited_for_as_long_as_records_arrive(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Slow(5, 0.3)
+    flush(outlet, producer, monkeypatch)
+    assert (len(producer), producer.now > 3 * 0.5) == (0, True)
+
+
+@pytest.mark.parametrize(("producer", "seconds"), [(Slow(5, 0.3, until=2), 1.9), (Slow(1000, 0.3), 60)])
+def test_but_not_if_none_arrives_nor_longer_than_a_transaction_may_take(
+    outlet: Outlet, producer: Slow, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ck.KafkaException, match="_TIMED_OUT"):
+        flush(outlet, producer, monkeypatch)
+    assert producer.now == pytest.approx(seconds, abs=0.5)
+
+
+def test_a_fatal_error_that_comes_with_a_report_is_that_error(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client calls for the report although it has raised; then Python raises a SystemError."""
+    producer = Slow(1, 0.3)
+
+    def fenced(_seconds: float) -> int:
+        raise SystemError("returned a result with an exception set") from ck.KafkaException(ck.KafkaError(-144))
+
+    monkeypatch.setattr(producer, "flush", fenced)
+    with pytest.raises(ck.KafkaException, match="_FENCED"):
+        outlet._flush(producer)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        (ck.KafkaError.GROUP_AUTHORIZATION_FAILED, BrokerRefused, "to READ the consumer group"),
+        (ck.KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, BrokerRefused, "to WRITE to the transactional id"),
+        (ck.KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefused, "to WRITE to the topic"),
+        (ck.KafkaError._TIMED_OUT, BrokerUnavailable, "Check bootstrap.servers"),
+    ],
+)
+def test_an_error_says_what_the_relay_needs(outlet: Outlet, code: int, error: type[Exception], said: str) -> None:
+    told = outlet._trouble(ck.KafkaError(code, fatal=code > 0), "producing batch 7")
+    assert isinstance(told, error)
+    assert said in told.next_step
+    assert "acls check" not in told.next_step
+
+
+def test_a_producer_that_kafka_has_ended_is_said_to_be_and_a_new_one_is_made(outlet: Outlet) -> None:
+    fenced = ck.KafkaError(ck.KafkaError._FENCED, "replaced", fatal=True)
+    told = outlet._trouble(fenced, "producing batch 7")
+    assert isinstance(told, BrokerUnavailable)
+    assert "Another relay has begun" in told.next_step
+
+
+def test_how_often_it_tries_is_not_the_user_s_to_say() -> None:
+    """Else NOT_ENOUGH_REPLICAS, which passes, would be the last word on a record."""
+    made = outlet_of(**{"message.send.max.retries": "2", "linger.ms": "7"})
+    config = made._producer_config()
+    made.close()
+    assert "message.send.max.retries" not in config
+    assert config["linger.ms"] == "7"

@@ -1,0 +1,326 @@
+"""Where a relay begins, by the two numbers; and what a record may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from offsetstore.errors import OutboxUncertain, RowsRefused
+from offsetstore.protocol.outbox import (
+    Ask,
+    Check,
+    Fence,
+    Fetch,
+    Look,
+    Mark,
+    OnUncertain,
+    OutboxRow,
+    Peek,
+    Position,
+    Read,
+    Record,
+    Refusal,
+    Rest,
+    Send,
+    Standing,
+    Step,
+    Take,
+    outbox_record,
+    relaying,
+)
+
+OURS = "cluster"
+IDS = (7, 8, 9)
+ROWS = [OutboxRow(id_, "events", b"key", b"value") for id_ in IDS]
+OPEN, BEFORE = Mark(5, "five"), Mark(4, "four")
+TRIAL = [Check(), Fence(), Ask(), Read(), Send(BEFORE)]
+
+
+def words() -> Callable[[], str]:
+    """Draw ``w1``, ``w2`` and so on."""
+    numbers = count(1)
+    return lambda: f"w{next(numbers)}"
+
+
+def steps(
+    kafka: tuple[int | None, str | None],
+    stored: Standing,
+    *,
+    rows: Sequence[OutboxRow] = ROWS,
+    on_uncertain: OnUncertain = "fail",
+    refusals: Sequence[Refusal | None] = (),
+    **arguments: Any,
+) -> list[Step]:
+    """All steps from the reading of both marks until there is nothing more to do; the outbox has no other rows."""
+    machine = relaying(again=True, on_uncertain=on_uncertain, word=words(), **arguments)
+    coming = list(refusals)
+    done: list[Step] = []
+    step = next(machine)
+    while not isinstance(step, Rest):
+        answer: Any = None
+        match step:
+            case Ask():
+                answer = Position(OURS, *kafka)
+            case Read():
+                answer = stored
+            case Fetch(ids=asked):
+                answer = [row for row in rows if row.id in asked]
+            case Look():
+                answer = ()
+            case Send(rows=sent) if sent and coming:
+                answer = coming.pop(0)
+            case _:
+                pass
+        done.append(step)
+        step = machine.send(answer)
+    return done[4:]
+
+
+def standing(ids: Sequence[int] = IDS, cluster: str = OURS) -> Standing:
+    """Batch 5, with these rows."""
+    return Standing(5, ids, cluster, OPEN.word, BEFORE.word if ids else None)
+
+
+def test_the_database_is_taken_and_kafka_fenced_before_either_is_read() -> None:
+    first, again = relaying(), relaying(again=True)
+
+    before = [Peek(), Ask(is_fenced=False), Fence()]
+    position = Position(OURS, None)
+    answers = [None, Standing(), position, None, None, None, position]
+    assert [first.send(answer) for answer in answers] == [*before, Take(), Fence(), Ask(), Read()]
+    assert [again.send(answer) for answer in (None, None, None, position)] == [Check(), Fence(), Ask(), Read()]
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_what_does_not_fit_ends_a_start_before_it_takes_anything_over_unless_another_relay_is_working() -> None:
+    """What is read before is neither locked nor fenced: the other one may have sent and recorded a batch in between."""
+    position = Position(OURS, 7, "seven")
+    started = relaying()
+    assert [next(started), started.send(standing()), started.send(position)] == [Peek(), Ask(is_fenced=False), Peek()]
+    with pytest.raises(OutboxUncertain, match="has later batches"):
+        started.send(standing())
+
+    started = relaying()
+    for answer in (None, standing(), position):
+        started.send(answer)
+    assert started.send(Standing(7, (), OURS, "seven")) == Fence()
+
+    decided = relaying(on_uncertain="skip")
+    assert [decided.send(answer) for answer in (None, standing(), position)][-1] == Fence()
+
+
+@pytest.mark.parametrize("kafka", [(None, None), (0, "zero")], ids=str)
+def test_the_first_start_gives_kafka_a_number_before_the_database_has_one(kafka: tuple[int | None, Any]) -> None:
+    mark = Mark(0, kafka[1] or "w1")
+    given = [] if kafka[1] else [Send(mark)]
+    assert steps(kafka, Standing()) == [*given, Record(mark, cluster_id=OURS), Look(10_000, ())]
+
+
+def test_a_batch_that_kafka_has_is_deleted() -> None:
+    assert steps(OPEN, standing()) == [Look(10_000, IDS), Record(OPEN, (), IDS), Look(10_000, ())]
+
+
+def test_a_batch_that_kafka_does_not_have_is_sent_and_deleted() -> None:
+    sent = [Fetch(IDS), Send(OPEN, ROWS), Look(10_000, [*IDS]), Record(OPEN, (), [*IDS]), Look(10_000, ())]
+    assert steps(BEFORE, standing()) == sent
+
+
+def test_without_a_batch_nothing_is_done() -> None:
+    assert steps(OPEN, standing(())) == [Look(10_000, ())]
+
+
+def test_a_batch_whose_rows_somebody_has_deleted_is_given_up() -> None:
+    assert steps(BEFORE, standing(), rows=[]) == [Fetch(IDS), Record(BEFORE), Look(10_000, ())]
+
+
+def test_a_batch_that_was_too_much_for_the_line_is_sent_in_parts() -> None:
+    part = Mark(5, "w1")
+    found = steps(BEFORE, standing(), limit=2)
+    assert found[1:4] == [Record(part, [7, 8], before="four"), Send(part, ROWS[:2]), Look(4, [7, 8])]
+
+
+@pytest.mark.behaviour("OUT-5")
+@pytest.mark.parametrize(
+    ("kafka", "ids", "said"),
+    [
+        ((None, None), IDS, "has lost the number.*3 rows of batch 5, from id 7 to 9, may or may not be in Kafka"),
+        ((None, None), (), "has lost the number.*No rows may or may not"),
+        ((4, "four"), (), "an earlier batch"),
+        ((3, "three"), IDS, "an earlier batch"),
+        ((6, "six"), IDS, "has later batches than the database, which was restored"),
+        ((5, "other"), IDS, "another batch of this number than the database.*3 rows of batch 5"),
+        ((5, "other"), (), "another batch of this number than the database.*No rows"),
+        ((4, "other"), IDS, "another batch of this number"),
+        ((5, None), IDS, "another batch of this number"),
+        ((4, None), IDS, "another batch of this number"),
+    ],
+)
+def test_marks_that_do_not_fit_are_left_to_a_person(
+    kafka: tuple[int | None, str | None], ids: Sequence[int], said: str
+) -> None:
+    with pytest.raises(OutboxUncertain, match=said) as caught:
+        steps(kafka, standing(ids))
+
+    word = "" if kafka[1] is None else f" ({kafka[1]})"
+    assert caught.value.found == f"cluster cluster, batch {kafka[0]}{word}"
+    assert 'on_uncertain="skip"' in caught.value.next_step
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_tables_that_were_made_anew_are_told() -> None:
+    with pytest.raises(OutboxUncertain, match="its tables were made anew"):
+        steps((1, "one"), Standing())
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_another_cluster_is_told_although_the_marks_fit() -> None:
+    with pytest.raises(OutboxUncertain, match="another cluster") as caught:
+        steps(OPEN, standing(cluster="before"))
+
+    assert caught.value.expected == "cluster before"
+
+
+@pytest.mark.behaviour("OUT-5")
+@pytest.mark.parametrize(
+    ("kafka", "floor"), [((None, None), 6), ((3, "three"), 6), ((9, "nine"), 10), ((5, "other"), 6)]
+)
+def test_a_person_s_decision_gives_both_sides_a_mark_that_neither_had(
+    kafka: tuple[int | None, str | None], floor: int
+) -> None:
+    """Until the database has it, another start still asks."""
+    skipped = steps(kafka, standing(), on_uncertain="skip")
+    repeated = steps(kafka, standing(), on_uncertain="repeat")
+
+    mark, after = Mark(floor, "w1"), Mark(floor + 1, "w2")
+    assert skipped == [Send(mark), Record(mark, (), IDS, cluster_id=OURS), Look(10_000, ())]
+    assert repeated[:4] == [
+        Send(mark), Record(after, IDS, before="w1", cluster_id=OURS), Fetch(IDS), Send(after, ROWS)
+    ]  # fmt: skip
+    with pytest.raises(OutboxUncertain):
+        steps(mark, standing())
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_rows_that_are_refused_by_themselves_are_set_aside_and_the_others_sent() -> None:
+    found = steps(BEFORE, standing(), refusals=[Refusal(certain={8: "too large"})])
+
+    others, mark = [ROWS[0], ROWS[2]], Mark(5, "w1")
+    assert found[1:4] == [
+        Send(OPEN, ROWS), Record(mark, [7, 9], refused={8: "too large"}, before="four"), Send(mark, others)
+    ]  # fmt: skip
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
+    suspects = Refusal(suspected={8: "invalid", 9: "invalid"})
+    first, second = Mark(5, "w1"), Mark(5, "w2")
+    found = steps(BEFORE, standing(), refusals=[suspects])
+    assert found[1:] == [
+        Send(OPEN, ROWS),
+        *TRIAL,
+        Record(first, [7], before="four"),
+        Send(first, ROWS[:1]),
+        Look(1, [7]),
+        Record(first, (), [7]),
+        Look(1, ()),
+    ]
+
+    alone = Refusal(suspected={8: "invalid"})
+    found = steps(BEFORE, standing((8, 9)), refusals=[suspects, alone])
+    assert found[1:] == [
+        Send(OPEN, ROWS[1:]),
+        *TRIAL,
+        Record(first, [8], before="four"),
+        Send(first, ROWS[1:2]),
+        *TRIAL,
+        Record(second, [8], before="four"),
+        Send(second, ROWS[1:2]),
+        Look(1, [8]),
+        Record(second, (), [8]),
+        Look(1, ()),
+    ]
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
+    """Each time a new producer has committed something else: once could be the state of one."""
+    alone = Refusal(suspected={8: "invalid"})
+    again = Mark(5, "w1")
+    found = steps(BEFORE, standing((8,)), refusals=[alone, alone])
+    assert found[1:] == [
+        Send(OPEN, ROWS[1:2]),
+        *TRIAL,
+        Record(again, [8], before="four"),
+        Send(again, ROWS[1:2]),
+        *TRIAL,
+        Record(BEFORE, refused={8: "invalid"}),
+        Look(1, ()),
+    ]
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_after_rows_that_were_refused_only_together_batches_stay_smaller_for_a_while() -> None:
+    """A topic takes 40 rows in a request, say; librdkafka makes requests as large as it may."""
+    rows = {id_: ROWS[0]._replace(id=id_) for id_ in range(20_000)}
+    machine = relaying(again=True, word=words())
+    step: Any = next(machine)
+    kafka, stored = OPEN, standing(())
+    sent: list[int] = []
+    while len(sent) < 300:
+        answer = None
+        match step:
+            case Look(most=most, without=without):
+                first = (without or [-1])[-1] + 1
+                answer = [rows[id_] for id_ in range(first, first + most) if id_ in rows]
+            case Ask():
+                answer = Position(OURS, *kafka)
+            case Read():
+                answer = stored
+            case Record(mark=mark, ids=ids, before=before):
+                stored = Standing(mark.number, ids, OURS, mark.word, before)
+            case Send(mark=mark, rows=given) if given:
+                sent.append(len(given))
+                if len(given) > 40:
+                    answer = Refusal(suspected={row.id: "too large" for row in given})
+                else:
+                    kafka = mark
+            case _:
+                pass
+        step = machine.send(answer)
+
+    refused = [size for size in sent if size > 40]
+    assert refused[:2] == [10_000, 64]
+    assert len(refused) == 4  # twice as many are tried once in a hundred batches
+    assert sorted(sent)[150] == 32
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a b", "ä", "x" * 250, None, 7])
+def test_a_topic_has_a_name_that_kafka_allows(topic: Any) -> None:
+    with pytest.raises(RowsRefused, match="the name of the topic is not valid") as caught:
+        outbox_record(topic, b"", b"")
+    assert caught.value.column == "topic"
+
+
+def test_texts_are_encoded_and_what_is_neither_text_nor_bytes_is_refused() -> None:
+    record = outbox_record("events", "ключ", None, [("trace", "7f3a"), ("none", None)])
+    assert record == ("events", "ключ".encode(), None, (("trace", b"7f3a"), ("none", None)))
+    assert outbox_record("events", None, b"").headers is None
+    assert outbox_record("events", None, b"", {"id": "x", "trace": b"y"}).headers == (("id", b"x"), ("trace", b"y"))
+    wrong: list[tuple[str, Any, Any, Any]] = [
+        ("key", 1, b"", ()),
+        ("value", b"", {"a": 1}, ()),
+        ("key", "\ud800", b"", ()),
+        ("headers", b"", b"", [("name", 1)]),
+        ("headers", b"", b"", [(b"name", b"")]),
+        ("headers", b"", b"", [("a\0b", b"")]),  # Kafka's client would send "a"
+        ("headers", b"", b"", ["id"]),
+        ("headers", b"", b"", [("name", b"", b"")]),
+        ("headers", b"", b"", [7]),
+    ]
+    for column, key, value, headers in wrong:
+        with pytest.raises(RowsRefused) as caught:
+            outbox_record("events", key, value, headers)
+        assert caught.value.column == column, headers
