@@ -11,6 +11,10 @@ _SHORT: Final = (
     "tests/integration/consumer/test_members.py::"
     "test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_consumer"
 )
+_UNPINNED: Final = (
+    "tests/integration/consumer/test_members.py::"
+    "test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed[mock]"
+)
 _CHECK: Final = "outputs.check(claim, {name: pa.schema([*one, _COORDINATES]) for name, one in outputs.schemas.items()})"
 _FILTERS: Final = "tests/unit/consumer/test_filters.py::"
 _FILTER_MODEL: Final = (
@@ -180,5 +184,11 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         ("Membership._on_revoke", "self._commits.last(self._kafka, given)", "pass"),
         tests=(_COMMITTED,),
         why="Whoever takes the group over in Kafka would begin up to five seconds earlier.",
+    ),
+    mutant(
+        "commits-that-leave-pins",
+        ("Commits.answered", "self._unpin |= self._pinned & copied.keys()", ""),
+        tests=(_UNPINNED,),
+        why="After a reset, what another application commits for the group would never be adopted again.",
     ),
 )

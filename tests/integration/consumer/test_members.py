@@ -230,6 +230,20 @@ def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_part
     assert not recorder.of(MirrorTried, "failed")
 
 
+@pytest.mark.behaviour("CONS-14")
+def test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed(
+    cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    cluster.produce(100)
+    running = starts()
+    wait_for(query, cluster, running)
+    query("UPDATE kafka_partitions SET pinned = true")  # as a reset does
+    cluster.produce(100)
+    wait_for(query, cluster, running)
+    wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)], timeout=30.0)
+    assert not running.ended.done()
+
+
 @pytest.mark.behaviour("CONS-14", "CONS-2")
 def test_a_group_goes_from_a_job_to_consumers_and_back_without_a_gap_or_a_double(
     store: OffsetStore, query: Query, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
