@@ -154,7 +154,7 @@ TAKES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "slow-transaction-that-is-ended",
-        ("Member.unblock", 'older_than=f"{name_prefix(group)}assign"', "older_than=name_prefix(group)"),
+        ("Member.unblock", 'f"{name_prefix(group)}assign"', "name_prefix(group)"),
         tests=(f"{_MEMBERS}test_a_slow_transaction_of_a_member_s_own_is_not_ended",),
         why="A replay that waits for a slow flush would end it, and the next one, and so on.",
     ),
