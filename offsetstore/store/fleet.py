@@ -6,7 +6,6 @@ alone, under a share of the group's row, which keeps claims out and no other mem
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Collection, Generator, Mapping
@@ -45,7 +44,7 @@ from offsetstore.store.mirror import LOOK_SECONDS
 from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read
 from offsetstore.store.term import Terms, begin
 
-_log = logging.getLogger(__name__)
+_SOON = 1.0  # seconds in which a connection ends that was terminated
 _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
 
 
@@ -137,18 +136,17 @@ class Member(Claim):
         return {tp: what for tp, what in confirmed.items() if now - self.doubts[tp] >= LOOK_SECONDS}
 
     def unblock(self, partitions: Collection[TopicPartition]) -> None:
-        """End what has held the rows for longer than the request's ``takeover_timeout``: a member that is frozen.
+        """End an assignment that has held the rows for longer than the request's ``takeover_timeout``: it is frozen.
 
-        :raises StaleClaim: the group is no longer the fleet's.
+        Nothing else that holds them is ended: it may be this member's own transaction. Raises nothing.
         """
-        try:
-            with _holding(self, self._request.takeover_timeout, partitions):
-                pass
-        except StaleClaim:
-            self.lose()
-            raise
-        except OffsetStoreError as error:  # then the next attempt meets it, too
-            _log.warning("could not end what holds rows of group %r: %s", self.group, error)
+        group, timeout = self.group, self._request.takeover_timeout
+        with (
+            suppress(OffsetStoreError),  # the next attempt meets it, too
+            deciding(self.database, group, name="unblock", lock_timeout=timeout + _SOON, again=_TAKE_AGAIN) as session,
+            self.database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}assign"),
+        ):
+            session.lock_partitions(group, partitions)
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Give partitions back: from now on no transaction of this member locks them.

@@ -75,7 +75,7 @@ class ClaimInfo(Protocol):
         ...
 
     def unblock(self, partitions: Collection[TopicPartition]) -> None:
-        """End what has held the rows of these partitions for too long, if another member of the fleet may hold them."""
+        """End what has held the rows of these partitions for too long, if that is another member's assignment."""
         ...
 
     def require_log(self) -> None:

@@ -153,6 +153,12 @@ TAKES: Final[tuple[Mutant, ...]] = (
         why="A frozen process that no longer has a partition would stop the one that has it.",
     ),
     mutant(
+        "slow-transaction-that-is-ended",
+        ("Member.unblock", 'f"{name_prefix(group)}assign"', "name_prefix(group)"),
+        tests=(f"{_MEMBERS}test_a_slow_transaction_of_a_member_s_own_is_not_ended",),
+        why="A replay that waits for a slow flush would end it, and the next one, and so on.",
+    ),
+    mutant(
         "row-that-two-members-make",
         ("_holding", "session.insert_partitions(group, member.token, dict(new))", "set[TopicPartition]()"),
         tests=(f"{_ORDERS}test_one_of_two_members_makes_the_row_of_a_new_partition_and_the_last_has_it",),

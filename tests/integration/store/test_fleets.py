@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, Outcome, Retries, StartPolicy, Timeouts, TopicPartition, Transaction
-from offsetstore.errors import ConnectionLost, GroupBusy, PartitionLost, StaleClaim, TransactionLost
+from offsetstore.errors import ConnectionLost, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TransactionLost
 from offsetstore.operations.operation import By, carry_out
 from offsetstore.operations.pauses import PauseGroup
 from offsetstore.operations.people import ask
@@ -171,6 +171,24 @@ def test_a_member_ends_a_late_assignment_that_is_frozen_on_its_rows_and_goes_on(
 
     assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 5, P1: 5, P2: 0}
     frozen.rollback()
+
+
+@pytest.mark.behaviour("CONS-3")
+def test_a_slow_transaction_of_a_member_s_own_is_not_ended(store: OffsetStore, joins: Joins) -> None:
+    member = joins()
+    member.assign([P0])
+    with store.transaction(member) as slow:
+        remaining = {P0: slow.lock({P0: OffsetRange(0, 5)})[P0].remaining}
+
+        def replay() -> None:
+            with store.transaction(member, lock_timeout=0.2) as tx:
+                tx.lock({P0: OffsetRange(0, 0)})
+
+        with pytest.raises(LockTimeout):
+            in_background(replay).result(timeout=60)
+        slow.advance(remaining)
+
+    assert store.offsets("billing")[P0].next_offset == 5
 
 
 @pytest.mark.behaviour("CONS-3")

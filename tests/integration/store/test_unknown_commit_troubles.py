@@ -11,7 +11,7 @@ import pytest
 from offsetstore import OffsetRange, Timeouts
 from offsetstore.errors import CommitUnknown, TransactionLost
 from tests.integration.conftest import Query
-from tests.integration.store.committing import MARK, P0, QUERY, RECORDS, Job
+from tests.integration.store.committing import MARK, NEW, P0, QUERY, RECORDS, Job
 from tests.support.proxy import Lost
 from tests.support.waiting import wait_until
 
@@ -24,7 +24,7 @@ BEGIN
 END $$;
 CREATE TRIGGER trouble BEFORE INSERT ON consumer_groups FOR EACH ROW EXECUTE FUNCTION trouble();
 """
-"""The look-up of a partition's first transaction asks for the group's row: that fails, as often as given."""
+"""The look-up of a transaction that makes a row asks for the group's row: that fails, as often as given."""
 
 # A deadlock, a full disk, a statement_timeout.
 troubles = pytest.mark.parametrize("state", ["40P01", "53100", "57014"])
@@ -34,7 +34,7 @@ troubles = pytest.mark.parametrize("state", ["40P01", "53100", "57014"])
 @troubles
 def test_a_trouble_that_passes_is_waited_for(job: Job, query: Query, state: str) -> None:
     with job.proxy.losing(Lost.ANSWER, then=lambda: query(_TROUBLE.format(looks=2, state=state))):
-        job.store.run(job.claim, job.work(P0))
+        job.store.run(job.claim, job.work(NEW))
 
     assert job.runs == 1
     assert query("SELECT last_value FROM looks") == [(3,)]
@@ -49,10 +49,10 @@ def test_a_trouble_that_stays_is_told_and_the_work_is_not_repeated(job: Job, que
         job.proxy.losing(Lost.ANSWER, then=lambda: query(_TROUBLE.format(looks=1000, state=state))),
         pytest.raises(
             CommitUnknown,
-            match=r"^payments-0: .*'billing'.* within 0.5 s; .*in the look-up: .*\w+: raised by a function",
+            match=r"^payments-2: .*'billing'.* within 0.5 s; .*in the look-up: .*\w+: raised by a function",
         ),
     ):
-        job.store.run(job.claim, job.work(P0))
+        job.store.run(job.claim, job.work(NEW))
 
     assert job.runs == 1
 
@@ -94,7 +94,7 @@ def test_a_deadlock_of_the_look_up_is_no_reason_to_repeat_the_work(
             crossing.start()
 
         with job.proxy.losing(Lost.ANSWER, then=hold):
-            job.store.run(job.claim, job.work(P0))
+            job.store.run(job.claim, job.work(NEW))
         crossing.join()
 
     assert job.runs == 1
