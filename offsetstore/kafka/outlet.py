@@ -242,8 +242,8 @@ class Outlet:
                 self._is_open = False
                 return Refusal(certain=certain)
             failpoints.reach("outbox_produced")
-            # While the next call is made, the others arrive. It takes as long as a transaction may if Kafka does not answer,
-            # and it raises what has ended the transaction, if no single record has.
+            # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
+            # and raises what has ended the transaction, if no single record has.
             self._flush(producer, until=len(rows) - 1)
             producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)
             self._flush(producer)
