@@ -242,7 +242,9 @@ class Outlet:
                 self._is_open = False
                 return Refusal(certain=certain)
             failpoints.reach("outbox_produced")
-            # While the records are on their way. It raises what has ended the transaction, if no single record has.
+            # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
+            # and raises what has ended the transaction, if no single record has.
+            self._flush(producer, until=len(rows) - 1)
             producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)
             self._flush(producer)
             if suspected := self._suspects(rows):
@@ -303,12 +305,13 @@ class Outlet:
         records = {row.id: (row.topic, row.key or b"", row.value or b"") for row in rows}
         return {id_: answers[record] for id_, record in records.items() if record in answers}
 
-    def _flush(self, producer: Any) -> None:
-        """Wait until all records have arrived, or one has failed. The time begins anew with each that arrives."""
+    def _flush(self, producer: Any, until: int = 0) -> None:
+        """Wait until so many records are left, or one has failed. The time begins anew with each that arrives."""
         now = time.monotonic()
         end, last = now + self._timeout, now + self._transaction_seconds
         left = len(producer)
-        while _serve(producer.flush, _GLANCE * 10) and not self._failed:
+        while len(producer) > max(0, until) and not self._failed:
+            _serve(producer.flush, _GLANCE)
             now = time.monotonic()
             if len(producer) < left:
                 left, end = len(producer), now + self._timeout

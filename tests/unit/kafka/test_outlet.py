@@ -60,6 +60,14 @@ def test_a_slow_line_is_waited_for_as_long_as_records_arrive(outlet: Outlet, mon
     assert (len(producer), producer.now > 3 * 0.5) == (0, True)
 
 
+def test_it_can_be_waited_for_the_first_record_alone(outlet: Outlet) -> None:
+    producer: Any = Slow(5, 0.0)
+    outlet._flush(producer, until=4)
+    assert len(producer) == 4
+    outlet._flush(producer, until=-1)
+    assert len(producer) == 0
+
+
 @pytest.mark.parametrize(("producer", "seconds"), [(Slow(5, 0.3, until=2), 1.9), (Slow(1000, 0.3), 60)])
 def test_but_not_if_none_arrives_nor_longer_than_a_transaction_may_take(
     outlet: Outlet, producer: Slow, seconds: float, monkeypatch: pytest.MonkeyPatch
