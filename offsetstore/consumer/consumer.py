@@ -245,7 +245,8 @@ class Membership:
         self._commits = Commits(member)
         self._polls = 0
         self._has_ended = False
-        member.observers.on(SinkMade(group=member.group, token=member.token, query=self))
+        replays = consumer.settings.dead_letters is not None
+        member.observers.on(SinkMade(group=member.group, token=member.token, query=self, replays_letters=replays))
         config = {
             **consumer.kafka,
             "group.id": consumer.request.kafka_group,
