@@ -16,6 +16,9 @@ _UNPINNED: Final = (
     "test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed[mock]"
 )
 _CHECK: Final = "outputs.check(claim, {name: pa.schema([*one, _COORDINATES]) for name, one in outputs.schemas.items()})"
+_CAME_BACK: Final = (
+    "tests/unit/processing/test_put_back.py::test_a_replay_that_was_read_before_a_partition_came_back_writes_nothing"
+)
 _FILTERS: Final = "tests/unit/consumer/test_filters.py::"
 _FILTER_MODEL: Final = (
     "tests/property/test_filters_model.py::"
@@ -134,10 +137,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     mutant(
         "letter-of-a-lost-partition",
         ("PutBack._replay", "(PlanOutdated, PartitionLost)", "PlanOutdated"),
-        tests=(
-            "tests/unit/processing/test_put_back.py::"
-            "test_a_replay_that_was_read_before_a_partition_came_back_writes_nothing",
-        ),
+        tests=(_CAME_BACK,),
         why="A request would end a member whose partition goes to another one at that moment.",
     ),
     mutant(
