@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, Token, TopicPartition
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import error_columns, read_headers, record_arrays
 from offsetstore.postgres.schema import INDEXED
@@ -277,12 +277,10 @@ REQUESTED_LETTERS: Final = _WITHIN % (
 SELECT {_SUMMARY}{_CONTENTS}{_SIZE}
 FROM {{s}}dead_letters AS l
 WHERE l.consumer_group = :group AND l.state = 'requested' AND l.topic = ANY (CAST(:topics AS text[]))
-  AND (CAST(:numbers AS integer[]) IS NULL OR (l.topic, l.partition) IN (
-      SELECT asked.topic, asked.partition
-      FROM unnest(CAST(:of_topics AS text[]), CAST(:numbers AS integer[])) AS asked (topic, partition)))
   AND EXISTS (SELECT FROM {{s}}kafka_partitions AS p
               WHERE p.consumer_group = l.consumer_group AND p.topic = l.topic AND p.partition = l.partition
-                AND (l.record_offset < p.next_offset OR l.topic_id NOT IN ('', coalesce(p.topic_id, l.topic_id))))
+                AND (l.record_offset < p.next_offset OR l.topic_id NOT IN ('', coalesce(p.topic_id, l.topic_id)))
+                AND p.claim_id = coalesce(CAST(:owner AS uuid), p.claim_id))
   AND NOT EXISTS (SELECT FROM {{s}}dead_letters AS e
                   WHERE e.consumer_group = l.consumer_group AND e.sequence = l.sequence
                     AND e.record_offset < l.record_offset AND e.state = 'dead'
@@ -432,24 +430,11 @@ class StoredLetterStatements(Statements):
         return self.one(HAS_REQUESTED, group=group)[0]
 
     def requested_letters(
-        self,
-        group: str,
-        topics: Collection[str],
-        partitions: Collection[TopicPartition] | None = None,
-        *,
-        limit: int,
-        max_bytes: int,
+        self, group: str, topics: Collection[str], *, limit: int, max_bytes: int, owner: Token | None = None
     ) -> list[Letter]:
-        of_topics = None if partitions is None else [tp.topic for tp in partitions]
-        numbers = None if partitions is None else [tp.partition for tp in partitions]
+        owned = owner and owner.claim_id
         rows = self.rows(
-            REQUESTED_LETTERS,
-            group=group,
-            topics=[*topics],
-            of_topics=of_topics,
-            numbers=numbers,
-            limit=limit,
-            max_bytes=max_bytes,
+            REQUESTED_LETTERS, group=group, topics=[*topics], limit=limit, max_bytes=max_bytes, owner=owned
         )
         return [_letter(row, contents=True) for row in rows]
 

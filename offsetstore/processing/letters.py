@@ -30,6 +30,7 @@ from offsetstore.errors import (
     CommitUnknown,
     FunctionFailed,
     OffsetStoreError,
+    PartitionLost,
     RecordsRejected,
     RowsRefused,
     SinkError,
@@ -779,10 +780,11 @@ class PutBack:
         """The next letters, all of one topic each: one that was created again has other records at the same offsets."""
         claim = self._claim
         self._terms = claim.terms
-        # A member replays those of its partitions; a job also those of partitions that Kafka no longer has.
-        own = None if claim.group_token == claim.token else sorted(self._terms)
+        owner = None if claim.token == claim.group_token else claim.token  # a member of a fleet: of its own partitions
         found = claim.read(
-            lambda session: session.requested_letters(claim.group, claim.topics, own, limit=MOST, max_bytes=MOST_BYTES)
+            lambda session: session.requested_letters(
+                claim.group, claim.topics, limit=MOST, max_bytes=MOST_BYTES, owner=owner
+            )
         )
         ids: dict[str, str] = {}
         later: set[bytes | None] = set()
@@ -803,7 +805,7 @@ class PutBack:
             run.check()
             with self._compute(letters) as part:
                 self._write(run, letters, part)
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             _log.info("a replay is left for later: %s", outdated)
             return
         except TooManyFailed as none:
@@ -914,7 +916,7 @@ class PutBack:
 
         try:
             self._commit(letters, [], {letter.key: failed for letter in letters}, {})
-        except PlanOutdated as outdated:
+        except (PlanOutdated, PartitionLost) as outdated:
             _log.info("letters that can't be replayed are left for later: %s", outdated)
         else:
             run.failed += len(letters)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, Protocol, get_args
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange, TopicPartition
+from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, OffsetRange, Token, TopicPartition
 from offsetstore.protocol.letters import (
     PAYLOADS,
     Cause,
@@ -213,7 +213,6 @@ class StoredLetterSession(Protocol):
     ) -> tuple[list[Letter], LetterCursor | None]:
         """Read letters, the newest first, and where those begin that follow, if there are any.
 
-        :param partitions: whose letters; by default those of all of the topics' partitions.
         :param max_bytes: end with the letter before this many bytes of keys, values and headers, but read at least one;
             ``None``: without contents. Those are not even read from the table then.
         :param within: look only at the first so many letters in these states; for lists without contents.
@@ -265,13 +264,7 @@ class StoredLetterSession(Protocol):
         ...
 
     def requested_letters(
-        self,
-        group: str,
-        topics: Collection[str],
-        partitions: Collection[TopicPartition] | None = None,
-        *,
-        limit: int,
-        max_bytes: int,
+        self, group: str, topics: Collection[str], *, limit: int, max_bytes: int, owner: Token | None = None
     ) -> list[Letter]:
         """The next letters to replay, in order, with their contents.
 
@@ -279,8 +272,8 @@ class StoredLetterSession(Protocol):
         the job, which reads their records itself. A letter that follows a dead one of its sequence waits. Look at both
         again under the locks.
 
-        :param partitions: whose letters; by default those of all of the topics' partitions.
         :param max_bytes: end with the letter before this many bytes, but return at least one.
+        :param owner: only those of partitions whose rows have this token.
         """
         ...
 

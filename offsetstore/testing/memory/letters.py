@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
+from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.operations.people import job_side_only
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import (
@@ -220,13 +220,7 @@ class LetterMemory(MemoryTransaction):
         return bool(self._letters(group, ("requested",)))
 
     def requested_letters(
-        self,
-        group: str,
-        topics: Collection[str],
-        partitions: Collection[TopicPartition] | None = None,
-        *,
-        limit: int,
-        max_bytes: int,
+        self, group: str, topics: Collection[str], *, limit: int, max_bytes: int, owner: Token | None = None
     ) -> list[Letter]:
         with self.statement():
             rows, dead = self.rows(group), self._letters(group, ("dead",))
@@ -234,8 +228,8 @@ class LetterMemory(MemoryTransaction):
                 letter
                 for letter in self._letters(group, ("requested",))
                 if (tp := letter.topic_partition).topic in topics
-                and (partitions is None or tp in partitions)
                 and tp in rows
+                and owner in {None, rows[tp].token}
                 and (letter.offset < rows[tp].next_offset or not _is_current(letter, rows))
                 and not any(_precedes(one, letter) for one in dead)
             ]

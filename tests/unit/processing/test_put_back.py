@@ -18,7 +18,6 @@ from offsetstore.errors import (
     FunctionFailed,
     LockTimeout,
     OffsetStoreError,
-    PartitionLost,
     RecordsRejected,
     RowsRefused,
     SinkError,
@@ -930,8 +929,7 @@ def test_a_replay_that_was_read_before_a_partition_came_back_writes_nothing(
     give_up(one, {5: "a"})
     request(store)
 
-    with pytest.raises(PartitionLost):
-        run(one, Job(meanwhile=[lambda: one.assign([P0])]))
+    assert run(one, Job(meanwhile=[lambda: one.assign([P0])])) == 0
 
     assert (store.rows("results"), states(store)) == ([], ["requested"])
     assert run(one, Job()) == 1
