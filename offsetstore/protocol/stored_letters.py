@@ -213,7 +213,6 @@ class StoredLetterSession(Protocol):
     ) -> tuple[list[Letter], LetterCursor | None]:
         """Read letters, the newest first, and where those begin that follow, if there are any.
 
-        :param partitions: whose letters; by default those of all of the topics' partitions.
         :param max_bytes: end with the letter before this many bytes of keys, values and headers, but read at least one;
             ``None``: without contents. Those are not even read from the table then.
         :param within: look only at the first so many letters in these states; for lists without contents.

@@ -129,12 +129,6 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         why="A wrong column would be found when all calls are made.",
     ),
     mutant(
-        "letter-of-another-member",
-        ("PutBack._next", "None if claim.group_token == claim.token else sorted(self._terms)", "None"),
-        tests=(f"{_DELIVERIES}test_a_letter_is_replayed_by_the_member_that_has_its_partition",),
-        why="Letters of others' partitions would keep a member from its own.",
-    ),
-    mutant(
         "letter-of-a-lost-partition",
         ("PutBack._replay", "(PlanOutdated, PartitionLost)", "PlanOutdated"),
         tests=(_CAME_BACK,),

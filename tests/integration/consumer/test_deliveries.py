@@ -50,6 +50,7 @@ from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
+from offsetstore.store.term import Term
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.support.recorder import Recorder
@@ -124,7 +125,7 @@ class Polling:
             tp: Polled(
                 OffsetRange(begin, begin + len(given) + beyond),
                 [Record(tp, begin + n, Payload(b"k", one.encode(), (), 0, 0)) for n, one in enumerate(given)],
-                self.member.terms[tp],
+                self.member.terms.get(tp) or Term(),
             )
             for tp, given in values.items()
         }
