@@ -407,8 +407,15 @@ def test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again
     put(place.store, numbered(topic, [0]) if done else [OutboxRecord("a-topic-that-nobody-made", None, b"")])
 
     for _ in range(3):
-        with pytest.raises(SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"):
-            place.relay().run()
+        relay = place.relay()
+        ended = in_background(relay.run)
+        try:
+            with pytest.raises(
+                SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"
+            ):
+                ended.result(20)
+        finally:
+            relay.stop()
 
     assert place.left() == 1
     assert place.values(topic) == done
