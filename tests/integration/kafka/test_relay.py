@@ -410,12 +410,11 @@ def test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again
         relay = place.relay()
         ended = in_background(relay.run)
         try:
-            with pytest.raises(
-                SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"
-            ):
-                ended.result(20)
+            wait_until(ended.done)
         finally:
             relay.stop()
+        with pytest.raises(SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"):
+            ended.result(20)
 
     assert place.left() == 1
     assert place.values(topic) == done
