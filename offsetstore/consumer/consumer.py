@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
 from offsetstore.consumer.commits import Commits
 from offsetstore.consumer.delivery import Polled, PolledRecords
@@ -351,7 +351,7 @@ class Membership:
             self._commits.last(self._kafka, given)
         self._feed.drop(given)
         self._member.release(given)
-        self._paused.difference_update(given)
+        self._hold(self._paused.difference(given))  # Kafka's client would remember it when they come back
         for tp in given:
             self._untaken.pop(tp, None)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
@@ -398,10 +398,9 @@ class Membership:
         for tp, offset in self._take(due).items():
             try:
                 self._kafka.seek(_kafkas(tp, offset))
-            except KafkaException as error:
-                _log.warning("%s is read later: %s", tp, describe(error.args[0]))
-                self._feed.drop([tp])
-                self._untaken[tp] = time.monotonic() + _SOON
+            except KafkaException:  # the client has stopped reading it, since the log had not what came next
+                self._kafka.incremental_unassign([_kafkas(tp)])
+                self._kafka.incremental_assign([_kafkas(tp, offset)])
 
     # Deliveries.
 

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +22,8 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore import Broker, Flush, OffsetRange, OffsetStore, StartingOffsets, TopicPartition
-from offsetstore.consumer import Consumer, SkipIf, Throttle
+from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, StartingOffsets, TopicPartition
+from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
 from offsetstore.errors import (
     FunctionFailed,
     GroupBusy,
@@ -384,6 +386,53 @@ def test_partitions_that_cant_be_taken_at_once_are_taken_later(
     assert not refused
     cluster.produce(100)
     wait_for(query, cluster, running)
+
+
+@pytest.mark.behaviour("CONS-13")
+def test_a_partition_that_kafkas_client_has_stopped_reading_is_read_on(
+    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign, beyond = Member.assign, [10**6]
+
+    def assigned(member: Member, partitions: Collection[TopicPartition]) -> Any:
+        starting = assign(member, partitions)
+        return SimpleNamespace(offsets=dict.fromkeys(starting.offsets, beyond.pop())) if beyond else starting
+
+    monkeypatch.setattr(Member, "assign", assigned)
+    cluster.produce(100)
+    running = starts()
+    wait_for(query, cluster, running)
+    assert not beyond
+
+
+@dataclass
+class Gate:
+    """Defers all records until it is opened."""
+
+    is_open: bool = False
+    asked: Counter[TopicPartition] = field(default_factory=Counter[TopicPartition])
+
+    def apply(self, records: Sequence[Record], context: Context) -> Kept:
+        self.asked[context.topic_partition] += 1
+        return Kept(len(records) if self.is_open else 0, wait=0.1)
+
+
+@pytest.mark.behaviour("CONS-5", "CONS-7")
+def test_a_partition_that_is_given_back_while_it_is_paused_is_read_when_it_comes_back(
+    cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    gate = Gate()
+    cluster.produce(100)
+    first = starts(filters=[gate])
+    wait_until(lambda: all(gate.asked[tp] > 1 for tp in cluster.tps), timeout=60.0)  # paused between the two
+    second = starts(filters=[gate])
+    wait_until(lambda: owners(query) == 2, timeout=60.0)
+    gate.is_open = True
+    wait_for(query, cluster, first, second)
+    second.stop()
+    cluster.produce(100)
+    wait_for(query, cluster, first)
+    first.stop()
 
 
 @pytest.mark.behaviour("CONS-13")
