@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 import confluent_kafka
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from offsetstore.consumer.commits import Commits
 from offsetstore.consumer.delivery import Polled, PolledRecords
