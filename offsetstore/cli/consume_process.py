@@ -143,7 +143,7 @@ class Reporter:
     ) -> None:
         self._connection = connection
         self._on_lost = on_lost
-        self._silence = float(consumer.kafka.get("max.poll.interval.ms", _LONGEST)) / 1000
+        self._silence = consumer.longest_poll
         self._limits = Limits(polling=self._silence)
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)

@@ -29,13 +29,16 @@ from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
 from offsetstore.errors import (
+    BrokerUnavailable,
     ConfigurationError,
     LockTimeout,
     LogTruncated,
     OffsetOutOfRange,
     SinkError,
     StaleClaim,
+    StoreUnavailable,
     TopicMissing,
+    TransactionLost,
 )
 from offsetstore.kafka.broker import Broker
 from offsetstore.kafka.client import LOG, make
@@ -51,12 +54,13 @@ from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
 from offsetstore.protocol.log_evidence import known_ids
-from offsetstore.protocol.metadata import Formats
+from offsetstore.protocol.metadata import Formats, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import ClaimRequest, Takeover
 from offsetstore.store.fleet import Member, join
+from offsetstore.store.term import Term
 
 _REFUSED: Final = {
     "group.id": "the consumer's group: it is the store's and Kafka's",
@@ -76,6 +80,10 @@ _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paus
 _MOST: Final = 10_000  # records of one call
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
+_HEARD: Final = 5.0  # seconds in which a member that has lost a partition hears of it from Kafka: some heartbeats
+_PASSING: Final = (TopicMissing, LockTimeout, OffsetOutOfRange, BrokerUnavailable, StoreUnavailable, TransactionLost)
+"""While partitions are taken: a topic that other brokers don't know yet, a frozen owner, a leader that does not know
+its log's end, and outages."""
 _READING: Final = Doing("polling records", permission="READ", harmless="what was not stored is read again")
 
 _log = logging.getLogger("offsetstore")
@@ -105,8 +113,9 @@ class Consumer:
         crash, or by another member that gets the partition before that.
     :param into: the writer, or a mapping of the same names to writers.
     :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
-        seconds, or bytes of keys and values. At most as much again waits in memory while that is done. By default
-        50,000 records, 10,000 with a handler, 1 s and 64 MiB.
+        seconds, or bytes of keys, values and headers. At most as much again waits in memory while that is done, and
+        what Kafka's client has fetched (``queued.max.messages.kbytes``). By default 50,000 records, 10,000 with a
+        handler, 1 s and 64 MiB.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. The process that
         has a letter's partition replays it when that is requested.
     :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
@@ -116,8 +125,8 @@ class Consumer:
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
-    :param drain: seconds to wait for what is being written when partitions are taken away, at most a third of
-        ``max.poll.interval.ms``, and at the end.
+    :param drain: seconds to wait for what is being written: at the end, and when partitions are taken away, then at
+        most 30, and at most a third of ``max.poll.interval.ms``.
     :raises ConfigurationError: an argument or a setting is invalid, or would break what the store promises.
     """
 
@@ -152,7 +161,8 @@ class Consumer:
         self.drain = drain
         self.kafka = {"isolation.level": "read_committed", **checked_settings(kafka)}
         # A third of the time in which Kafka takes a member for dead: `on_assign` waits for former owners.
-        longest = float(kafka.get("max.poll.interval.ms", _LONGEST)) / 3000
+        self.longest_poll = _milliseconds(kafka) / 1000
+        longest = self.longest_poll / 3
         self.request = ClaimRequest(
             group,
             Broker(self.kafka),
@@ -231,7 +241,7 @@ class Membership:
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
-        self._feed = Feed(consumer.flush, consumer.filters, metadata=lambda tp: member.metadata(tp, cache=True))
+        self._feed = Feed(consumer.flush, consumer.filters, metadata=partial(_metadata, member))
         self._runner = Runner(member, self, consumer.settings)
         if self._runner.requests is not None:
             self._runner.requests.compute = lambda letters: computed_letters(self._outputs, member, letters)
@@ -241,6 +251,7 @@ class Membership:
         self._failed: BaseException | None = None
         self._paused: set[TopicPartition] = set()
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
+        self._refused: set[TopicPartition] = set()  # of these, with others or alone
         self._taken_at: dict[TopicPartition, float] = {}
         self._commits = Commits(member)
         self._polls = 0
@@ -322,8 +333,12 @@ class Membership:
         elif tp is not None and code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
             _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
             self._untaken[tp] = 0.0
-        elif error.fatal() or (code > 0 and code not in PASSING | MISSING):
-            raise broker_error(error, _READING)
+        elif error.fatal() or (code not in PASSING | MISSING and (code > 0 or tp is not None)):
+            # One of a partition that is not of Kafka's state is of its records: the client goes on behind these.
+            raised = broker_error(error, _READING)
+            if tp is not None:
+                raised.locate(tp)
+            raise raised
         else:
             _log.warning("polling records: %s", describe(error))
 
@@ -354,6 +369,8 @@ class Membership:
         self._hold(self._paused.difference(given))  # Kafka's client would remember it when they come back
         for tp in given:
             self._untaken.pop(tp, None)
+        self._refused.difference_update(given)
+        self._member.forget_doubts(given)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
 
     def _hold(self, wanted: set[TopicPartition]) -> None:
@@ -370,12 +387,13 @@ class Membership:
         """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
         try:
             starts = self._member.assign(wanted).offsets
-        except (TopicMissing, LockTimeout, OffsetOutOfRange) as error:
-            # A topic that other brokers don't know yet, a frozen owner, or a leader that does not know its log's end.
-            if isinstance(error, LogTruncated) or (isinstance(error, OffsetOutOfRange) and not self._member.doubts):
+        except _PASSING as error:
+            is_gone = isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts
+            if isinstance(error, LogTruncated) or is_gone:
                 raise
             _log.warning("partitions are taken later: %s", error)
             self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
+            self._refused |= {*wanted}  # from now on one by one: it may be one alone that can't be taken
             return {}
         if self._feed.has_filters:
             self._topic_ids |= known_ids(self._member.offsets())
@@ -383,6 +401,7 @@ class Membership:
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:
             self._untaken.pop(tp, None)
+        self._refused -= starts.keys()
         return starts
 
     def _take_again(self) -> None:
@@ -391,9 +410,13 @@ class Membership:
             raise StaleClaim(f"group {self._member.group!r} has been claimed, reset or renamed since")
         for tp in self._feed.partitions - self._member.terms.keys():
             self._feed.drop([tp])
-            self._untaken.setdefault(tp, self._taken_at.get(tp, 0.0) + _AGAIN)
+            # Not at once: if it was stopped for a while, it hears only now that Kafka has given them to others.
+            again = max(self._taken_at.get(tp, 0.0) + _AGAIN, time.monotonic() + _HEARD)
+            self._untaken.setdefault(tp, again)
         due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]
-        if not due or not self._flush(self._patience):
+        if apart := [tp for tp in due if tp in self._refused]:
+            due = apart[:1]
+        if not due or (self._feed.partitions & {*due} and not self._flush(self._patience)):
             return
         for tp, offset in self._take(due).items():
             try:
@@ -482,6 +505,21 @@ class Membership:
     def typed(self, error: BaseException) -> BaseException:
         """See `Source`: what the transform has raised is told as it is."""
         return (error.__cause__ or error) if isinstance(error, TransformRaised) else error
+
+
+def _milliseconds(kafka: Mapping[str, Any]) -> float:
+    given = kafka.get("max.poll.interval.ms", _LONGEST)
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            "max.poll.interval.ms in kafka= is no number", found=repr(given), expected="milliseconds"
+        ) from None
+
+
+def _metadata(member: Member, tp: TopicPartition, term: Term) -> object:
+    """A partition's metadata as its term began, also if the member has lost it since."""
+    return load(member.formats, tp, term.metadata)
 
 
 def _kafkas(tp: TopicPartition, offset: int = confluent_kafka.OFFSET_INVALID) -> Any:

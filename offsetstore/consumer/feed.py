@@ -41,9 +41,10 @@ class _Partition:
 class Feed:
     """Gathers what is polled of the partitions that it was given; the polling thread's.
 
-    :param limits: at the first of these it is due; ``rows`` counts records, and ``bytes`` those of keys and values.
+    :param limits: at the first of these it is due; ``rows`` counts records, and ``bytes`` those of keys, values and
+        headers.
     :param filters: asked by `decide`.
-    :param metadata: a partition's, for filters.
+    :param metadata: a partition's, as its term began, for filters.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Feed:
         limits: Flush,
         filters: Sequence[Filter] = (),
         *,
-        metadata: Callable[[TopicPartition], object] = lambda _: None,
+        metadata: Callable[[TopicPartition, Term], object] = lambda _, __: None,
     ) -> None:
         self._limits = limits
         self.has_filters = bool(filters)
@@ -129,7 +130,7 @@ class Feed:
         """
         for tp in self.deferred:
             one = self._partitions[tp]
-            passed, dropped = one.pending.decide(Context(tp, now, partial(self._metadata, tp)), clock)
+            passed, dropped = one.pending.decide(Context(tp, now, partial(self._metadata, tp, one.term)), clock)
             one.records += passed
             self._forget(dropped)
             self._defer(passed, -1)
@@ -178,4 +179,6 @@ class Feed:
 
 
 def _size(record: Record) -> int:
-    return len(record.payload.key or b"") + len(record.payload.value or b"")
+    payload = record.payload
+    size = len(payload.key or b"") + len(payload.value or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in payload.headers) if payload.headers else size

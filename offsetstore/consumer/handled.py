@@ -109,7 +109,7 @@ class HandledRecords(PolledRecords):
         :raises PlanOutdated: a partition, or the group, was lost before that.
         """
         kept = self._kept
-        if not all(one.coordinates in kept.numbers for one in records):
+        if not kept.outputs or not all(one.coordinates in kept.numbers for one in records):
             ids = topic_ids_of(self.claim, self.topic_ids, records)
             given = [(one, ids.get(one.topic_partition.topic, "")) for one in records]
             kept.outputs, kept.failed, lost = handled(self.outputs, self.claim, given, self._is_wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -121,8 +121,7 @@ class Member(Claim):
         assert acquired.starting is not None
         with self._binding:
             self.terms = {**self.terms, **acquired.terms}
-        for tp in wanted:
-            self.doubts.pop(tp, None)
+        self.forget_doubts(wanted)
         return acquired.starting
 
     def _proven(self, confirmed: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
@@ -157,6 +156,11 @@ class Member(Claim):
         given = frozenset(partitions)
         with self._binding:
             self.terms = {tp: term for tp, term in self.terms.items() if tp not in given}
+
+    def forget_doubts(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget that these partitions' logs were too short: Kafka assigns them to somebody else."""
+        for tp in partitions:
+            self.doubts.pop(tp, None)
 
     def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
         """Record that others have these partitions; without any, that the group is no longer the fleet's."""

@@ -22,8 +22,8 @@ class ClientSettings:
     def __init__(self, given: Mapping[str, Any]) -> None:
         """Copy and check them.
 
-        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, a wrong isolation level,
-            OAUTHBEARER without a source of tokens.
+        :raises ConfigurationError: no address, a setting of Spark's or Java's, ``error_cb``, ``default.topic.config``,
+            a wrong isolation level, OAUTHBEARER without a source of tokens.
         """
         for key in given:
             if key.startswith("kafka.") or key in _OTHER_CLIENTS:
@@ -32,6 +32,12 @@ class ClientSettings:
                     expected="librdkafka's settings",
                     next_step="Use Broker.from_spark(…).",
                 )
+        if "default.topic.config" in given:
+            raise ConfigurationError(
+                "default.topic.config overrides all other settings, also those that offsetstore makes",
+                expected="its settings beside the others",
+                next_step="Move each of them out of it.",
+            )
         if "error_cb" in given:
             raise ConfigurationError(
                 "error_cb is reserved: a Broker uses it to detect wrong credentials",

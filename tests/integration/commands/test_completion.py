@@ -56,7 +56,7 @@ def in_bash(directory: Path, *words: str, url: str) -> tuple[str, str]:
 @pytest.mark.behaviour("OPS-1")
 def test_commands_options_and_their_values_are_completed() -> None:
     assert completed("") == list(COMMANDS)
-    assert completed("re") == ["resolve", "reset", "resume"]
+    assert completed("re") == ["resolve", "reset", "resume", "relay"]
     assert completed("--v") == ["--version"]
     assert completed("groups", "de") == ["delete"]
     assert completed("reset", "--to-e") == ["--to-earliest"]

@@ -396,6 +396,21 @@ def test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_c
     assert recorder.of(BatchEnded, "written")[-1].ranges == {P0: OffsetRange(0, 3)}
 
 
+@pytest.mark.behaviour("HAND-7", "META-2")
+def test_a_flush_without_records_has_all_outputs(store: OffsetStore, joins: Callable[[], Member]) -> None:
+    def counted(batch: BatchInfo) -> str:
+        return str(dict(batch.rows or {})[""])
+
+    member = joins()
+    member.assign([P0])
+    calls = Calls()
+    polling = Polling(member, calls.handler(), metadata=counted)
+    polling.write(polling.polled({P0: []}, beyond=3))
+    assert stored(store)[P0] == 3
+    assert member.metadata(P0, cache=False) == "0"
+    assert not calls.of
+
+
 @pytest.mark.behaviour("HAND-7", "CONS-3")
 def test_what_another_member_has_taken_during_the_calls_calls_no_handler_again(
     joins: Callable[[], Member], query: Query

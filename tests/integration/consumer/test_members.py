@@ -25,12 +25,14 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, StartingOffsets, TopicPartition
 from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
 from offsetstore.errors import (
+    BrokerUnavailable,
     FunctionFailed,
     GroupBusy,
     LockTimeout,
     OffsetOutOfRange,
     PartitionLost,
     StaleClaim,
+    StoreUnavailable,
     TopicMissing,
 )
 from offsetstore.local.kafka.server import KafkaBroker
@@ -388,6 +390,26 @@ def test_partitions_that_cant_be_taken_at_once_are_taken_later(
     wait_for(query, cluster, running)
 
 
+@pytest.mark.behaviour("CONS-6")
+@pytest.mark.parametrize("error", [LockTimeout("locked"), StoreUnavailable("gone"), BrokerUnavailable("gone")])
+def test_one_partition_that_cant_be_taken_keeps_no_other_waiting(
+    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assign, is_locked = Member.assign, [True]
+
+    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        if is_locked and cluster.tps[1] in partitions:
+            raise error
+        return assign(member, partitions)
+
+    monkeypatch.setattr(Member, "assign", refuse)
+    cluster.produce(100)
+    running = starts()
+    wait_until(lambda: len(numbers(query)) == 75, timeout=60.0)
+    is_locked.clear()
+    wait_for(query, cluster, running)
+
+
 @pytest.mark.behaviour("CONS-13")
 def test_a_partition_that_kafkas_client_has_stopped_reading_is_read_on(
     cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
@@ -444,14 +466,15 @@ def test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_
     monkeypatch: pytest.MonkeyPatch,
     is_doubtful: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    assign, refused = Member.assign, [OffsetOutOfRange("the log ends too early, or begins too late")]
+    assign, refused = Member.assign, ["the log ends too early, or begins too late"]
 
     def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
         if not refused:
             return assign(member, partitions)
-        if is_doubtful:
-            member.doubts = dict.fromkeys(partitions, time.monotonic())
-        raise refused.pop()
+        first = min(partitions)
+        others = {TopicPartition("of another topic", 0): 0.0}  # which is in doubt since long ago
+        member.doubts = {**others, **({first: time.monotonic()} if is_doubtful else {})}
+        raise OffsetOutOfRange(refused.pop(), topic_partition=first)
 
     monkeypatch.setattr(Member, "assign", refuse)
     cluster.produce(100)

@@ -67,8 +67,11 @@ class Own:
 
 
 def fed(*filters: Any, count: int = 4, **limits: Any) -> Feed:
-    feed = Feed(Flush(**{"seconds": 1000, **limits}), filters, metadata=lambda tp: f"of {tp.partition}")
-    feed.begin({P0: 5, P1: 0}, {P0: Term(), P1: Term()})
+    def metadata(tp: TopicPartition, term: Term) -> str:
+        return f"{tp.partition}: {term.metadata}"
+
+    feed = Feed(Flush(**{"seconds": 1000, **limits}), filters, metadata=metadata)
+    feed.begin({P0: 5, P1: 0}, {P0: Term(metadata="kept"), P1: Term()})
     for offset in range(5, 5 + count):
         feed.add(PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0)), "id")
     return feed
@@ -87,7 +90,7 @@ def test_a_filter_of_ones_own_gets_the_records_the_time_and_the_offset_s_metadat
     feed.decide(104.0, 4.9)
     feed.decide(105.0, 5.0)
     ids = ["payments/id/0/5", "payments/id/0/6"]
-    assert seen == [(ids, P0, 100.0, "of 0"), (ids[1:], P0, 105.0, "of 0")]
+    assert seen == [(ids, P0, 100.0, "0: kept"), (ids[1:], P0, 105.0, "0: kept")]
 
 
 @pytest.mark.behaviour("CONS-10")

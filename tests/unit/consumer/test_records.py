@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 
 from offsetstore import (
     Append,
@@ -20,9 +20,10 @@ from offsetstore import (
     TopicPartition,
 )
 from offsetstore.consumer import Consumer
+from offsetstore.consumer.consumer import Membership
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record, batch_of, record_of
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.processing.handled_rows import schema_of
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
@@ -95,6 +96,33 @@ def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
     feed.add(record(P0, 7))
     assert offsets(feed) == {}
     assert not feed.is_due
+
+
+def test_headers_count_as_bytes() -> None:
+    feed = Feed(Flush(bytes=8))
+    feed.begin({P0: 0}, {P0: Term()})
+    feed.add(Record(P0, 0, Payload(None, b"1234", (("id", b"x"),), 0, 0)))
+    assert feed.room
+    feed.add(Record(P0, 1, Payload(None, None, (("a", None),), 0, 0)))
+    assert not feed.room
+
+
+READING = [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED]
+
+
+@pytest.mark.behaviour("CONS-1")
+@pytest.mark.parametrize("code", [*READING, KafkaError.TOPIC_AUTHORIZATION_FAILED])
+def test_a_batch_that_kafkas_client_can_not_read_ends_the_consumer(code: int) -> None:
+    """The client goes on with the next one, so the records would be passed over."""
+    with pytest.raises(BrokerError, match=r"payments-0: .*while polling records") as raised:
+        Membership._told(Membership.__new__(Membership), KafkaError(code), P0, 7)
+    assert raised.value.topic_partition == P0
+
+
+@pytest.mark.parametrize(("code", "tp"), [(KafkaError._ALL_BROKERS_DOWN, None), (KafkaError.LEADER_NOT_AVAILABLE, P0)])
+def test_what_may_pass_is_logged(code: int, tp: TopicPartition | None, caplog: pytest.LogCaptureFixture) -> None:
+    Membership._told(Membership.__new__(Membership), KafkaError(code), tp, 7)
+    assert "polling records" in caplog.text
 
 
 @pytest.mark.behaviour("CONS-7")

@@ -61,6 +61,7 @@ def test_it_is_what_the_core_asks_for() -> None:
         {**NOBODY, "sasl.jaas.config": SECRET},
         {**NOBODY, "isolation.level": SECRET},
         {**NOBODY, "error_cb": print},
+        {**NOBODY, "default.topic.config": {"auto.offset.reset": "latest"}},
     ],
 )
 def test_settings_that_cannot_be_right_are_refused_at_once(config: dict[str, Any]) -> None:
