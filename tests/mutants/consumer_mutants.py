@@ -28,6 +28,7 @@ _COMMITTED: Final = (
     "tests/integration/consumer/test_members.py::"
     "test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back[mock]"
 )
+_AGAIN: Final = "tests/integration/consumer/test_members.py::"
 _FEED: Final = "tests/unit/consumer/test_records.py::"
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
@@ -47,7 +48,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         "log-that-a-new-leader-does-not-know",
         (
             "Membership._take",
-            "isinstance(error, OffsetOutOfRange) and not self._member.doubts",
+            "isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts",
             "isinstance(error, OffsetOutOfRange)",
         ),
         tests=(f"{_SHORT}[mock-perhaps a new leader]",),
@@ -55,9 +56,37 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "log-that-begins-too-late",
-        ("Membership._take", "isinstance(error, OffsetOutOfRange) and not self._member.doubts", "False"),
+        ("Membership._take", "error.topic_partition not in self._member.doubts", "not self._member.doubts"),
         tests=(f"{_SHORT}[mock-records that are gone]",),
         why="A consumer whose records are gone would look for them again each second, and never say so.",
+    ),
+    mutant(
+        "pause-that-kafkas-client-remembers",
+        (
+            "Membership._on_revoke",
+            "self._hold(self._paused.difference(given))",
+            "self._paused.difference_update(given)",
+        ),
+        tests=(f"{_AGAIN}test_a_partition_that_is_given_back_while_it_is_paused_is_read_when_it_comes_back[mock]",),
+        why="A partition that comes back would not be read any more, by a process that is live and ready.",
+    ),
+    mutant(
+        "records-that-kafkas-client-can-not-read",
+        ("Membership._told", "code not in PASSING | MISSING and (code > 0 or tp is not None)", "False"),
+        tests=(f"{_FEED}test_a_batch_that_kafkas_client_can_not_read_ends_the_consumer",),
+        why="The client goes on with the next batch, so the stored offset would pass records that nobody has seen.",
+    ),
+    mutant(
+        "partitions-taken-together",
+        ("Membership._take_again", "due = apart[:1]", "pass"),
+        tests=(f"{_AGAIN}test_one_partition_that_cant_be_taken_keeps_no_other_waiting[mock-error0]",),
+        why="One row that is locked would keep all partitions of the process waiting.",
+    ),
+    mutant(
+        "settings-that-override-all-others",
+        ("ClientSettings.__init__", '"default.topic.config" in given', "False"),
+        tests=("tests/unit/kafka/test_broker.py::test_settings_that_cannot_be_right_are_refused_at_once",),
+        why="auto.offset.reset in it would let the client jump to the end of a log, over what it has not read.",
     ),
     mutant(
         "records-that-are-not-the-member-s",
