@@ -29,11 +29,15 @@ CheckName: TypeAlias = Literal[
     "logs",
     "pause",
     "dead letters",
+    "outbox",
     "pinned offsets",
 ]
 
 LONG_BATCH: Final = timedelta(minutes=10)
 """A batch that is in flight for longer is one that the alert ``BatchTooLong`` tells of, too."""
+
+LONG_WAIT: Final = timedelta(minutes=5)
+"""A row of the outbox that has waited for longer is one that the alerts ``Outbox…`` are about, too."""
 
 _LONG_START: Final = timedelta(minutes=10)
 _NAMED: Final = 3
@@ -98,6 +102,7 @@ class _Checks:
         yield self._logs()
         yield self._pause()
         yield self._letters()
+        yield self._outbox()
         yield self._pinned()
 
     def _claim(self) -> Check:
@@ -315,6 +320,25 @@ class _Checks:
     def _has_no_dead_letters(self) -> bool:
         run = self._run
         return run is not None and run.token == self._of.owner.token and run.status.replays_letters is False
+
+    def _outbox(self) -> Check:
+        found = self._lag.store.outbox.get(self._group)
+        if found is None:
+            return Check("outbox", "ok", "The group has no rows in the outbox.")
+        is_late = found.oldest is not None and self._lag.store.at - found.oldest > LONG_WAIT
+        told: list[str] = []
+        if found.refused:
+            told.append(f"Kafka refuses {counted(found.refused, 'row')}, set aside until a person decides.")
+        if found.rows:
+            verb = "waits" if found.rows == 1 else "wait"
+            late = ": no relay runs, or it waits or falls behind" if is_late else ""
+            told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka{late}. The oldest was written:")
+        at = None if found.oldest is None else _whole(found.oldest)
+        if is_late:
+            return Check("outbox", "bad", " ".join(told), at, f"{command('relay', schema=self._schema)} {_KAFKA}")
+        if found.refused:
+            return Check("outbox", "attention", " ".join(told), at, self._command("outbox list"))
+        return Check("outbox", "ok", " ".join(told), at)
 
     def _pinned(self) -> Check:
         contested = self._marked(lambda row: row.contested)

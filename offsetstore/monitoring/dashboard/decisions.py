@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.operations.letters import DiscardLetters, ReplayLetters
 from offsetstore.operations.operation import Operation, Plan
+from offsetstore.operations.outbox import DiscardRefused, RetryRefused
 from offsetstore.operations.pauses import PauseGroup, ResumeGroup
 from offsetstore.operations.resets import ResetOffsets, ResetTarget, ShiftBy
 from offsetstore.protocol.letters import Cause, LetterKey
@@ -34,6 +35,8 @@ DECISIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "resume": (),
     "replay": ("topic", "partition", *_OF_LETTERS, "forced"),
     "discard": ("topic", "partition", *_OF_LETTERS, "erase"),
+    "outbox-retry": ("row", "topic"),
+    "outbox-discard": ("row", "topic"),
 }
 """Their names, in addresses, and the fields that each is made of."""
 
@@ -102,6 +105,8 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
             return ResumeGroup(group)
         case "replay":
             return ReplayLetters(group, _which(given), forced=given.get("forced") == _YES)
+        case "outbox-retry" | "outbox-discard":
+            return _refused(RetryRefused if name == "outbox-retry" else DiscardRefused, group, given)
         case _:
             return DiscardLetters(group, _which(given), erase=given.get("erase") == _YES)
 
@@ -167,6 +172,16 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
         partition=partition,
         **parts,
     )
+
+
+def _refused(
+    kind: type[RetryRefused | DiscardRefused], group: str, given: Mapping[str, str]
+) -> RetryRefused | DiscardRefused:
+    """A decision about rows that Kafka refuses: one, those of a topic, or all of the group."""
+    row, topic = given.get("row", "").strip(), given.get("topic", "").strip()
+    if row and topic:
+        raise Invalid("topic", "Name a row or a topic, not both.")
+    return kind(group, [_number("row", row, MAX_OFFSET)] if row else None, topic or None)
 
 
 def _partition(given: Mapping[str, str]) -> int | None:

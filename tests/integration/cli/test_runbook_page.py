@@ -14,10 +14,18 @@ import pytest
 from offsetstore import OffsetStore
 from offsetstore.local.kafka.server import KafkaBroker
 from tests.integration.cli.conftest import Run
+from tests.integration.conftest import Query
 from tests.support.kafka_tools import install_kafka_tools
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "runbook.md").read_text(encoding="utf-8")
+
+OUTBOX = """
+INSERT INTO outbox_relays (shard, token, owner) VALUES (0, gen_random_uuid(), 'relay-1');
+INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error)
+SELECT id, '{group}', topic, now(), 'Kafka refuses it'
+FROM (VALUES (16, 'payment-events'), (17, 'tests')) AS rows (id, topic)
+"""
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -35,14 +43,15 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.behaviour("OPS-13")
-def test_what_the_page_says_to_type_runs(
-    run: Run, billing: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker, tools: Path
+def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
+    run: Run, billing: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker, tools: Path, query: Query
 ) -> None:
     names = {"billing": billing, "localhost:9092": offsetstore_kafka.bootstrap_servers}
     printed: dict[str, str] = {}
     with OffsetStore.connect(offsetstore_database) as store:
         store.pause(billing, reason="a night's load")
         [names["payments"]] = {tp.topic for tp in store.offsets(billing)}
+    query(OUTBOX.format(group=billing))
     for language, text in blocks():
         if language == "sql":
             with psycopg.connect(offsetstore_database) as connection:
@@ -68,6 +77,8 @@ def test_what_the_page_says_to_type_runs(
     assert "Completed updating config" in next(text for line, text in printed.items() if " --alter " in line)
     with OffsetStore.connect(offsetstore_database) as store:
         assert store.group_state(billing).pause is None
+    assert query("SELECT topic FROM outbox") == [("payment-events",)]
+    assert query("SELECT id FROM outbox_refused") == []
 
 
 @pytest.mark.behaviour("OPS-13")

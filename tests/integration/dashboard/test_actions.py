@@ -16,6 +16,7 @@ from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.support.page_forms import Browser
 
 pytestmark = pytest.mark.behaviour("DASH-3")
@@ -99,9 +100,13 @@ def test_who_reads_plans_and_who_may_decide_writes(
 
 
 def test_a_role_that_may_not_decide_is_refused_by_the_database(
-    store: OffsetStore, stores: tuple[OffsetStore, OffsetStore], broker: StaticBroker
+    store: OffsetStore, stores: tuple[OffsetStore, OffsetStore], broker: StaticBroker, query: Query
 ) -> None:
     reader, _decider = stores
+    query(
+        "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+        f"VALUES (7, '{GROUP}', 'events', now(), 'MSG_SIZE_TOO_LARGE')"
+    )
     before = store.history(GROUP), store.offsets(GROUP), store.letter(GROUP, P0, 2)
     with (
         DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,
@@ -114,8 +119,11 @@ def test_a_role_that_may_not_decide_is_refused_by_the_database(
             ("pause", {}),
             ("replay", {"constraint": "positive"}),
             ("discard", {"topic": "payments", "partition": "0", "offset": "2"}),
+            ("outbox-retry", {}),
+            ("outbox-discard", {"row": "7"}),
         ):
             refused = browser.send(browser.open(f"/actions/{action}/plan", group=GROUP, **fields), **ANSWER)
             assert (action, refused.status) == (action, 403), refused.text
             assert "OFFSETSTORE_ACTIONS_URL" in refused.text
     assert (store.history(GROUP), store.offsets(GROUP), store.letter(GROUP, P0, 2)) == before
+    assert query("SELECT id FROM outbox_refused") == [(7,)]

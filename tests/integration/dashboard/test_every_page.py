@@ -40,6 +40,7 @@ PAGES: Final = {
     "pause": "actions/pause?group=billing",
     "resume": "actions/resume?group=shipping",
     "replay": "actions/replay?group=billing",
+    "outbox-retry": "actions/outbox-retry?group=billing",
     "discard": f"actions/discard?group={ODD}",
 }
 VIEWS: Final[list[tuple[Scheme, int]]] = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)]

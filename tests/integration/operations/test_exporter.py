@@ -102,6 +102,26 @@ def test_it_counts_the_live_members_of_a_fleet_and_none_of_a_job(
         assert ("offsetstore_group_members", "billing") not in shown(exporter)
 
 
+@pytest.mark.behaviour("CONS-11", "OPS-13")
+def test_a_fleet_that_is_gone_has_the_series_that_stalled_is_about(
+    exporter: Exporter, database: str, broker: StaticBroker
+) -> None:
+    request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
+    with OffsetStore.connect(database) as store:
+        member = join(store, request)
+        begin = member.assign([P1]).offsets[P1]
+        with member.transaction() as tx:
+            tx.lock({P1: OffsetRange(begin, begin + 4)})
+            tx.advance({P1: OffsetRange(begin, begin + 4)})
+        member.close()
+    found = shown(exporter)
+    assert found["kafka_consumergroup_lag", "shared", "payments", "1"] == 6
+    assert found["kafka_consumergroup_lag_sum", "shared", "payments"] >= 6
+    assert found["offsetstore_group_last_advance_timestamp_seconds", "shared"] == pytest.approx(time.time(), abs=60)
+    assert found["offsetstore_group_paused", "shared"] == 0
+    assert (found["offsetstore_group_members", "shared"], found["offsetstore_group_live", "shared"]) == (0, 0)
+
+
 @pytest.mark.behaviour("OPS-5", "OPS-12")
 def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
     found = shown(exporter)

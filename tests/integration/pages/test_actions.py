@@ -28,6 +28,7 @@ from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.pages.conftest import P0, P1, P2, Clock, advance, give
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
@@ -84,6 +85,21 @@ def letters(server: DashboardServer, store: OffsetStore) -> None:
 
 def refused(offset: int) -> NewLetter:
     return NewLetter(P0, offset, "refused", REFUSED, 3, None, PAYLOAD)
+
+
+@pytest.fixture
+def set_aside(server: DashboardServer, query: Query) -> None:
+    """Rows 1 and 2 for one topic, and 3 for another, which Kafka refuses."""
+    for row, topic in enumerate(("events", "events", "others"), 1):
+        query(
+            "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+            f"VALUES ({row}, '{GROUP}', '{topic}', now(), 'Kafka has no topic {topic}')"
+        )
+    server.snapshots.take()
+
+
+def discard_a_row(store: OffsetStore) -> None:
+    store.discard_refused(GROUP, [1], reason="someone else")
 
 
 def give_up_another(store: OffsetStore) -> None:
@@ -243,6 +259,64 @@ def test_a_letter_is_replayed_or_discarded(browser: Browser, store: OffsetStore,
     assert "payments:0:4" in event.reason
 
 
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.usefixtures("set_aside")
+@pytest.mark.parametrize(
+    ("action", "fields", "done", "left", "sent"),
+    [
+        ("outbox-retry", {}, "3 rows put back into the outbox.", [], ["events", "events", "others"]),
+        ("outbox-retry", {"topic": " events "}, "2 rows put back into the outbox.", [3], ["events", "events"]),
+        ("outbox-discard", {"row": "2"}, "1 row discarded.", [1, 3], []),
+    ],
+)
+def test_rows_that_kafka_refuses_are_put_back_or_discarded(
+    browser: Browser,
+    store: OffsetStore,
+    query: Query,
+    *,
+    action: str,
+    fields: dict[str, str],
+    done: str,
+    left: list[int],
+    sent: list[str],
+) -> None:
+    plan = browser.send(browser.open(f"/actions/{action}", group=GROUP), **fields)
+    assert f"would be {done.partition(' row')[2].removeprefix('s').strip()}" in plan.text
+    assert "Kafka has no topic events" in plan.text
+    assert query("SELECT count(*) FROM outbox_refused") == [(3,)]
+    assert browser.send(plan, **{**ANSWER, "typed": ""}).status == 400
+    page = browser.open(f"/actions/{action}/plan", group=GROUP, **fields)
+    assert done in browser.send(page, **ANSWER).text
+    assert [row for (row,) in query("SELECT id FROM outbox_refused ORDER BY id")] == left
+    assert [topic for (topic,) in query("SELECT topic FROM outbox ORDER BY id")] == sent
+    [event] = decided(store, action)
+    assert event.reason.endswith(ANSWER["reason"])
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.usefixtures("set_aside")
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"row": "x"}, "is not a number"),
+        ({"row": "9"}, "no such rows"),
+        ({"row": "1", "topic": "events"}, "Name a row or a topic, not both."),
+    ],
+)
+def test_rows_that_do_not_exist_are_refused(browser: Browser, fields: dict[str, str], text: str) -> None:
+    again = browser.open("/actions/outbox-retry/plan", group=GROUP, **fields)
+    assert (again.status, text in again.text) == (400, True)
+    assert again.form.fields["row"] == fields["row"]
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.usefixtures("set_aside")
+def test_the_group_s_page_leads_to_the_rows_that_kafka_refuses(browser: Browser) -> None:
+    page = browser.client.get("/group", params={"group": GROUP})
+    [link] = re.findall(r'href="([^"]+)">Look at them', page.text)
+    assert "3 rows would be put back into the outbox." in browser.open(html.unescape(link)).text
+
+
 @pytest.mark.usefixtures("letters")
 @pytest.mark.parametrize(("action", "state"), [("replay", "requested"), ("discard", "discarded")])
 def test_all_letters_of_one_error_are(browser: Browser, store: OffsetStore, action: str, state: str) -> None:
@@ -342,7 +416,7 @@ def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser
 
 
 @pytest.mark.behaviour("DLQ-18", "OPS-10")
-@pytest.mark.usefixtures("letters")
+@pytest.mark.usefixtures("letters", "set_aside")
 @pytest.mark.parametrize(
     ("action", "fields", "method", "change"),
     [
@@ -352,6 +426,8 @@ def test_letters_that_come_after_the_plan_are_not_erased_unseen(browser: Browser
         ("discard", ERROR, "share_group", give_up_another),
         ("discard", {**ERROR, "erase": "yes"}, "share_group", give_up_another),
         ("replay", {**ERROR, "forced": "yes"}, "share_group", give_up_another),
+        ("outbox-retry", {}, "share_group", discard_a_row),
+        ("outbox-discard", {"topic": "events"}, "share_group", discard_a_row),
     ],
 )
 def test_what_changes_right_before_the_lock_is_shown_first(
@@ -771,7 +847,7 @@ def test_a_name_of_blanks_has_to_be_typed(store: OffsetStore, server: DashboardS
 
 
 @pytest.mark.behaviour("DASH-5")
-@pytest.mark.usefixtures("letters")
+@pytest.mark.usefixtures("letters", "set_aside")
 @pytest.mark.parametrize("action", DECISIONS)
 def test_each_field_has_a_label_and_what_describes_it(browser: Browser, action: str) -> None:
     fields = {"topic": "payments", "partition": "0", "offset": "4"} if action in {"replay", "discard"} else {}
@@ -796,7 +872,7 @@ def test_other_pages_link_to_what_is_allowed(browser: Browser, store: OffsetStor
     values = {"group": GROUP, "which": store.letter_errors(GROUP)[0].which, "letter": letter}
     assert "href" not in template.render(values, has_actions=False)
     links = [html.unescape(one) for one in re.findall(r'href="([^"]+)"', template.render(values, has_actions=True))]
-    assert len(links) == 5 + 2 + 2
+    assert len(links) == 7 + 2 + 2
     assert {browser.open(link).status for link in links} == {200}
     for link, text in zip(links[5:], ("2 dead letters",) * 2 + ("1 dead letter",) * 2, strict=True):
         assert f"{text} would be" in browser.send(browser.open(link)).text

@@ -25,6 +25,7 @@ from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.integration.pages.conftest import P0, P1, P2, give, rows_of, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
@@ -94,10 +95,36 @@ def test_each_check_has_a_word_for_its_verdict(client: httpx.Client) -> None:
             "logs",
             "pause",
             "dead letters",
+            "outbox",
             "pinned offsets",
         ),
         "ok",
     )
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-7")
+@pytest.mark.usefixtures("billing")
+def test_the_outbox_is_shown_with_what_waits_and_what_kafka_refuses(
+    server: DashboardServer, client: httpx.Client, query: Query
+) -> None:
+    query("INSERT INTO outbox (consumer_group, topic, created_at) VALUES ('billing', 'events', '2025-03-01 12:00Z')")
+    query(
+        "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+        "VALUES (7, 'billing', 'events', now(), 'MSG_SIZE_TOO_LARGE')"
+    )
+    server.snapshots.take()
+    page = show(client)
+    assert checks_of(page)["outbox"] == "bad"
+    [row] = [row for row in rows_of(page, "checks") if row.startswith("outbox")]
+    assert "Kafka refuses 1 row" in row
+    assert "1 row waits to be sent to Kafka" in row
+    assert "The oldest was written: 2025-03-01 12:00:00 UTC" in row
+    query("DELETE FROM outbox")
+    server.snapshots.take()
+    page = show(client)
+    assert checks_of(page)["outbox"] == "attention"
+    assert "Next: offsetstore outbox list -g billing" in text_of(page)
+    assert "/actions/" not in page
 
 
 @pytest.mark.usefixtures("billing")

@@ -17,6 +17,7 @@ from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.people import StoreOverview
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.letters import State
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.runs import Ending, Run, RunStatus
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds
 
@@ -77,7 +78,7 @@ def check(
 def test_a_group_that_is_well_has_nothing_to_do() -> None:
     found = check_group("billing", lag_of(), run_of(phase="idle", batch=7))
     assert {one.verdict for one in found} == {"ok"}
-    assert [one.next_step for one in found] == [""] * 10
+    assert [one.next_step for one in found] == [""] * 11
 
 
 def test_a_live_claim_tells_its_owner_and_heartbeat() -> None:
@@ -285,6 +286,38 @@ def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None
     assert check("dead letters", lag_of(), without).verdict == "ok"
     earlier = replace(without, token=replace(TOKEN, epoch=TOKEN.epoch - 1))
     assert check("dead letters", lag_of(letters={"requested": 3}), earlier).verdict == "ok"
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-7")
+@pytest.mark.parametrize(
+    ("outbox", "verdict", "words", "command"),
+    [
+        (None, "ok", "The group has no rows in the outbox.", ""),
+        (OutboxState(1, NOW - 299 * SECOND), "ok", "1 row waits to be sent to Kafka. The oldest was written:", ""),
+        (
+            OutboxState(2, NOW - 301 * SECOND, 1),
+            "bad",
+            (
+                "Kafka refuses 1 row, set aside until a person decides. 2 rows wait to be sent to Kafka: no relay "
+                "runs, or it waits or falls behind. The oldest was written:"
+            ),
+            "offsetstore relay -b HOST:PORT",
+        ),
+        (
+            OutboxState(0, None, 3),
+            "attention",
+            "Kafka refuses 3 rows, set aside until a person decides.",
+            "offsetstore outbox list -g billing",
+        ),
+    ],
+)
+def test_what_waits_in_the_outbox_is_bad_when_it_is_late_and_what_is_set_aside_needs_attention(
+    outbox: OutboxState | None, verdict: str, words: str, command: str
+) -> None:
+    lag = lag_of()
+    found = check("outbox", replace(lag, store=replace(lag.store, outbox={"billing": outbox} if outbox else {})))
+    assert (found.verdict, found.text, found.next_step) == (verdict, words, command)
+    assert found.at == (outbox.oldest if outbox else None)
 
 
 def test_contested_offsets_need_attention_and_pinned_ones_are_told() -> None:

@@ -73,7 +73,8 @@ _UNAVAILABLE: Final = 503
 _REFUSALS: Final = (errors.OffsetStoreError, *DATABASE_ERRORS)
 
 _OTHER_ROLE: Final = (
-    "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL)."
+    "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL). "
+    "For rows of the outbox it must be the owner of the tables."
 )
 
 

@@ -213,6 +213,8 @@ def _links(group: str, checks: Iterable[Check], *, may_reset: bool) -> dict[Chec
     for check in checks:
         if may_reset and check.name == "copies in Kafka" and check.verdict == "bad":
             found[check.name] = link("/actions/reset", group=group, to="current"), "Reset them to where they stand"
+        elif may_reset and check.name == "outbox" and check.verdict == "attention":
+            found[check.name] = link("/actions/outbox-retry/plan", group=group), "Look at them"
         elif check.next_step and check.name in _PAGES:
             path, text = _PAGES[check.name]
             found[check.name] = link(path, group=group), text
