@@ -50,7 +50,7 @@ def outbox_killed_at_random(scene: Scene) -> None:
     plan = [name for name, weight in _WEIGHTS.items() for _ in range(weight)]
     plan *= -(-count // len(plan))
     scene.random.shuffle(plan)
-    with Relays(scene, most=10 * _BATCH if is_long else _BATCH) as relays, Writers(scene) as writers:
+    with Writers(scene) as writers, Relays(scene, writers, most=10 * _BATCH if is_long else _BATCH) as relays:
         scene.topics.append(relays.anchor)  # it is deleted with the others
         relays.kept.begin()
         for number, name in enumerate(plan[:count], 1):

@@ -18,9 +18,17 @@ from types import TracebackType
 from typing import Final, Self
 
 import psycopg
+from sqlalchemy.exc import OperationalError
 
 from offsetstore import Broker, OffsetStore, Relay
-from offsetstore.errors import OffsetStoreError, exit_code
+from offsetstore.errors import (
+    CommitUnknown,
+    LockTimeout,
+    OffsetStoreError,
+    StoreUnavailable,
+    TransactionLost,
+    exit_code,
+)
 from offsetstore.protocol.events import Event, OutboxSent
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.testing.job_process import print_event
@@ -32,13 +40,19 @@ KEYS: Final = 4
 """Of each writer."""
 
 _DDL: Final = "CREATE TABLE produced (writer int NOT NULL, number int NOT NULL)"
-_NOTE: Final = "INSERT INTO produced SELECT %s, generate_series(%s, %s)"
+_NOTE: Final = "INSERT INTO produced SELECT %s, generate_series(%s::int, %s::int)"
 _ABORTED: Final = 0.05
 """Of the transactions, those that are rolled back when their rows are in the outbox."""
 _MANY, _FEW = 200, 3
 """The most rows of a transaction that is in a hurry, and of one that is not."""
 _UNHURRIED: Final = 0.05
 _WRITERS: Final = 2
+
+
+_LOST: Final = (
+    CommitUnknown, LockTimeout, StoreUnavailable, TransactionLost, psycopg.OperationalError, OperationalError
+)  # fmt: skip
+"""What a writer meets while the database is away."""
 
 
 class _Aborted(Exception):
@@ -103,7 +117,7 @@ class Writers:
     def _run(self, writer: int) -> None:
         try:
             while not self._leaving.is_set():
-                with suppress(OffsetStoreError, psycopg.Error), OffsetStore.connect(self._scene.url) as store:
+                with suppress(*_LOST), OffsetStore.connect(self._scene.url) as store:
                     self._write(store, writer)
                 self._leaving.wait(0.2)  # the database is away
         except BaseException as error:  # noqa: BLE001 - raised where the block is left
@@ -131,7 +145,8 @@ class Writers:
 class Relays:
     """One relay that is kept alive, or two where a fault wants them, and what it has done."""
 
-    def __init__(self, scene: Scene, *, most: int) -> None:
+    def __init__(self, scene: Scene, writers: Writers, *, most: int) -> None:
+        self._writers = writers
         self.anchor = f"anchor-{scene.topic}"
         self._scene = scene
         self._arguments = ["-m", __name__, scene.url, scene.servers, self.anchor, str(most)]
@@ -153,21 +168,21 @@ class Relays:
     @property
     def sent(self) -> int:
         """How many rows the relays have recorded as sent; 0 if that can't be told."""
-        with suppress(psycopg.Error):
+        with suppress(psycopg.OperationalError):
             return sum(self._scene.database.column("SELECT sent FROM outbox_relays"))
         return 0
 
     @property
     def left(self) -> int | None:
         """How many rows are in the outbox; ``None`` if that can't be told."""
-        with suppress(psycopg.Error):
+        with suppress(psycopg.OperationalError):
             return self._scene.database.one("SELECT count(*) FROM outbox")
         return None
 
     def wait_for_progress(self, timeout: float = 120) -> None:
         """Wait until more rows are recorded as sent."""
         before = wait_until(lambda: self.sent + 1, timeout=timeout) - 1
-        wait_until(lambda: self.sent > before, timeout=timeout)
+        wait_until(lambda: self._writers.written and self.sent > before, timeout=timeout)
 
     @property
     def ends(self) -> list[str]:
