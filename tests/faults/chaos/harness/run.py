@@ -76,7 +76,6 @@ class Stage:
         self.pool = JobPool(directory / "processes")
 
     def __enter__(self) -> Self:
-        self.pool.fill()
         try:
             self.postgres.start()
             self.kafka.start()

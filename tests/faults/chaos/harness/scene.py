@@ -221,6 +221,8 @@ class Scene:
     jobs: list[Job] = field(default_factory=list[Job])
     before: Sequence[Stretch] = ()
     lost_since: float = 0.0
+    told: list[Told] = field(default_factory=list[Told])
+    """What others than jobs have told: members of a fleet."""
     _expected: set[str] = field(default_factory=set[str])
     _allowed: set[str] = field(default_factory=set[str])
     _look: Database | None = None
@@ -416,8 +418,8 @@ class Scene:
         seen = time.monotonic()
         wait_until(lambda: self.observer.looks[-1].last > seen)
         self._stop_watching()
-        told = [Told(job.work.group, job.work.way, job.events) for job in self.jobs]
-        groups = {job.work.group for job in self.jobs}
+        told = [*self.told, *(Told(job.work.group, job.work.way, job.events) for job in self.jobs)]
+        groups = {one.group for one in told}
         verifier = Verifier(
             self.ledger,
             self.database,

@@ -1,0 +1,184 @@
+"""A fleet of consumers: members die, are frozen, leave, join and are replaced, and a claim fences all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from offsetstore import Broker, OffsetStore, TopicPartition
+from offsetstore.errors import StaleClaim
+from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import Scene, Violation
+from tests.faults.chaos.means.freezing import stands
+from tests.faults.chaos.means.members import SESSION_TIMEOUT, Members, longest_wait, write_by_claim
+from tests.support.waiting import wait_until
+
+ROW: Final = "a fleet"
+MUST: Final = "exact; no partition without an owner for longer than the timeouts"
+
+POINTS: Final = (
+    "after_lock",
+    "in_copy",
+    "before_advance",
+    "before_commit",
+    "commit_sent",
+    "after_commit",
+    "before_lock",
+)
+"""Where a member has records; each is reached again and again."""
+
+AT_LENGTH: Final = "at-length"
+_EVERY: Final = 10.0
+"""Seconds from one event to the next, at length."""
+
+
+@fault(row=ROW, must=MUST, ways=("batch",), partitions=12, seeds=12)
+@fault(row=ROW, must=MUST, ways=("batch",), partitions=12, seeds=1, variants=(AT_LENGTH,))
+def members_killed_at_random(scene: Scene) -> None:
+    """Three members share 12 partitions while records keep coming: one gets SIGKILL at a point of a transaction or at a
+    random moment, or all do; one is frozen and thawed, or stopped; a fourth joins and leaves; all are replaced one by
+    one; a claim fences them, writes, and is fenced by them. 5 of these, or at length 60 in ten minutes."""
+    is_long = scene.variant == AT_LENGTH
+    count = 60 if is_long else 5
+    plan = [name for name, weight in _WEIGHTS.items() for _ in range(weight)]
+    plan *= -(-count // len(plan))
+    scene.random.shuffle(plan)
+    with scene.producing(), Members(scene) as members:
+        for one in members.kept:
+            one.wait_until_begun(timeout=120)
+        began = time.monotonic()
+        for number, name in enumerate(plan[:count], 1):
+            scene.fired(_EVENTS[name](scene, members))
+            until = began + number * _EVERY if is_long else time.monotonic() + scene.random.uniform(0, 2)
+            time.sleep(max(0.0, until - time.monotonic()))
+        lasted = time.monotonic() - began
+        wait = longest_wait(scene)
+        scene.fired(
+            f"{count} events in {lasted:.0f} s, {len(members.processes)} processes; a partition waited for {wait:.1f} s"
+        )
+        for one in members.kept:
+            one.wait_until_begun(timeout=120)
+        scene.produce(120)
+    with Members(scene) as last:
+        scene.caught_up()
+    for some in (members, last):
+        scene.told += some.told()
+        if ends := some.unexpected(("StaleClaim",)):
+            raise Violation(f"members have ended with {ends}")
+
+
+def _at_a_point(scene: Scene, members: Members) -> str:
+    point = scene.random.choice(POINTS)
+    nth = scene.random.randint(1, 4)
+    victim = scene.random.choice(members.kept).replace(failpoint=f"{point}:{nth}")
+    wait_until(lambda: victim.exit_status is not None, timeout=120)
+    return f"member {victim.pid} got SIGKILL at {point}:{nth}"
+
+
+def _at_random(scene: Scene, members: Members) -> str:
+    one = scene.random.choice(members.kept)
+    one.wait_until_begun(timeout=120)
+    one.delay = scene.random.uniform(0, 3)
+    return f"member {one.kill()} got SIGKILL"
+
+
+def _all(scene: Scene, members: Members) -> str:
+    for one in members.kept:
+        one.delay = scene.random.uniform(0, 2)
+    return f"members {[one.kill() for one in members.kept]} got SIGKILL"
+
+
+def _frozen(scene: Scene, members: Members) -> str:
+    one = scene.random.choice(members.kept)
+    if scene.random.random() < 0.5:
+        point = f"{scene.random.choice(POINTS)}:{scene.random.randint(1, 4)}"
+        victim = one.replace(failpoint=f"{point}:stop")
+    else:
+        point = "a random moment"
+        victim = one.wait_until_begun(timeout=120)
+        one.freeze()
+    wait_until(lambda: stands(victim.pid), timeout=120)
+    seconds = scene.random.choice([scene.random.uniform(0, SESSION_TIMEOUT), 1.7 * SESSION_TIMEOUT])
+    time.sleep(seconds)
+    os.kill(victim.pid, signal.SIGCONT)
+    return f"member {victim.pid} was frozen at {point} for {seconds:.1f} s"
+
+
+def _stopped(scene: Scene, members: Members) -> str:
+    one = scene.random.choice(members.kept)
+    victim = one.wait_until_begun(timeout=120)
+    one.delay = scene.random.uniform(0, 3)
+    one.stop(again=True)
+    return f"member {victim.pid} got SIGTERM"
+
+
+def _joined(scene: Scene, members: Members) -> str:
+    one = members.another()
+    one.begin()
+    victim = one.wait_until_begun(timeout=120)
+    time.sleep(scene.random.uniform(0, 3))
+    if scene.random.random() < 0.5:
+        one.stop()
+        return f"a fourth member, {victim.pid}, has come and got SIGTERM"
+    one.let_go()
+    one.kill()
+    return f"a fourth member, {victim.pid}, has come and got SIGKILL"
+
+
+def _replaced(scene: Scene, members: Members) -> str:
+    del scene
+    for one in members.kept:
+        one.stop(again=True)
+        one.wait_until_begun(timeout=120)
+    return "all members were replaced one by one"
+
+
+def _claimed(scene: Scene, members: Members) -> str:
+    for one in members.kept:
+        one.wait_until_begun(timeout=120)
+        one.let_go()
+    victims = [one.process for one in members.kept]
+    broker = Broker({"bootstrap.servers": scene.servers})
+    with OffsetStore.connect(scene.url) as store:
+        claim = store.claim(scene.group, broker, topics=[scene.topic], mirror_every=0.3)
+        assert claim.starting is not None
+        starts: dict[TopicPartition, int] = dict(claim.starting.offsets)
+        written = sum(write_by_claim(scene, store, claim, starts) for _ in range(2))
+        wait_until(lambda: all(one.exit_status is not None for one in victims), timeout=60)
+        told = f"a claim has fenced {[one.pid for one in victims]}, and written {written} records"
+        if scene.random.random() < 0.5:
+            claim.close()
+            for one in members.kept:
+                one.begin()
+            return f"{told}; then it was closed"
+        members.takeover = "fence"
+        for one in members.kept:
+            one.begin()
+        for one in members.kept:
+            one.wait_until_begun(timeout=120)
+        members.takeover = "refuse"
+        try:
+            late = write_by_claim(scene, store, claim, starts)
+        except StaleClaim:
+            return f"{told}; then members have fenced it"
+        finally:
+            claim.close()
+        raise Violation(f"{told}; fenced by members, it has written {late} more")
+
+
+_EVENTS: Final[Mapping[str, Callable[[Scene, Members], str]]] = {
+    "point": _at_a_point,
+    "random": _at_random,
+    "all": _all,
+    "frozen": _frozen,
+    "stopped": _stopped,
+    "joined": _joined,
+    "replaced": _replaced,
+    "claimed": _claimed,
+}
+_WEIGHTS: Final = {
+    "point": 3, "random": 2, "all": 1, "frozen": 2, "stopped": 1, "joined": 1, "replaced": 1, "claimed": 1
+}  # fmt: skip

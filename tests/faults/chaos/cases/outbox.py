@@ -1,0 +1,168 @@
+"""The outbox goes to Kafka while relays die, are doubled or frozen, and Kafka and the database go away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from tests.faults.chaos.cases.database import MODES
+from tests.faults.chaos.harness.registry import fault
+from tests.faults.chaos.harness.scene import RECOVERY, Scene, Violation
+from tests.faults.chaos.means.freezing import stands
+from tests.faults.chaos.means.kept import Kept
+from tests.faults.chaos.means.relays import Relays, Writers, differences
+from tests.support.outbox import by_key
+from tests.support.waiting import wait_until
+
+ROW: Final = "the outbox"
+MUST: Final = "each row once for `read_committed` readers, and in the order of commits within a key"
+
+STEPS: Final = {
+    "outbox_taken": 1,
+    "outbox_fenced": 1,
+    "outbox_recorded": 4,
+    "outbox_produced": 4,
+    "outbox_in_transaction": 4,
+    "outbox_sent": 4,
+}
+"""The points, and up to how often a relay may reach one before it breaks there."""
+
+OUTAGES: Final = ("BrokerUnavailable", "StoreUnavailable", "TransactionLost")
+"""What a relay may end with at its start, while Kafka or the database is away."""
+
+AT_LENGTH: Final = "at-length"
+_BATCH: Final = 50
+"""Rows of one batch in a short run; ten times as many in a long one."""
+
+
+@fault(row=ROW, must=MUST, ways=("batch",), partitions=3, seeds=12)
+@fault(row=ROW, must=MUST, ways=("batch",), partitions=3, seeds=1, variants=(AT_LENGTH,))
+def outbox_killed_at_random(scene: Scene) -> None:
+    """Rows are put into the outbox; a relay gets SIGKILL at one of its steps or at a random moment, the broker gets
+    SIGKILL, PostgreSQL is stopped, a second relay is started by accident, or the relay is frozen, replaced and thawed:
+    6 of these with 1,000 rows, or at length 50 with 100,000."""
+    is_long = scene.variant == AT_LENGTH
+    rows, count = (100_000, 50) if is_long else (1_000, 6)
+    plan = [name for name, weight in _WEIGHTS.items() for _ in range(weight)]
+    plan *= -(-count // len(plan))
+    scene.random.shuffle(plan)
+    with Writers(scene) as writers, Relays(scene, writers, most=10 * _BATCH if is_long else _BATCH) as relays:
+        scene.topics.append(relays.anchor)  # it is deleted with the others
+        relays.kept.begin()
+        for number, name in enumerate(plan[:count], 1):
+            writers.target = rows * number // count
+            relays.wait_for_progress()
+            done = _EVENTS[name](scene, relays)
+            scene.fired(f"{done}, {writers.written} rows written, {relays.sent} recorded as sent")
+        relays.wait_for_progress()
+        wait_until(lambda: writers.written >= rows, timeout=600)
+        writers.end()
+        begin = time.monotonic()
+        wait_until(lambda: relays.left == 0, timeout=RECOVERY)
+        scene.recovery = time.monotonic() - begin
+        relays.kept.stop()
+        expected = writers.expected()
+        if ends := relays.unexpected(("RelayFenced", *OUTAGES)):
+            raise Violation(f"relays have ended with {ends}")
+    if found := differences(by_key(scene.servers, scene.topic), expected):
+        raise Violation(f"the reader's records differ: {'; '.join(found)}")
+    refused = scene.database.rows("SELECT id, error FROM outbox_refused")
+    if refused:
+        raise Violation(f"{len(refused)} rows were set aside, such as {refused[0]}")
+    total = sum(map(len, expected.values()))
+    scene.fired(f"a read_committed reader has each of {total} rows once, in order; {relays.starts} relays")
+
+
+def _at_a_step(scene: Scene, relays: Relays) -> str:
+    point = scene.random.choice([*STEPS])
+    nth = scene.random.randint(1, STEPS[point])
+    victim = relays.kept.replace(failpoint=f"{point}:{nth}")
+    wait_until(lambda: victim.exit_status is not None, timeout=120)
+    return f"relay {victim.pid} got SIGKILL at {point}:{nth}"
+
+
+def _at_random(scene: Scene, relays: Relays) -> str:
+    time.sleep(scene.random.uniform(0, 1))
+    return f"relay {relays.kept.kill()} got SIGKILL"
+
+
+def _broker(scene: Scene, relays: Relays) -> str:
+    time.sleep(scene.random.uniform(0, 1))
+    pid = scene.kafka.pid
+    scene.kafka.kill()
+    done = f"broker {pid} got SIGKILL"
+    time.sleep(scene.random.uniform(0, 2))
+    if scene.random.random() < 0.5:
+        done += f", then relay {relays.kept.kill()}"
+    scene.kafka.start()
+    return done
+
+
+def _database(scene: Scene, relays: Relays) -> str:
+    time.sleep(scene.random.uniform(0, 1))
+    pid, mode = scene.postgres.pid, scene.random.choice(MODES)
+    scene.postgres.stop(mode)
+    done = f"PostgreSQL {pid} was stopped ({mode})"
+    time.sleep(scene.random.uniform(0, 2))
+    if scene.random.random() < 0.5:
+        done += f", and relay {relays.kept.kill()} got SIGKILL"
+    scene.postgres.start()
+    return done
+
+
+def _second(scene: Scene, relays: Relays) -> str:
+    del scene
+    first, second = relays.kept, relays.another()
+    return _replaced(relays, first, second, f"a second relay was started beside {first.process.pid}")
+
+
+def _frozen(scene: Scene, relays: Relays) -> str:
+    first, second = relays.kept, relays.another()
+    if scene.random.random() < 0.3:
+        time.sleep(scene.random.uniform(0, 1))
+        victim, where = first.wait_until_begun(), "a random moment"
+        first.freeze()
+    else:
+        point = scene.random.choice([one for one in STEPS if one != "outbox_taken"])
+        where = f"{point}:{scene.random.randint(1, STEPS[point])}"
+        victim = first.replace(failpoint=f"{where}:stop")
+    wait_until(lambda: stands(victim.pid), timeout=120)
+    told = f"relay {victim.pid} was frozen at {where}, replaced, and thawed"
+
+    def thaw() -> None:
+        relays.wait_for_progress()
+        with suppress(ProcessLookupError):
+            os.kill(victim.pid, signal.SIGCONT)
+
+    return _replaced(relays, first, second, told, thaw)
+
+
+def _replaced(relays: Relays, first: Kept, second: Kept, told: str, then: Callable[[], None] | None = None) -> str:
+    """Start the second, and see the first end as it must."""
+    before, victim = len(first.ends), first.process
+    first.let_go()
+    relays.kept = second
+    successor = second.begin()
+    if then is not None:
+        then()
+    wait_until(lambda: victim.exit_status is not None and len(first.ends) > before, timeout=120)
+    if not first.ends[-1].startswith("RelayFenced"):
+        raise Violation(f"{told}; it ended with {first.ends[-1]}")
+    if successor.exit_status is not None:
+        raise Violation(f"{told}; the second one ended with {second.ends}")
+    return told
+
+
+_EVENTS: Final[Mapping[str, Callable[[Scene, Relays], str]]] = {
+    "step": _at_a_step,
+    "random": _at_random,
+    "broker": _broker,
+    "database": _database,
+    "second": _second,
+    "frozen": _frozen,
+}
+_WEIGHTS: Final = {"step": 6, "random": 2, "broker": 1, "database": 1, "second": 1, "frozen": 2}
