@@ -599,7 +599,7 @@ def group_row(rows: Sequence[Any]) -> GroupRow | None:
     pause = None if row.paused_at is None else Pause(row.paused_at, row.paused_until, row.pause_reason)
     pauses = (None, pause) if row.pause_ended else (pause, None)
     token = Token(row.epoch, row.claim_id)
-    return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet)
+    return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet, row.last_fleet)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

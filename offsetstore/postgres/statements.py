@@ -103,7 +103,7 @@ OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at,
            AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
        coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending,
-       CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet"""
+       CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet, g.fleet AS last_fleet"""
 
 OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id

@@ -30,6 +30,7 @@ from offsetstore.operations.people import ask
 from offsetstore.processing.pause import GroupPaused, is_paused, read_offsets
 from offsetstore.processing.plan import Plan
 from offsetstore.processing.unit import Unit, commit
+from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.policy import StartPolicy
@@ -153,6 +154,7 @@ class FleetContract(ContractParts):
         owner = store.owner(GROUP)
         assert owner is not None
         assert (member.fleet.epoch, owner.fleet) == (1, None)
+        assert owner.last_fleet == fleet_name("cluster", GROUP)
         assert join().fleet.epoch == 10
 
     # -- partitions

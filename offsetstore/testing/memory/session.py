@@ -49,6 +49,7 @@ class Group:
     claimed_at: datetime
     pause: Pause | None = None
     fleet: str | None = None
+    last_fleet: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class MemorySession(LetterMemory):
                 *((None, row.pause) if is_over else (row.pause, None)),
                 ending,
                 row.fleet,
+                row.last_fleet,
             )
 
     def names_of_groups(self) -> list[str]:
@@ -122,8 +124,8 @@ class MemorySession(LetterMemory):
             before = self._group(group)
             if before is not None:
                 self._write_beat(before.token.claim_id, None)
-            pause = None if before is None else before.pause
-            self.put(GROUPS, (group,), Group(token, owner, self._clock(), pause))
+            pause, last = (None, None) if before is None else (before.pause, before.last_fleet)
+            self.put(GROUPS, (group,), Group(token, owner, self._clock(), pause, last_fleet=last))
             for tp in self.rows(group):
                 self.lock(PARTITIONS, group, tp)
                 self._set(group, tp, token=token)
@@ -355,7 +357,7 @@ class MemorySession(LetterMemory):
     # -- fleets
 
     def write_fleet(self, group: str, fleet: str) -> None:
-        self.put(GROUPS, (group,), replace(self.get(GROUPS, group), fleet=fleet))
+        self.put(GROUPS, (group,), replace(self.get(GROUPS, group), fleet=fleet, last_fleet=fleet))
 
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self.statement():
