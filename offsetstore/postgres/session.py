@@ -373,6 +373,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> bool:
         return self.first(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id) is not None
 
+    def take_turn(self, group: str, name: uuid.UUID, every: float) -> bool:
+        return self.first(sql.TAKE_TURN, group=group, name=name, every=every) is not None
+
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:
             return

@@ -396,6 +396,16 @@ WHERE m.batch_id < excluded.batch_id
 RETURNING 1
 """
 
+# Nobody waits: whoever has the row locked has this lock, too. If that holds another name's, a turn is left out.
+TAKE_TURN = """
+INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id)
+SELECT :group, :name, 0
+WHERE pg_try_advisory_xact_lock(hashtextextended(:group || chr(10) || CAST(:name AS text), 0))
+ON CONFLICT (consumer_group, query_id) DO UPDATE SET updated_at = clock_timestamp()
+WHERE m.updated_at <= clock_timestamp() - make_interval(secs => :every)
+RETURNING 1
+"""
+
 # Who may not call the function does not know which database it is. It is tried: a provider may replace the function.
 _HERE = """(SELECT CAST(c.system_identifier AS text) || ':' || CAST(d.oid AS text)
         FROM pg_catalog.pg_control_system() AS c, pg_catalog.pg_database AS d

@@ -380,6 +380,16 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Outb
         """Move the mark to ``batch_id``; return ``False`` if it is already there or beyond. It never goes back."""
         ...
 
+    def take_turn(self, group: str, name: UUID, every: float) -> bool:
+        """Whether it is this transaction that does what is done once in ``every`` seconds; it waits for nobody.
+
+        ``False`` if another transaction is doing it, or one that took its turn less than ``every`` seconds ago was
+        committed.
+
+        :param name: what is done. It must not be the id of a stateful query.
+        """
+        ...
+
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         """Write the events in order; the database sets ``at``."""
         ...

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -43,10 +44,12 @@ from offsetstore.store.claim import Claim, ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.sessions import transaction
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, ContractParts, Give, Read, Write
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give, Read, Write
+from tests.support.background import in_background
 
 P3 = TopicPartition("payments", 3)
 REASON = "ticket 17"
+HOUR = 3600.0
 
 
 class Join(Protocol):
@@ -444,6 +447,34 @@ class FleetContract(ContractParts):
         store.claim(GROUP, broker)
         with pytest.raises(StaleClaim), store.transaction(member) as tx:
             tx.lock({})
+
+    @pytest.mark.behaviour("CONS-1", "OPS-6")
+    def test_members_take_turns_and_none_waits_for_another(self, store: OffsetStore, join: Join) -> None:
+        first, second = join(), join()
+
+        def take(name: UUID, every: float) -> bool:
+            with store.transaction(second) as tx:
+                tx.lock({})
+                return tx.take_turn(name, every)
+
+        def takes(name: UUID, every: float) -> bool:
+            return in_background(lambda: take(name, every)).result(timeout=WAIT)
+
+        for name in (uuid4(), uuid4()):  # one of its own each
+            with suppress(ZeroDivisionError), store.transaction(first) as tx:
+                tx.lock({})
+                assert tx.take_turn(name, HOUR)
+                assert not takes(name, 0.0)  # neither before there is a row
+                raise ZeroDivisionError
+            with store.transaction(first) as tx:
+                tx.lock({})
+                assert tx.take_turn(name, HOUR)
+            assert not takes(name, HOUR)
+            with store.transaction(first) as tx:
+                tx.lock({})
+                assert tx.take_turn(name, 0.0)
+                assert not takes(name, 0.0)  # nor where there is one
+            assert takes(name, 0.0)
 
     @pytest.mark.behaviour("CONS-6")
     def test_an_assignment_of_no_partitions_changes_nothing(self, broker: StaticBroker, join: Join) -> None:

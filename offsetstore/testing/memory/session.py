@@ -32,6 +32,7 @@ _NOBODY = Token(0, UUID(int=0))
 GROUPS = "consumer_groups"
 PARTITIONS = "kafka_partitions"
 _MARKS = "batch_marks"
+_TURNS = "turns"
 _HISTORY = "offset_history"
 _BEATS = "heartbeats"
 _MEMBERS = "group_members"
@@ -300,6 +301,16 @@ class MemorySession(LetterMemory):
             if is_new := before is None or before < batch_id:
                 self.put(_MARKS, (group, query_id), batch_id)
             return is_new
+
+    def take_turn(self, group: str, name: UUID, every: float) -> bool:
+        with self.statement():
+            if not self.is_free(_TURNS, group, name):
+                return False
+            self.lock(_TURNS, group, name)
+            now, last = self._clock(), self.get(_TURNS, group, name)
+            if has_turn := last is None or last <= now - timedelta(seconds=every):
+                self.put(_TURNS, (group, name), now)
+            return has_turn
 
     # -- the history
 
