@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -458,7 +459,9 @@ class FleetContract(ContractParts):
                 return tx.take_turn(name, every)
 
         def takes(name: UUID, every: float) -> bool:
-            return in_background(lambda: take(name, every)).result(timeout=WAIT)
+            taking = in_background(lambda: take(name, every))
+            assert wait([taking], timeout=WAIT).done
+            return taking.result()
 
         for name in (uuid4(), uuid4()):  # one of its own each
             with suppress(ZeroDivisionError), store.transaction(first) as tx:
