@@ -46,7 +46,7 @@ from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, desc
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
-from offsetstore.processing.between import Flush
+from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
@@ -121,6 +121,7 @@ class Consumer:
     :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
         `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. Records that wait count for
         ``flush=`` as those do that are gathered: while a limit is reached, nothing more is polled.
+    :param tick: work for a process that has written nothing for ``every`` seconds; of all processes, one at a time.
     :param propagate: the names of headers that follow a record, as ``("traceparent", "tenant")``; see docs/context.md.
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
@@ -142,6 +143,7 @@ class Consumer:
         flush: Flush | None = None,
         dead_letters: DeadLetters | None = None,
         filters: Sequence[Filter] = (),
+        tick: Tick | None = None,
         propagate: Collection[str] = (),
         metadata: MetadataFunction | None = None,
         formats: Formats = None,
@@ -153,7 +155,7 @@ class Consumer:
         self.store = store
         self.outputs = Outputs(transform, into, propagate)
         self.filters = check_filters(filters)
-        self.settings = Settings(metadata=metadata, dead_letters=dead_letters, propagate=propagate)
+        self.settings = Settings(metadata=metadata, dead_letters=dead_letters, propagate=propagate, tick=tick)
         self.settings.check_dead_letters(self.outputs.writers.values())
         self.settings.check_handler(self.outputs.handler)
         rows = 50_000 if self.outputs.handler is None else WINDOW

@@ -373,6 +373,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def mark_batch(self, group: str, query_id: uuid.UUID, batch_id: int) -> bool:
         return self.first(sql.MARK_BATCH, group=group, query_id=query_id, batch_id=batch_id) is not None
 
+    def take_turn(self, group: str, name: uuid.UUID, every: float) -> bool:
+        return self.first(sql.TAKE_TURN, group=group, name=name, every=every) is not None
+
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
         if not events:
             return
@@ -599,7 +602,7 @@ def group_row(rows: Sequence[Any]) -> GroupRow | None:
     pause = None if row.paused_at is None else Pause(row.paused_at, row.paused_until, row.pause_reason)
     pauses = (None, pause) if row.pause_ended else (pause, None)
     token = Token(row.epoch, row.claim_id)
-    return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet)
+    return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet, row.last_fleet)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:

@@ -103,7 +103,7 @@ OWNER = """g.epoch, g.claim_id, g.owner, g.claimed_at,
            AS alive_for,
        g.paused_at, g.paused_until, g.pause_reason,
        coalesce(g.paused_until <= clock_timestamp(), false) AS pause_ended, r.ending,
-       CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet"""
+       CASE WHEN g.fleet_id = g.claim_id THEN g.fleet END AS fleet, g.fleet AS last_fleet"""
 
 OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
@@ -393,6 +393,16 @@ INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id) VALUES (:gr
 ON CONFLICT (consumer_group, query_id) DO UPDATE
 SET batch_id = excluded.batch_id, updated_at = clock_timestamp()
 WHERE m.batch_id < excluded.batch_id
+RETURNING 1
+"""
+
+# Nobody waits: whoever has the row locked has this lock, too. If that holds another name's, a turn is left out.
+TAKE_TURN = """
+INSERT INTO {s}batch_marks AS m (consumer_group, query_id, batch_id)
+SELECT :group, :name, 0
+WHERE pg_try_advisory_xact_lock(hashtextextended(:group || chr(10) || CAST(:name AS text), 0))
+ON CONFLICT (consumer_group, query_id) DO UPDATE SET updated_at = clock_timestamp()
+WHERE m.updated_at <= clock_timestamp() - make_interval(secs => :every)
 RETURNING 1
 """
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Final, Protocol
+from uuid import UUID
 
 from offsetstore.errors import SinkError, StaleClaim
 from offsetstore.postgres.errors import raise_stripped, refusals, strip_chain, stripped
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
-from offsetstore.processing.unit import UNNAMED, PlanOutdated, Unit, commit
+from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
 from offsetstore.protocol.numbers import check_seconds, check_whole
@@ -24,6 +25,7 @@ from offsetstore.store.claim import Claim
 
 _LONGEST: Final = 1.0  # seconds between two looks
 _PATIENCE: Final = 60.0  # seconds to wait for a batch, or for idle work, at the end
+_TICK: Final = UUID("5b0a7a4e-6f0e-4d0b-9c53-0d6f7b1f8a11")  # whose turn it is, among the members of a fleet
 
 _log = logging.getLogger("offsetstore")
 
@@ -59,8 +61,9 @@ class Tick:
         ``work.connection`` is committed only if the claim is still the group's. An exception rolls it back, and is
         logged with its traceback; it is called again later. After an error that may pass (a lost connection, a
         deadlock, a lock timeout) it is called again at once; if the answer to COMMIT is lost, that is logged, and the
-        work may have been done. Batches wait while it runs, and so does ``claim.close()``.
-    :param every: seconds between two calls, and between the end of a batch and the next call.
+        work may have been done. Batches wait while it runs, and so does ``claim.close()``. Of the members of a fleet,
+        one calls it at a time.
+    :param every: seconds between two calls, in a fleet of any member, and between the end of a batch and the next call.
     :raises ConfigurationError: ``every`` is not above 0, or not finite.
     """
 
@@ -216,11 +219,15 @@ class Between:
         except Exception:  # noqa: BLE001 - the database is away: later, then
             return
         try:
-            commit(self._claim, Unit(rows={UNNAMED: tick}))
-        except StaleClaim:
-            pass  # the claim knows it now, and has told it
+            commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
+        except (StaleClaim, PlanOutdated):
+            pass  # the claim knows it now, and has told it; or it is another member's turn
         except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on
             self._tell_idle_work_failed(error)
+
+    def _turn_of(self, tick: Tick) -> Sequence[Turn]:
+        is_shared = self._claim.group_token != self._claim.token
+        return [Turn(_TICK, tick.every)] if is_shared else ()
 
     def _close(self) -> None:
         """Write what is kept, unless another claim has taken over, the group is paused, or the database is away.

@@ -310,6 +310,19 @@ class Failures(Along):
 
 
 @dataclass(frozen=True, slots=True)
+class Turn(Along):
+    """What members of a fleet do in turn, once in ``every`` seconds."""
+
+    name: UUID
+    every: float
+
+    def begin(self, tx: Transaction) -> None:
+        """Leave it to another member, if that is doing it, or has just done it."""
+        if not tx.take_turn(self.name, self.every):
+            raise PlanOutdated("another member does it")
+
+
+@dataclass(frozen=True, slots=True)
 class BatchMark(Along):
     """The number of a stateful query's batch.
 

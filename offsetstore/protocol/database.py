@@ -104,7 +104,7 @@ class GroupRow:
     ``alive_for`` is the time since the owner's last heartbeat, if there is one. ``pause`` is ``None`` if the group is
     not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that. ``ending`` is
     how the owner's run ended, ``None`` if no end is recorded. ``fleet`` is the name of the fleet that has the group,
-    ``None`` if that is none; see `offsetstore.protocol.fleet`.
+    ``None`` if that is none, and ``last_fleet`` that of the last one that had it; see `offsetstore.protocol.fleet`.
     """
 
     token: Token
@@ -115,6 +115,7 @@ class GroupRow:
     ended: Pause | None = None
     ending: Ending | None = None
     fleet: str | None = None
+    last_fleet: str | None = None
 
     @property
     def state(self) -> RunState:
@@ -377,6 +378,16 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Outb
 
     def mark_batch(self, group: str, query_id: UUID, batch_id: int) -> bool:
         """Move the mark to ``batch_id``; return ``False`` if it is already there or beyond. It never goes back."""
+        ...
+
+    def take_turn(self, group: str, name: UUID, every: float) -> bool:
+        """Whether it is this transaction that does what is done once in ``every`` seconds; it waits for nobody.
+
+        ``False`` if another transaction is doing it, or one that took its turn less than ``every`` seconds ago was
+        committed.
+
+        :param name: what is done. It must not be the id of a stateful query.
+        """
         ...
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:

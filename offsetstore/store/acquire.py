@@ -31,6 +31,7 @@ from offsetstore.errors import (
 from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
+from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
@@ -252,7 +253,7 @@ def _attempt(store: Connected, request: ClaimRequest, claim_id: uuid.UUID, evide
             acquired = replace(acquired, starting=starting)
         failpoints.reach("in_claim")
     _warn_of_copy(request, acquired.starting)
-    return Claim(store, request, acquired, has_members=has_members)
+    return Claim(store, request, acquired, has_members=has_members, after_fleet=_follows_fleet(request, locked))
 
 
 def _look_around(session: Session, schema: str | None) -> StoreIdentity:
@@ -275,6 +276,19 @@ def _warn_of_copy(request: ClaimRequest, starting: StartingOffsets | None) -> No
         "starts at the stored offsets. Give the copy an id (`offsetstore store new-id`) and a kafka_group= of its own",
         request.kafka_group,
         request.group,
+    )
+
+
+def _follows_fleet(request: ClaimRequest, locked: Locked) -> bool:
+    """Whether the last fleet that had the group was one of the group in Kafka that the claim copies its offsets to.
+
+    Jobs may have had it since: one that ends soon after it has fenced a fleet is followed by another, which still finds
+    the fleet's members.
+    """
+    return (
+        locked.owner is not None
+        and locked.view is not None
+        and locked.owner.last_fleet == fleet_name(locked.view.cluster_id, request.kafka_group)
     )
 
 
@@ -305,6 +319,7 @@ class Locked:
     """What an attempt has found under its locks; ``view`` and ``starting`` are ``None`` without a broker."""
 
     epoch: int
+    owner: GroupRow | None
     store_id: uuid.UUID
     rows: Mapping[TopicPartition, StoredOffset]
     view: BrokerView | None
@@ -326,13 +341,14 @@ def lock_whole(
     # Once more: the connection may be another one, and the id may have been changed.
     identity = session.identity()
     identity.expect_home(schema)
+    owner = session.group(group)
     if request.takeover != "fence":
-        _check_owner(session.group(group), request, claim_id)
+        _check_owner(owner, request, claim_id)
     rows = session.lock_group_partitions(group)
     if not rows:
         _refuse_renamed(group, session.history(group))
     view, starting = resolve_locked(session, request, rows, evidence, store_id=identity.store_id, checkpoint=checkpoint)
-    return Locked(before.epoch, identity.store_id, rows, view, starting)
+    return Locked(before.epoch, owner, identity.store_id, rows, view, starting)
 
 
 def resolve_locked(

@@ -138,6 +138,7 @@ class Claim:
         acquired: Acquired,
         *,
         has_members: bool = False,
+        after_fleet: bool = False,
     ) -> None:
         self._pid = os.getpid()
         self.database = store.database
@@ -174,7 +175,7 @@ class Claim:
             on_asked=self._tell_answer,
             run=self._run,
         )
-        self.mirror = self._start_mirror(request, has_members=has_members)
+        self.mirror = self._start_mirror(request, has_members=has_members, after_fleet=after_fleet)
         self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
 
     @property
@@ -239,14 +240,16 @@ class Claim:
     def _tell_answer(self, error: Exception | None) -> None:
         self.observers.on(DatabaseAsked(group=self.group, error=error))
 
-    def _start_mirror(self, request: ClaimRequest, *, has_members: bool) -> Mirror | None:
+    def _start_mirror(self, request: ClaimRequest, *, has_members: bool, after_fleet: bool) -> Mirror | None:
         broker = request.mirrored_to
         if self.starting is None or broker is None or request.mirror_every is None:
             return None
         starts = self.starting.starts
         found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
         ignored = frozenset(self.partitions - starts.keys())
-        target = MirrorTarget(broker, request.kafka_group, request.mirror_every, ignored, found, has_members)
+        target = MirrorTarget(
+            broker, request.kafka_group, request.mirror_every, ignored, found, has_members, after_fleet
+        )
         stamp = Stamp(self.store_id, self.token.epoch, digest(request.group))
         return Mirror(self.database, self, stamp, target, self.observers, on_lost=self.note_lost)
 

@@ -295,7 +295,7 @@ def _found_fleet(
     group = request.group
     with fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) as session:
         locked = lock_whole(session, request, fleet_id, evidence, schema=store.database.schema)
-        owner = session.group(group)
+        owner = locked.owner
         assert locked.starting is not None
         # Another process may have founded the fleet, or made the decision, since nothing was locked.
         if owner is not None and _shared(owner, fleet, decides=bool(decided(locked.starting))):

@@ -5,7 +5,8 @@ that identifies them as copies. Failures here do not affect the job. Four things
 claim; a row below its own copy, because the database was restored and only the copy shows that; another application
 that uses the group, because its offsets must not be overwritten; and a copy of the database, in which the group was
 claimed. Members of the group reveal the application, or an offset that is neither the one that the claim read nor a
-copy of ours. The stamp of a later claim reveals the copy of the database, if our rows, read after it, are still ours.
+copy of ours; but members may be consumers that had the group before, and are given time to leave. The stamp of a later
+claim reveals the copy of the database, if our rows, read after it, are still ours.
 Kafka is asked before each commit. It can't compare and commit at once, so a foreign commit in between is overwritten.
 """
 
@@ -34,6 +35,12 @@ from offsetstore.store.sessions import read, transaction
 INTERVAL: Final = 5.0
 """Seconds from one commit to the next, by default."""
 
+LEAVING = 60.0
+"""Seconds for which consumers that had the group may be members in Kafka: until a killed one's session has timed out.
+
+librdkafka's default of ``session.timeout.ms`` is 45 s.
+"""
+
 LAST_COMMIT = 5.0
 """Seconds to wait for the last commit when a claim is closed."""
 
@@ -61,7 +68,8 @@ class MirrorTarget:
 
     ``ignored`` are partitions with rows that the claim does not read: vanished ones, and those that Spark's ``assign``
     leaves out. ``found`` are Kafka's offsets when the claim decided where to start: they may be overwritten.
-    ``has_members``: whether the group had members then.
+    ``has_members``: whether the group had members then. ``after_fleet``: whether the last fleet that had the group was
+    one of this group in Kafka, so that members may be its consumers, which have not left yet.
     """
 
     broker: BrokerOffsets
@@ -70,6 +78,7 @@ class MirrorTarget:
     ignored: frozenset[TopicPartition]
     found: Mapping[TopicPartition, CommittedOffset]
     has_members: bool
+    after_fleet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ class Mirror:
         self._found = dict(target.found)
         self._unrecorded: _Contest | None = None
         self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
+        self._leave_by = time.monotonic() + LEAVING if target.after_fleet else 0.0
         self._given_up = False
         self._on_lost = on_lost
         self._look_at = time.monotonic() + LOOK_SECONDS
@@ -140,7 +150,7 @@ class Mirror:
         return not self._copies.is_alive
 
     def _wait(self) -> float:
-        if self._target.has_members and self.ended is None:
+        if self._found_others and self.ended is None:
             return 0.0  # contested at once
         now = time.monotonic()
         if self._is_due:
@@ -151,13 +161,18 @@ class Mirror:
     def _turn(self) -> bool:
         """Return whether there is more to do."""
         self._is_due = time.monotonic() >= self._copy_at
-        if self.ended is None and self._target.has_members:
+        if self.ended is None and self._found_others:
             self._contest_members()
         elif self._unrecorded is None:
             self._copy()
         else:
             self._record(self._unrecorded)
         return self._has_work
+
+    @property
+    def _found_others(self) -> bool:
+        """Whether the claim found members that can't be a former fleet's."""
+        return self._target.has_members and not self._target.after_fleet
 
     def _last(self) -> None:
         if self._has_work and not self._given_up:
@@ -410,8 +425,12 @@ class Mirror:
         if isinstance(error, MetadataRefused):
             self._end_with_warning(f"Kafka does not accept its stamp ({error.what})")
             return
-        if isinstance(error, GroupHasMembers):
+        if isinstance(error, GroupHasMembers) and time.monotonic() >= self._leave_by:
             self._contest_members()
+            return
+        if isinstance(error, GroupHasMembers):
+            why = "consumers that had the group before it was claimed may still be members of Kafka's group"
+            self._tell_failure(why, is_over=False, error=error)
             return
         if isinstance(error, BrokerRefused):
             self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every

@@ -604,6 +604,16 @@ class Transaction:
         self._batch_mark = (query_id, batch_id)
         return session.mark_batch(self._claim.group, query_id, batch_id)
 
+    def take_turn(self, name: uuid.UUID, every: float) -> bool:
+        """Whether this transaction does what the members of a fleet do in turn, once in ``every`` seconds.
+
+        :param name: what is done.
+        :return: ``False`` if another member is doing it, or has done it less than ``every`` seconds ago.
+        :raises LockFirst: before `lock`.
+        """
+        session, _ = self._require_lock("tx.take_turn was called before tx.lock")
+        return session.take_turn(self._claim.group, name, every)
+
     def check_deferred(self) -> None:
         """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
 

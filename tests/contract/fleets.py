@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -30,6 +32,7 @@ from offsetstore.operations.people import ask
 from offsetstore.processing.pause import GroupPaused, is_paused, read_offsets
 from offsetstore.processing.plan import Plan
 from offsetstore.processing.unit import Unit, commit
+from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.policy import StartPolicy
@@ -42,10 +45,12 @@ from offsetstore.store.claim import Claim, ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.sessions import transaction
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, ContractParts, Give, Read, Write
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give, Read, Write
+from tests.support.background import in_background
 
 P3 = TopicPartition("payments", 3)
 REASON = "ticket 17"
+HOUR = 3600.0
 
 
 class Join(Protocol):
@@ -153,6 +158,7 @@ class FleetContract(ContractParts):
         owner = store.owner(GROUP)
         assert owner is not None
         assert (member.fleet.epoch, owner.fleet) == (1, None)
+        assert owner.last_fleet == fleet_name("cluster", GROUP)
         assert join().fleet.epoch == 10
 
     # -- partitions
@@ -442,6 +448,36 @@ class FleetContract(ContractParts):
         store.claim(GROUP, broker)
         with pytest.raises(StaleClaim), store.transaction(member) as tx:
             tx.lock({})
+
+    @pytest.mark.behaviour("CONS-1", "OPS-6")
+    def test_members_take_turns_and_none_waits_for_another(self, store: OffsetStore, join: Join) -> None:
+        first, second = join(), join()
+
+        def take(name: UUID, every: float) -> bool:
+            with store.transaction(second) as tx:
+                tx.lock({})
+                return tx.take_turn(name, every)
+
+        def takes(name: UUID, every: float) -> bool:
+            taking = in_background(lambda: take(name, every))
+            assert wait([taking], timeout=WAIT).done
+            return taking.result()
+
+        for name in (uuid4(), uuid4()):  # one of its own each
+            with suppress(ZeroDivisionError), store.transaction(first) as tx:
+                tx.lock({})
+                assert tx.take_turn(name, HOUR)
+                assert not takes(name, 0.0)  # neither before there is a row
+                raise ZeroDivisionError
+            with store.transaction(first) as tx:
+                tx.lock({})
+                assert tx.take_turn(name, HOUR)
+            assert not takes(name, HOUR)
+            with store.transaction(first) as tx:
+                tx.lock({})
+                assert tx.take_turn(name, 0.0)
+                assert not takes(name, 0.0)  # nor where there is one
+            assert takes(name, 0.0)
 
     @pytest.mark.behaviour("CONS-6")
     def test_an_assignment_of_no_partitions_changes_nothing(self, broker: StaticBroker, join: Join) -> None:

@@ -18,7 +18,45 @@ _OWN: Final = f"{_ORDERS}test_a_member_that_takes_its_own_partition_again_keeps_
 _ROWS: Final = "database.unblocking(session, after=timeout, older_than=name_prefix(group))"
 _SHARE: Final = 'database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}{member.fleet.epoch}:")'
 
+_TURNS: Final = "test_members_take_turns_and_none_waits_for_another"
+_TICKS: Final = (
+    "tests/integration/consumer/test_members.py::"
+    "test_a_tick_is_called_once_a_group_however_many_members_there_are[mock]"
+)
+
 WRITES: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "turn-of-one-member",
+        text(
+            "TAKE_TURN",
+            "clock_timestamp() - make_interval(secs => :every)\n",
+            "clock_timestamp() + :every * interval '1 s'\n",
+        ),
+        tests=(f"{_POSTGRES}{_TURNS}",),
+        why="Each member would call the tick.",
+    ),
+    mutant(
+        "turn-that-waits",
+        text(
+            "TAKE_TURN",
+            "pg_try_advisory_xact_lock(hashtextextended(:group || chr(10) || CAST(:name AS text), 0))",
+            "true",
+        ),
+        tests=(f"{_POSTGRES}{_TURNS}",),
+        why="A member would write nothing while another one's tick runs.",
+    ),
+    mutant(
+        "turn-of-a-tick",
+        ("Turn.begin", "not tx.take_turn(self.name, self.every)", "False"),
+        tests=(_TICKS,),
+        why="Each member would call the tick.",
+    ),
+    mutant(
+        "ticks-of-a-fleet",
+        ("Between._turn_of", "self._claim.group_token != self._claim.token", "False"),
+        tests=(_TICKS,),
+        why="The same.",
+    ),
     mutant(
         "member-of-a-row",
         ("Transaction._locked_terms", "row.token != claim.token", "False"),

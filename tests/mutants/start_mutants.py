@@ -140,8 +140,32 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "members-end-the-mirror",
-        ("Mirror._note_failure", "isinstance(error, GroupHasMembers)", "error is None"),
+        ("Mirror._note_failure", "time.monotonic() >= self._leave_by", "False"),
         tests=(f"{_MIRRORED}test_members_end_it_for_good_also_when_they_have_left",),
+        why="The mirror would wait until the other application has left, and overwrite its offsets then.",
+    ),
+    mutant(
+        "members-of-the-fleet-before",
+        ("Mirror._note_failure", "time.monotonic() >= self._leave_by", "True"),
+        tests=(f"{_MIRRORED}test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_copies",),
+        why="A job that takes a group over from consumers would show no lag in Kafka for as long as it runs.",
+    ),
+    mutant(
+        "members-of-the-fleet-before-at-the-claim",
+        ("Mirror._found_others", "not self._target.after_fleet", "True"),
+        tests=(f"{_MIRRORED}test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_copies",),
+        why="The same, where the claim has seen the consumers already.",
+    ),
+    mutant(
+        "members-of-no-fleet",
+        ("_follows_fleet", "locked.owner.last_fleet == fleet_name(...)", "True"),
+        tests=(f"{_MIRRORED}test_members_of_a_group_in_kafka_that_the_consumers_did_not_use_are_another_applications",),
+        why="Another application's group would be tried again and again, until it has left.",
+    ),
+    mutant(
+        "members-that-stay",
+        ("Mirror.__init__", "LEAVING", "LEAVING * 1000"),
+        tests=(f"{_MIRRORED}test_members_that_stay_longer_than_a_session_are_another_applications",),
         why="The mirror would wait until the other application has left, and overwrite its offsets then.",
     ),
     mutant(

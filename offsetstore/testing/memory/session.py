@@ -32,6 +32,7 @@ _NOBODY = Token(0, UUID(int=0))
 GROUPS = "consumer_groups"
 PARTITIONS = "kafka_partitions"
 _MARKS = "batch_marks"
+_TURNS = "turns"
 _HISTORY = "offset_history"
 _BEATS = "heartbeats"
 _MEMBERS = "group_members"
@@ -49,6 +50,7 @@ class Group:
     claimed_at: datetime
     pause: Pause | None = None
     fleet: str | None = None
+    last_fleet: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class MemorySession(LetterMemory):
                 *((None, row.pause) if is_over else (row.pause, None)),
                 ending,
                 row.fleet,
+                row.last_fleet,
             )
 
     def names_of_groups(self) -> list[str]:
@@ -122,8 +125,8 @@ class MemorySession(LetterMemory):
             before = self._group(group)
             if before is not None:
                 self._write_beat(before.token.claim_id, None)
-            pause = None if before is None else before.pause
-            self.put(GROUPS, (group,), Group(token, owner, self._clock(), pause))
+            pause, last = (None, None) if before is None else (before.pause, before.last_fleet)
+            self.put(GROUPS, (group,), Group(token, owner, self._clock(), pause, last_fleet=last))
             for tp in self.rows(group):
                 self.lock(PARTITIONS, group, tp)
                 self._set(group, tp, token=token)
@@ -299,6 +302,16 @@ class MemorySession(LetterMemory):
                 self.put(_MARKS, (group, query_id), batch_id)
             return is_new
 
+    def take_turn(self, group: str, name: UUID, every: float) -> bool:
+        with self.statement():
+            if not self.is_free(_TURNS, group, name):
+                return False
+            self.lock(_TURNS, group, name)
+            now, last = self._clock(), self.get(_TURNS, group, name)
+            if has_turn := last is None or last <= now - timedelta(seconds=every):
+                self.put(_TURNS, (group, name), now)
+            return has_turn
+
     # -- the history
 
     def append_history(self, group: str, events: Sequence[HistoryEvent]) -> None:
@@ -355,7 +368,7 @@ class MemorySession(LetterMemory):
     # -- fleets
 
     def write_fleet(self, group: str, fleet: str) -> None:
-        self.put(GROUPS, (group,), replace(self.get(GROUPS, group), fleet=fleet))
+        self.put(GROUPS, (group,), replace(self.get(GROUPS, group), fleet=fleet, last_fleet=fleet))
 
     def take_partitions(self, group: str, token: Token, partitions: Collection[TopicPartition]) -> None:
         with self.statement():

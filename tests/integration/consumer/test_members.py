@@ -22,7 +22,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, StartingOffsets, TopicPartition
+from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, StartingOffsets, Tick, TopicPartition, Work
 from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
 from offsetstore.errors import (
     BrokerUnavailable,
@@ -318,6 +318,25 @@ def test_filters_drop_records_and_defer_others_and_another_member_gets_what_wait
     dropped = recorder.of(RecordsDropped)
     assert {one.by for one in dropped} == {"SkipIf"}
     assert sum(one.records for one in dropped) >= 200
+
+
+@pytest.mark.behaviour("CONS-1", "OPS-6")
+def test_a_tick_is_called_once_a_group_however_many_members_there_are(
+    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+) -> None:
+    query("CREATE TABLE ticks (began timestamptz)")
+
+    def tick(work: Work) -> None:
+        work.connection.exec_driver_sql("INSERT INTO ticks SELECT now() FROM pg_sleep(0.2)")
+
+    running = [starts(tick=Tick(tick, every=0.5)) for _ in range(3)]
+    wait_until(lambda: query("SELECT count(*) FROM ticks")[0][0] >= 6, timeout=60.0)
+    for one in running:
+        one.stop()
+
+    # `now` is the beginning of the transaction, a little before its turn.
+    gaps = query("SELECT extract(epoch FROM began - lag(began) OVER (ORDER BY began))::float FROM ticks")
+    assert min(gap for (gap,) in gaps if gap is not None) >= 0.4
 
 
 @pytest.mark.behaviour("CONS-4")

@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 from pyspark.sql import DataFrame
 
-from offsetstore import Append, Flush
+from offsetstore import Append, Flush, TopicPartition
 from offsetstore.consumer import Consumer
 from offsetstore.errors import GroupBusy, StaleClaim
 from tests.support.background import in_background
@@ -42,6 +42,12 @@ def has(world: World, *numbers: int) -> bool:
     return world.database.column(RECORDS) == list(numbers)
 
 
+def copied(world: World, topic: str) -> dict[int, int]:
+    tps = [TopicPartition(topic, number) for number in range(2)]
+    found = world.broker(topic).committed_offsets(world.group, tps)
+    return {tp.partition: offset.next_offset for tp, offset in found.items()}
+
+
 @pytest.mark.behaviour("CONS-2", "CONS-14")
 def test_a_group_moves_from_another_consumer_to_ours_to_spark_and_back_without_a_gap_or_a_double(world: World) -> None:
     world.database.execute("CREATE TABLE results (record bigint)")
@@ -72,14 +78,15 @@ def test_a_group_moves_from_another_consumer_to_ours_to_spark_and_back_without_a
     second = consumer_of(world, topic)
     running = in_background(second.run)
     wait_until(lambda: has(world, *range(5, 14)), timeout=60)
-    # It still runs. With a mirror, its members would be taken for those of another application.
-    with world.claim(topic, mirror_every=None) as claim:
+    # It still runs: the mirror waits until its members have left.
+    with world.claim(topic, mirror_every=0.2) as claim:
         produce(world, topic, 14, 15)
         with pytest.raises(StaleClaim):
             running.result(timeout=60)
         world.run(claim, rows, Append("results"))
     assert has(world, *range(5, 16))
     assert world.stored(topic) == {0: 8, 1: 8}
+    assert copied(world, topic) == {0: 8, 1: 8}
 
     third = consumer_of(world, topic)
     running = in_background(third.run)

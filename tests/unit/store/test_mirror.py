@@ -19,6 +19,8 @@ from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import mirror as mirrors
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
 from offsetstore.store.mirror import Mirror
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.recorder import Recorder
@@ -899,6 +901,84 @@ def test_members_at_the_claim_are_warned_of_and_nothing_is_copied(
 
     assert broker.commits == []
     assert caplog.text.count("the group has members") == 1
+
+
+def left_by_fleet(store: OffsetStore, broker: StaticBroker, kafka_group: str = GROUP) -> None:
+    """A fleet had the group, and one of its processes is still a member in Kafka."""
+    join(store, ClaimRequest(GROUP, broker, ("payments",), StartPolicy(), "refuse", 30.0, kafka_group)).close()
+    broker.members.add(GROUP)
+
+
+@pytest.mark.behaviour("CONS-4", "CONS-14")
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_copies(
+    store: InMemoryOffsetStore,
+    seen: Recorder,
+    broker: StaticBroker,
+    caplog: pytest.LogCaptureFixture,
+    jobs: int,
+) -> None:
+    left_by_fleet(store, broker)
+    for _ in range(jobs):  # that end soon after they have fenced the fleet
+        store.claim(GROUP, broker, mirror_every=None).close()
+
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: len(seen.of(MirrorTried, "failed")) > 3)
+    assert (of(claim).ended, broker.commits) == (None, [])
+    broker.members.clear()
+    wait_until(lambda: copied(broker) == {P0: 40, P1: 0, P2: 0})
+    claim.close()
+
+    assert of(claim).ended == "the claim was closed"
+    assert contested(store) == []
+    assert caplog.text.count("consumers that had the group before it was claimed may still be members") == 1
+    assert caplog.text.count("are copied to Kafka again") == 1
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_members_that_stay_longer_than_a_session_are_another_applications(
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "LEAVING", 0.3)
+    left_by_fleet(store, broker)
+
+    store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: contested(store))
+
+    assert len(seen.of(MirrorTried, "failed")) > 1
+    assert broker.commits == []
+    assert contested(store) == [(None, "another application uses the group 'billing' in Kafka: it has members")]
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_what_another_application_commits_beside_the_consumers_that_leave_is_not_overwritten(
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+) -> None:
+    left_by_fleet(store, broker)
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: seen.of(MirrorTried, "failed"))
+
+    broker.set_committed({P1: 70})
+    wait_until(lambda: of(claim).ended)
+    broker.members.clear()
+    claim.close()
+
+    assert copied(broker) == {P1: 70}
+    assert [tp for tp, _ in contested(store)] == [P1]
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_members_of_a_group_in_kafka_that_the_consumers_did_not_use_are_another_applications(
+    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+) -> None:
+    left_by_fleet(store, broker, kafka_group="billing-before")
+
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    wait_until(lambda: contested(store))
+
+    assert of(claim).ended is not None
+    assert seen.of(MirrorTried, "failed") == []
 
 
 @pytest.mark.behaviour("MIRROR-7")
