@@ -352,7 +352,7 @@ def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
 class _Size:
     """How many rows the next batch may have: after a refusal few, then twice as many each time.
 
-    Where rows were refused together of which none was to blame, as larger requests than their topic takes, batches stay
+    Rows that are refused whatever the others are say nothing about it. Where rows were refused together of which none was to blame, as larger requests than their topic takes, batches stay
     smaller than these for a while.
     """
 
@@ -362,6 +362,8 @@ class _Size:
         self._calm = 0
 
     def refused(self, refusal: Refusal, left: Sequence[OutboxRow]) -> None:
+        if refusal.certain:
+            return
         self.rows = max(1, len(left))
         if len(refusal.suspected) > 1:
             self._ceiling, self._calm = max(1, len(refusal.suspected) // 2), _CALM

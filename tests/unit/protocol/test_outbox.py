@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -261,36 +261,57 @@ def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
     ]
 
 
-@pytest.mark.behaviour("OUT-6")
-def test_after_rows_that_were_refused_only_together_batches_stay_smaller_for_a_while() -> None:
-    """A topic takes 40 rows in a request, say; librdkafka makes requests as large as it may."""
-    rows = {id_: ROWS[0]._replace(id=id_) for id_ in range(20_000)}
+def sizes(rows: int, send: Callable[[Sequence[OutboxRow]], Refusal | None], *, most: int) -> list[int]:
+    """How many rows are sent each time, up to ``most`` times, of an outbox with so many."""
+    left = {id_: ROWS[0]._replace(id=id_) for id_ in range(rows)}
     machine = relaying(again=True, word=words())
     step: Any = next(machine)
     kafka, stored = OPEN, standing(())
     sent: list[int] = []
-    while len(sent) < 300:
+    while len(sent) < most and not isinstance(step, Rest):
         answer = None
         match step:
-            case Look(most=most, without=without):
-                first = (without or [-1])[-1] + 1
-                answer = [rows[id_] for id_ in range(first, first + most) if id_ in rows]
+            case Look(most=limit, without=without):
+                gone = {*without}
+                answer = [row for row in islice(left.values(), limit + len(gone)) if row.id not in gone][:limit]
             case Ask():
                 answer = Position(OURS, *kafka)
             case Read():
                 answer = stored
             case Record(mark=mark, ids=ids, before=before):
                 stored = Standing(mark.number, ids, OURS, mark.word, before)
+                for id_ in (*step.done, *step.refused):
+                    del left[id_]
             case Send(mark=mark, rows=given) if given:
                 sent.append(len(given))
-                if len(given) > 40:
-                    answer = Refusal(suspected={row.id: "too large" for row in given})
-                else:
+                if (answer := send(given)) is None:
                     kafka = mark
             case _:
                 pass
         step = machine.send(answer)
+    return sent
 
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("bad", [5, 7, 10], ids=lambda bad: f"{bad} of 10")
+def test_rows_that_are_refused_whatever_the_others_are_do_not_make_batches_smaller(bad: int) -> None:
+    """A topic was deleted whose rows are most of the outbox."""
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        certain = {row.id: "no topic" for row in rows if row.id % 10 < bad}
+        return Refusal(certain=certain) if certain else None
+
+    assert len(sizes(60_000, send, most=100)) <= 20
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_after_rows_that_were_refused_only_together_batches_stay_smaller_for_a_while() -> None:
+    """A topic takes 40 rows in a request, say; librdkafka makes requests as large as it may."""
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        return Refusal(suspected={row.id: "too large" for row in rows}) if len(rows) > 40 else None
+
+    sent = sizes(20_000, send, most=300)
     refused = [size for size in sent if size > 40]
     assert refused[:2] == [10_000, 64]
     assert len(refused) == 4  # twice as many are tried once in a hundred batches
