@@ -380,14 +380,26 @@ class _Size:
 def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
     """Find out whether the relay can work at all, before it ends another one.
 
-    The other one may be sending. So what does not fit is an error only if it has recorded nothing meanwhile.
+    The other one may be sending. So what does not fit is no error if what it has recorded meanwhile explains it.
     """
     standing: Standing = yield Peek()
     position: Position = yield Ask(is_fenced=False)
     fits = _is_new(standing, position) or _is_sent(standing, position) or _is_open(standing, position)
-    if on_uncertain == "fail" and not fits and (yield Peek()) == standing:
-        raise _uncertain(standing, position)
+    if on_uncertain == "fail" and not fits:
+        later: Standing = yield Peek()
+        if later == standing or not _is_between(standing, position, later):
+            raise _uncertain(standing, position)
     yield Fence()  # only trying tells whether Kafka allows it; the other one fences us in turn, and goes on
+
+
+def _is_between(first: Standing, position: Position, later: Standing) -> bool:
+    """Whether Kafka can have this number between two looks at a database whose relay sends: numbers never fall there.
+
+    The database's is Kafka's or one more, and falls by one if all rows of its batch are refused.
+    """
+    if position.number is None or later.number is None or later.cluster_id != position.cluster_id:
+        return False
+    return first.cluster_id in {None, later.cluster_id} and (first.number or 0) - 1 <= position.number <= later.number
 
 
 def _is_new(standing: Standing, position: Position) -> bool:

@@ -103,6 +103,16 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="A second relay with a wrong address would end the first one, and then itself.",
     ),
     mutant(
+        "relay-that-is-busy-is-not-ended",
+        (
+            "_before_taking",
+            "later == standing or not _is_between(standing, position, later)",
+            "later == standing",
+        ),
+        tests=(f"{_UNIT}test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy",),
+        why="A second relay with a wrong anchor would end one that sends all the time, and then itself.",
+    ),
+    mutant(
         "relay-waits-for-its-own-commit",
         ("Relay._check", 'f"{READ} FOR UPDATE"', "READ"),
         tests=(f"{_RELAY}test_a_record_of_its_own_whose_outcome_is_not_known_is_waited_for",),

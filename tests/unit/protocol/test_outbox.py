@@ -103,13 +103,40 @@ def test_what_does_not_fit_ends_a_start_before_it_takes_anything_over_unless_ano
     with pytest.raises(OutboxUncertain, match="has later batches"):
         started.send(standing())
 
-    started = relaying()
-    for answer in (None, standing(), position):
-        started.send(answer)
-    assert started.send(Standing(7, (), OURS, "seven")) == Fence()
-
     decided = relaying(on_uncertain="skip")
     assert [decided.send(answer) for answer in (None, standing(), position)][-1] == Fence()
+
+
+@pytest.mark.behaviour("OUT-4", "OUT-5")
+@pytest.mark.parametrize(
+    ("first", "position", "later", "fits"),
+    [
+        (standing(), Position(OURS, 7, "seven"), Standing(7, (), OURS, "seven"), True),
+        (standing(), Position(OURS, 6, "six"), Standing(9, (1,), OURS, "nine", "eight"), True),
+        (standing(), Position(OURS, 5, "with fewer rows"), Standing(6, (1,), OURS, "six", "five"), True),
+        (standing(), Position(OURS, 4, "four"), Standing(4, (), OURS, "four"), True),
+        (Standing(), Position(OURS, 1, "one"), Standing(2, (1,), OURS, "two", "one"), True),
+        (standing(), Position(OURS, None), Standing(7, (), OURS, "seven"), False),
+        (standing(), Position("other", 6, "six"), Standing(7, (), OURS, "seven"), False),
+        (standing(), Position("other", 6, "six"), Standing(7, (), "other", "seven"), False),
+        (standing(), Position(OURS, 3, "three"), Standing(7, (), OURS, "seven"), False),
+        (standing(), Position(OURS, 8, "eight"), Standing(7, (), OURS, "seven"), False),
+    ],
+    ids=lambda given: str(tuple(given)[:2]) if isinstance(given, tuple) else str(given),
+)
+def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy(
+    first: Standing, position: Position, later: Standing, *, fits: bool
+) -> None:
+    """It records many times a second. Only what it can have sent between two looks at the database is its doing."""
+    started = relaying()
+    step = [started.send(answer) for answer in (None, first, position)][-1]
+    if fits:
+        if step == Peek():
+            step = started.send(later)
+        assert step == Fence()
+    else:
+        with pytest.raises(OutboxUncertain):
+            started.send(later)
 
 
 @pytest.mark.parametrize("kafka", [(None, None), (0, "zero")], ids=str)
