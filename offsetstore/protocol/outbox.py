@@ -27,6 +27,9 @@ OnUncertain: TypeAlias = Literal["fail", "repeat", "skip"]
 MOST_ROWS: Final = 10_000
 """Rows of one batch."""
 
+MOST_COUNTED: Final = 100_000
+"""Rows of the outbox that are read to say how many wait."""
+
 _CALM: Final = 100  # batches until one may be as large again as one that was refused without any row to blame
 
 TOPIC_NAMES: Final = "1 to 249 letters, digits, dots, hyphens and underscores, other than . and .."
@@ -59,16 +62,18 @@ class OutboxRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
-    """What a group has in the outbox.
+    """What a group has in the outbox, among the first 100,000 rows of all groups.
 
     :param rows: those that are not known to be in Kafka yet.
     :param oldest: when the oldest of them was written, by the database's clock; ``None`` if there are none.
-    :param refused: rows that Kafka refuses, set aside until a person decides.
+    :param refused: rows that Kafka refuses, set aside until a person decides; of the first 100,000, too.
+    :param more: whether there are as many rows, so that more may wait than were counted.
     """
 
     rows: int = 0
     oldest: datetime | None = None
     refused: int = 0
+    more: bool = False
 
 
 class OutboxSession(Protocol):
