@@ -278,8 +278,13 @@ class Outlet:
                         produce(topic, value, key)
                     else:
                         produce(topic, value, key, headers=list(headers))
-                except BufferError:  # its queue is full
-                    _serve(producer.poll, _GLANCE)
+                except BufferError as full:
+                    if not len(producer):
+                        certain[row] = f"{full}: set queue.buffering.max.kbytes above the size of a record"
+                        break
+                    self._flush(producer, until=len(producer) - 1)
+                    if self._failed:
+                        return certain
                     continue
                 except ck.KafkaException as error:
                     if not _is_answer(_cause(error)):

@@ -11,6 +11,7 @@ import pytest
 from offsetstore.errors import BrokerRefused, BrokerUnavailable
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.protocol.outbox import OutboxRow
 
 
 def outlet_of(**settings: str) -> Outlet:
@@ -119,3 +120,24 @@ def test_how_often_it_tries_is_not_the_user_s_to_say() -> None:
     made.close()
     assert "message.send.max.retries" not in config
     assert config["linger.ms"] == "7"
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_row_that_is_larger_than_the_queue_is_refused_for_certain() -> None:
+    made = outlet_of(**{"queue.buffering.max.kbytes": "1024", "message.max.bytes": "4000000"})
+    producer = ck.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.kbytes": 1024,
+                            "message.max.bytes": 4_000_000})  # fmt: skip
+    rows = [OutboxRow(1, "events", None, bytes(2_000_000))]
+    certain = made._produce(producer, rows)
+    made.close()
+    assert certain.keys() == {1}
+    assert "queue.buffering.max.kbytes" in certain[1]
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_full_queue_is_not_waited_for_without_end(outlet: Outlet) -> None:
+    producer = ck.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": 2})
+    rows = [OutboxRow(id_, "events", None, b"") for id_ in range(3)]
+    with pytest.raises(ck.KafkaException, match="_TIMED_OUT"):
+        outlet._produce(producer, rows)
+    producer.purge()
