@@ -249,6 +249,8 @@ class Outlet:
             self._flush(producer)
             if suspected := self._suspects(rows):
                 return Refusal(suspected=suspected)
+            if self._failed:  # then not all rows may have been handed over
+                raise ck.KafkaException(self._failed[0][1])
             failpoints.reach("outbox_in_transaction")
         except ck.KafkaException as raised:
             error = _cause(raised)

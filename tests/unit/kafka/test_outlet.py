@@ -11,7 +11,7 @@ import pytest
 from offsetstore.errors import BrokerRefused, BrokerUnavailable
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.kafka.settings.librdkafka import ClientSettings
-from offsetstore.protocol.outbox import OutboxRow
+from offsetstore.protocol.outbox import Mark, OutboxRow
 
 
 def outlet_of(**settings: str) -> Outlet:
@@ -141,3 +141,42 @@ def test_a_full_queue_is_not_waited_for_without_end(outlet: Outlet) -> None:
     with pytest.raises(ck.KafkaException, match="_TIMED_OUT"):
         outlet._produce(producer, rows)
     producer.purge()
+
+
+class Losing:
+    """A producer that reports the first record as purged, and would commit the others."""
+
+    committed = False
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet = outlet
+
+    def __len__(self) -> int:
+        return 0
+
+    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None:
+        self.outlet._failed.append(((topic, b"", b""), ck.KafkaError(ck.KafkaError._PURGE_QUEUE)))
+
+    def commit_transaction(self, _seconds: float) -> None:
+        self.committed = True
+
+    def begin_transaction(self) -> None: ...
+
+    def poll(self, _seconds: float) -> int:
+        return 0
+
+    flush = poll
+
+    def send_offsets_to_transaction(self, *_: object) -> None: ...
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_transaction_of_which_a_record_has_failed_is_not_committed_whatever_the_client_says(
+    outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Losing(outlet)
+    monkeypatch.setattr(outlet, "_producer", [producer])
+    monkeypatch.setattr(outlet, "_is_open", False)
+    with pytest.raises(BrokerUnavailable, match="producing batch 7"):
+        outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)])
+    assert not producer.committed
