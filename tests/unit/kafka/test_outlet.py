@@ -143,6 +143,19 @@ def test_a_full_queue_is_not_waited_for_without_end(outlet: Outlet) -> None:
     producer.purge()
 
 
+@pytest.mark.behaviour("OUT-6")
+def test_a_record_at_which_a_broker_fails_by_itself_is_suspected_and_one_without_an_answer_is_not(
+    outlet: Outlet,
+) -> None:
+    rows = [OutboxRow(1, "events", b"1", b""), OutboxRow(2, "events", b"2", b"")]
+    outlet._failed += [
+        (("events", b"1", b""), ck.KafkaError(ck.KafkaError.UNKNOWN)),
+        (("events", b"2", b""), ck.KafkaError(ck.KafkaError._TIMED_OUT)),
+    ]
+    assert outlet._suspects(rows).keys() == {1}
+    assert "no answer" not in str(outlet._trouble(ck.KafkaError(ck.KafkaError.UNKNOWN), "producing batch 7"))
+
+
 class Losing:
     """A producer that reports the first record as purged, and would commit the others."""
 
