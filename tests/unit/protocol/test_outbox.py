@@ -10,6 +10,7 @@ import pytest
 
 from offsetstore.errors import OutboxUncertain, RowsRefused
 from offsetstore.protocol.outbox import (
+    MOST_IN_A_ROW,
     Ask,
     Check,
     Fence,
@@ -18,6 +19,7 @@ from offsetstore.protocol.outbox import (
     Mark,
     OnUncertain,
     OutboxRow,
+    Pause,
     Peek,
     Position,
     Read,
@@ -43,6 +45,44 @@ def words() -> Callable[[], str]:
     """Draw ``w1``, ``w2`` and so on."""
     numbers = count(1)
     return lambda: f"w{next(numbers)}"
+
+
+def sizes(
+    rows: int,
+    send: Callable[[Sequence[OutboxRow]], Refusal | None],
+    *,
+    most: int,
+    watch: Callable[[Step], object] = bool,
+) -> list[int]:
+    """How many rows are sent each time, up to ``most`` times, of an outbox with so many; ``watch`` sees each step."""
+    left = {id_: ROWS[0]._replace(id=id_) for id_ in range(rows)}
+    machine = relaying(again=True, word=words())
+    step: Any = next(machine)
+    kafka, stored = OPEN, standing(())
+    sent: list[int] = []
+    while len(sent) < most and not isinstance(step, Rest):
+        answer = None
+        watch(step)
+        match step:
+            case Look(most=limit, without=without):
+                gone = {*without}
+                answer = [row for row in islice(left.values(), limit + len(gone)) if row.id not in gone][:limit]
+            case Ask():
+                answer = Position(OURS, *kafka)
+            case Read():
+                answer = stored
+            case Record(mark=mark, ids=ids, before=before):
+                stored = Standing(mark.number, ids, OURS, mark.word, before)
+                for id_ in (*step.done, *step.refused):
+                    del left[id_]
+            case Send(mark=mark, rows=given) if given:
+                sent.append(len(given))
+                if (answer := send(given)) is None:
+                    kafka = mark
+            case _:
+                pass
+        step = machine.send(answer)
+    return sent
 
 
 def steps(
@@ -263,6 +303,7 @@ def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
         Record(first, [8], before="four"),
         Send(first, ROWS[1:2]),
         *TRIAL,
+        Pause(),
         Record(second, [8], before="four"),
         Send(second, ROWS[1:2]),
         Look(1, [8]),
@@ -272,51 +313,50 @@ def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
 
 
 @pytest.mark.behaviour("OUT-6")
-def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
-    """Each time a new producer has committed something else: once could be the state of one."""
+def test_a_row_is_set_aside_when_two_trials_of_it_have_failed() -> None:
+    """Before each, a new producer has committed something else: once could be the state of one. Its first failure is no
+    trial, although it was the only row of its batch.
+    """
     alone = Refusal(suspected={8: "invalid"})
-    again = Mark(5, "w1")
-    found = steps(BEFORE, standing((8,)), refusals=[alone, alone])
+    once, twice = Mark(5, "w1"), Mark(5, "w2")
+    found = steps(BEFORE, standing((8,)), refusals=[alone, alone, alone])
     assert found[1:] == [
         Send(OPEN, ROWS[1:2]),
         *TRIAL,
-        Record(again, [8], before="four"),
-        Send(again, ROWS[1:2]),
+        Record(once, [8], before="four"),
+        Send(once, ROWS[1:2]),
+        *TRIAL,
+        Pause(),
+        Record(twice, [8], before="four"),
+        Send(twice, ROWS[1:2]),
         *TRIAL,
         Record(BEFORE, refused={8: "invalid"}),
         Look(1, ()),
     ]
 
 
-def sizes(rows: int, send: Callable[[Sequence[OutboxRow]], Refusal | None], *, most: int) -> list[int]:
-    """How many rows are sent each time, up to ``most`` times, of an outbox with so many."""
-    left = {id_: ROWS[0]._replace(id=id_) for id_ in range(rows)}
-    machine = relaying(again=True, word=words())
-    step: Any = next(machine)
-    kafka, stored = OPEN, standing(())
-    sent: list[int] = []
-    while len(sent) < most and not isinstance(step, Rest):
-        answer = None
-        match step:
-            case Look(most=limit, without=without):
-                gone = {*without}
-                answer = [row for row in islice(left.values(), limit + len(gone)) if row.id not in gone][:limit]
-            case Ask():
-                answer = Position(OURS, *kafka)
-            case Read():
-                answer = stored
-            case Record(mark=mark, ids=ids, before=before):
-                stored = Standing(mark.number, ids, OURS, mark.word, before)
-                for id_ in (*step.done, *step.refused):
-                    del left[id_]
-            case Send(mark=mark, rows=given) if given:
-                sent.append(len(given))
-                if (answer := send(given)) is None:
-                    kafka = mark
-            case _:
-                pass
-        step = machine.send(answer)
-    return sent
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("takes", [None, 50], ids=["none", "one of them"])
+def test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more(takes: int | None) -> None:
+    """It may be a format that no broker takes: the control commit has no record."""
+    refused: list[int] = []
+    waited: list[str | None] = []
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        return None if rows[0].id == takes else Refusal(suspected={rows[0].id: "invalid"})
+
+    def watch(step: Step) -> None:
+        if isinstance(step, Record):
+            refused.extend(step.refused)
+        elif isinstance(step, Pause) and step.refused:
+            waited.append(step.refused)
+
+    sizes(1_000, send, most=2_000, watch=watch)
+    first = [id_ for id_ in range(1_000) if id_ != takes]
+    most = MOST_IN_A_ROW + (takes or 0)
+    assert refused == first[:most]
+    assert len(waited) > 100
+    assert {*waited} == {"invalid"}
 
 
 @pytest.mark.behaviour("OUT-6")
