@@ -36,6 +36,7 @@ from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
+    MOST_IN_A_ROW,
     MOST_ROWS,
     TOPIC_NAMES,
     Ask,
@@ -45,6 +46,7 @@ from offsetstore.protocol.outbox import (
     Look,
     OnUncertain,
     OutboxRow,
+    Pause,
     Peek,
     Read,
     Record,
@@ -72,6 +74,7 @@ _AT_REST: Final = 1.0  # seconds from one look to the next
 _RENEW: Final = 24 * 3600.0  # seconds after which Kafka's number is set again; by default it expires after seven days
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
 _PATIENCE: Final = 60.0  # seconds until rows of a topic that is missing, or may not be written to, are set aside
+_TRIAL: Final = 2.0  # seconds between two trials of a row
 _RETRIES: Final = Retries(shortest=0.1, longest=10.0)
 
 TAKE: Final = """
@@ -112,6 +115,7 @@ ORDER BY g.id
 RETURNING 1)
 SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM kept) AS kept
 """
+OTHERS: Final = "SELECT topic FROM {s}outbox WHERE topic <> ALL(CAST(:topics AS text[])) LIMIT 1"
 LEFT: Final = "SELECT count(*) AS rows, min(id) AS first FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
 
 
@@ -238,6 +242,10 @@ class Relay:
                 if self._stopping.is_set():
                     return
                 answer = refusal
+            elif isinstance(step, Pause):
+                if self._pause(step):
+                    return
+                answer = None
             else:
                 answer = self._do(step)
 
@@ -296,8 +304,13 @@ class Relay:
         """Set rows aside whose topics are missing, or may not be written to; but not before it has lasted a minute.
 
         A topic may be created a little later than its first rows. So this waits, and until then nothing else is sent.
+        It goes on waiting if no rows of other topics are held up: nothing is gained by setting these aside, and if
+        nothing may be written at all, it is the principal that is to blame.
+
+        :raises TopicMissing, BrokerRefused: no others are held up, and we were to drain.
         """
         topics = {row.topic for row in rows}
+        told = -math.inf
         while topics:
             lacking = cast("Outlet", self._outlet).lacking(topics)
             now = time.monotonic()
@@ -306,13 +319,45 @@ class Relay:
             since = max((self._lacking.setdefault(topic, now) for topic in lacking), default=now)
             if not lacking:
                 return None
-            if now - since >= _PATIENCE or self._stopping.is_set():
+            is_over = now - since >= _PATIENCE
+            if self._stopping.is_set() or (is_over and (topics - lacking.keys() or self._holds_others_up(topics))):
                 return Refusal(certain={row.id: lacking[row.topic].what for row in rows if row.topic in lacking})
-            if since == now:
+            if is_over and self._ends_at_rest:
+                raise next(iter(lacking.values()))
+            if (since == now or is_over) and now - told >= _PATIENCE:
+                told = now
                 for error in lacking.values():
                     self._observers.on(OutboxWaits(group=self.group, error=error, wait=_PATIENCE))
-            self._stopping.wait(_AT_REST)
+            self._stopping.wait(max(_AT_REST, 10 * (time.monotonic() - now)))  # a large outbox is read, see OTHERS
         return None
+
+    def _holds_others_up(self, topics: Collection[str]) -> bool:
+        """Whether rows wait whose topic may be written to."""
+        known = [*topics]
+        while found := self._ask(lambda session: session.first(OTHERS, topics=known)):
+            if not cast("Outlet", self._outlet).lacking([found.topic]):
+                return True
+            known.append(found.topic)
+        return False
+
+    def _pause(self, step: Pause) -> bool:
+        """Wait before a row is tried again; return whether it is time to stop.
+
+        :raises BrokerRefused: one row after the other is refused, and we were to drain.
+        """
+        wait = _TRIAL
+        if step.refused is not None:
+            wait = _RETRIES.longest
+            error = BrokerRefused(
+                f"Kafka has refused more than {MOST_IN_A_ROW} rows of the outbox one after the other",
+                found=step.refused,
+                next_step="This looks like a bug or an outage, so no more are set aside. Check the relay's settings, "
+                "and the brokers' logs; `offsetstore outbox list` names the rows.",
+            )
+            if self._ends_at_rest:
+                raise error
+            self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
+        return self._stopping.wait(wait)
 
     def _passes(self, error: OffsetStoreError) -> bool:
         """Whether to begin again. What Kafka refuses, a new producer may not meet; it is tried with one."""

@@ -28,7 +28,7 @@ _KEYS: Final = (
     "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
     "committed=committed.next_offset beginning=log.beginning end lag beyond_end epoch=stored.token.epoch "
     "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
-    "updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused]"
+    "updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused more]"
 )
 _DECIDED: Final = {
     "reset": "reset",
@@ -84,7 +84,8 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
                     updated_at, age_seconds
       outbox        rows: how many are not known to be in Kafka yet; oldest:
                     when the oldest was written; refused: how many Kafka
-                    refuses; null if there are none
+                    refuses; more: whether the outbox has so many rows
+                    that not all were counted; null if there are none
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -122,7 +123,8 @@ def _head(state: GroupState, identity: StoreIdentity) -> Iterator[str]:
 
 def _outbox(outbox: OutboxState, at: datetime) -> Iterator[str]:
     if outbox.oldest is not None:
-        yield f"{counted(outbox.rows, 'row')} in the outbox, the oldest for {short(at - outbox.oldest)}."
+        more = " or more" if outbox.more else ""
+        yield f"{counted(outbox.rows, 'row')}{more} in the outbox, the oldest for {short(at - outbox.oldest)}."
     if outbox.refused:
         yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: see `offsetstore outbox list`."
 

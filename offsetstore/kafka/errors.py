@@ -55,6 +55,7 @@ _SILENCE: Final = frozenset({
 
 _OPENSSL: Final = "SSL routines"  # a broker that refuses our certificate says so after the handshake
 
+_CHECK: Final = "Check bootstrap.servers and that the brokers run"
 _NO_ACL: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
@@ -110,17 +111,18 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
         )
     if code == KafkaError._SSL:  # noqa: SLF001
         return _no_tls(error, doing)
-    # Kafka's own codes are positive, librdkafka's are negative.
+    # Kafka's own codes are positive but for that one, librdkafka's are negative.
     if code > 0 and code not in PASSING:
         return BrokerRefused(
             f"Kafka refused a request while {doing}",
             found=describe(error),
             next_step=f"Look up the code in Kafka's protocol guide, and see the broker's log; {doing.harmless}.",
         )
+    failed = code == KafkaError.UNKNOWN  # a broker, by an exception
     return BrokerUnavailable(
-        f"no answer from Kafka while {doing}",
+        f"{'Kafka failed' if failed else 'no answer from Kafka'} while {doing}",
         found=describe(error),
-        next_step=f"Check bootstrap.servers and that the brokers run; {doing.harmless}.",
+        next_step=f"{'See the log of the broker' if failed else _CHECK}; {doing.harmless}.",
     )
 
 

@@ -249,6 +249,8 @@ class Outlet:
             self._flush(producer)
             if suspected := self._suspects(rows):
                 return Refusal(suspected=suspected)
+            if self._failed:  # then not all rows may have been handed over
+                raise ck.KafkaException(self._failed[0][1])  # noqa: TRY301 - as if the client had raised it
             failpoints.reach("outbox_in_transaction")
         except ck.KafkaException as raised:
             error = _cause(raised)
@@ -267,7 +269,7 @@ class Outlet:
         self._is_open = False
         return None
 
-    def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:
+    def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901 - the client's answers
         """Hand the rows to librdkafka; return those that it refuses by itself, and why."""
         certain: dict[int, str] = {}
         produce = producer.produce
@@ -278,8 +280,13 @@ class Outlet:
                         produce(topic, value, key)
                     else:
                         produce(topic, value, key, headers=list(headers))
-                except BufferError:  # its queue is full
-                    _serve(producer.poll, _GLANCE)
+                except BufferError as full:
+                    if not len(producer):
+                        certain[row] = f"{full}: set queue.buffering.max.kbytes above the size of a record"
+                        break
+                    self._flush(producer, until=len(producer) - 1)
+                    if self._failed:
+                        return certain
                     continue
                 except ck.KafkaException as error:
                     if not _is_answer(_cause(error)):
@@ -355,4 +362,5 @@ def _cause(error: ck.KafkaException) -> ck.KafkaError:
 
 def _is_answer(error: ck.KafkaError) -> bool:
     """Whether Kafka has answered, with what the same request meets again; whether a record is to blame, trials tell."""
-    return not error.fatal() and isinstance(broker_error(error, "producing"), BrokerRefused)
+    is_refused = error.code() == ck.KafkaError.UNKNOWN or isinstance(broker_error(error, "producing"), BrokerRefused)
+    return is_refused and not error.fatal()

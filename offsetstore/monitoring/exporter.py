@@ -101,7 +101,7 @@ PINNED: Final = Gauge("offsetstore_group_pinned_partitions", "Partitions that a 
 LETTERS: Final = Gauge(
     "offsetstore_group_dead_letters", "Dead letters that are open, by state.", ("consumergroup", "state")
 )
-OUTBOX_ROWS: Final = Gauge("offsetstore_outbox_rows", "Rows that are not known to be in Kafka yet.", _GROUP)
+OUTBOX_ROWS: Final = Gauge("offsetstore_outbox_rows", "Rows not known to be in Kafka, of the first 100,000.", _GROUP)
 OUTBOX_AGE: Final = Gauge("offsetstore_outbox_oldest_seconds", "The age of the oldest of these, 0 without any.", _GROUP)
 OUTBOX_REFUSED: Final = Gauge("offsetstore_outbox_refused_rows", "Rows that Kafka refuses.", _GROUP)
 OUTBOX_SENT: Final = Gauge("offsetstore_outbox_sent_rows", "Rows that relays have sent in all; it only grows.")

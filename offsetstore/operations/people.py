@@ -22,7 +22,7 @@ from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
 from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
-from offsetstore.protocol.outbox import OutboxState
+from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState
 from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
@@ -142,13 +142,17 @@ WHERE {_ASKED.format(group="m.consumer_group")}
 ORDER BY m.consumer_group, m.joined_at, m.member_id
 """  # noqa: S608 - constants alone
 
+# No more rows than that are read, by the primary key: a probe every few seconds must not read a backlog of millions.
 OUTBOX_STATES: Final = f"""
-SELECT consumer_group, max(rows) AS rows, max(oldest) AS oldest, max(refused) AS refused
-FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS refused
-      FROM {{s}}outbox WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group
+WITH waiting AS (SELECT consumer_group, created_at FROM {{s}}outbox ORDER BY id LIMIT {MOST_COUNTED}),
+aside AS (SELECT consumer_group FROM {{s}}outbox_refused ORDER BY id LIMIT {MOST_COUNTED})
+SELECT consumer_group, max(rows) AS rows, max(oldest) AS oldest, max(refused) AS refused, bool_or(more) AS more
+FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS refused,
+             (SELECT count(*) FROM waiting) = {MOST_COUNTED} AS more
+      FROM waiting WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group
       UNION ALL
-      SELECT consumer_group, 0, NULL, count(*)
-      FROM {{s}}outbox_refused WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group) AS both_tables
+      SELECT consumer_group, 0, NULL, count(*), false
+      FROM aside WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group) AS both_tables
 GROUP BY consumer_group
 """  # noqa: S608 - constants alone
 
@@ -203,7 +207,7 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
 
 def outbox_states(rows: Iterable[Any]) -> dict[str, OutboxState]:
     """Read the rows of `OUTBOX_STATES`: groups that have none are left out."""
-    return {row.consumer_group: OutboxState(row.rows, row.oldest, row.refused) for row in rows}
+    return {row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more) for row in rows}
 
 
 # The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.

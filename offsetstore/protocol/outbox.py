@@ -27,7 +27,13 @@ OnUncertain: TypeAlias = Literal["fail", "repeat", "skip"]
 MOST_ROWS: Final = 10_000
 """Rows of one batch."""
 
+MOST_COUNTED: Final = 100_000
+"""Rows of the outbox that are read to say how many wait."""
+
 _CALM: Final = 100  # batches until one may be as large again as one that was refused without any row to blame
+
+MOST_IN_A_ROW: Final = 100
+"""Rows that trials refuse until Kafka has taken one: more of them look like a bug or an outage."""
 
 TOPIC_NAMES: Final = "1 to 249 letters, digits, dots, hyphens and underscores, other than . and .."
 """What `is_topic` takes, for errors."""
@@ -59,16 +65,18 @@ class OutboxRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
-    """What a group has in the outbox.
+    """What a group has in the outbox, among the first 100,000 rows of all groups.
 
     :param rows: those that are not known to be in Kafka yet.
     :param oldest: when the oldest of them was written, by the database's clock; ``None`` if there are none.
-    :param refused: rows that Kafka refuses, set aside until a person decides.
+    :param refused: rows that Kafka refuses, set aside until a person decides; of the first 100,000, too.
+    :param more: whether there are as many rows, so that more may wait than were counted.
     """
 
     rows: int = 0
     oldest: datetime | None = None
     refused: int = 0
+    more: bool = False
 
 
 class OutboxSession(Protocol):
@@ -233,11 +241,22 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait a little before a row is tried again: what Kafka says may pass. No answer.
+
+    :param refused: why Kafka refuses the row, which is kept: so many were refused in a row that it looks like a bug or
+        an outage.
+    """
+
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rest:
     """There are no rows: wait for some. Answer: whether Kafka's mark has to be set again, lest it expires."""
 
 
-Step: TypeAlias = Peek | Take | Check | Fence | Ask | Read | Fetch | Look | Record | Send | Rest
+Step: TypeAlias = Peek | Take | Check | Fence | Ask | Read | Fetch | Look | Record | Send | Pause | Rest
 
 
 class Position(NamedTuple):
@@ -315,19 +334,18 @@ def relaying(
     if open_ids and not 0 < len(rows) <= size.rows:  # somebody has deleted them, or they are too many
         mark, rows = mark._replace(word=word()), rows[: size.rows]
         yield _instead(kafka, mark, rows)
-    alone: int | None = None
+    trials = _Trials()
     while True:
         if rows:
             refusal: Refusal | None = yield Send(mark, rows)
             if refusal is not None:
-                failed = rows
-                refused, rows = yield from _tried(kafka, failed, refusal, alone)
+                refused, rows = yield from _tried(kafka, rows, refusal, trials)
                 mark = mark._replace(word=word())
                 yield _instead(kafka, mark, rows, refused)
-                alone = failed[0].id if len(failed) == 1 else None
                 size.refused(refusal, rows)
                 continue
-            kafka, done, rows, alone = mark, _ids(rows), (), None
+            kafka, done, rows = mark, _ids(rows), ()
+            trials = _Trials()
             size.passed()
         found: Sequence[OutboxRow] = yield Look(size.rows, done)
         if found:
@@ -352,8 +370,8 @@ def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
 class _Size:
     """How many rows the next batch may have: after a refusal few, then twice as many each time.
 
-    Where rows were refused together of which none was to blame, as larger requests than their topic takes, batches stay
-    smaller than these for a while.
+    Rows that are refused whatever the others are say nothing about it. Where rows were refused together of which none
+    was to blame, as larger requests than their topic takes, batches stay smaller than these for a while.
     """
 
     def __init__(self, most: int, rows: int) -> None:
@@ -362,6 +380,8 @@ class _Size:
         self._calm = 0
 
     def refused(self, refusal: Refusal, left: Sequence[OutboxRow]) -> None:
+        if refusal.certain:
+            return
         self.rows = max(1, len(left))
         if len(refusal.suspected) > 1:
             self._ceiling, self._calm = max(1, len(refusal.suspected) // 2), _CALM
@@ -375,17 +395,54 @@ class _Size:
         self.rows = min(self._ceiling, 2 * self.rows)
 
 
+class _Trials:
+    """Which row is on trial, how often it has failed, and how many were refused since Kafka has taken one."""
+
+    def __init__(self) -> None:
+        self._row: int | None = None
+        self._failed = self._refused = 0
+
+    def begin(self, row: int) -> None:
+        """The row is the next to be sent, alone, by a producer that has committed something else."""
+        if row != self._row:
+            self._row, self._failed = row, 0
+
+    def failed(self, rows: Sequence[OutboxRow]) -> int:
+        """Count a failure of these rows; return how often the row on trial has failed, 0 if it is not this one."""
+        if [row.id for row in rows] != [self._row]:
+            return 0
+        self._failed += 1
+        return self._failed
+
+    def may_refuse(self) -> bool:
+        """Count one more; ``False`` if it would be too many."""
+        self._refused += 1
+        return self._refused <= MOST_IN_A_ROW
+
+
 def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
     """Find out whether the relay can work at all, before it ends another one.
 
-    The other one may be sending. So what does not fit is an error only if it has recorded nothing meanwhile.
+    The other one may be sending. So what does not fit is no error if what it has recorded meanwhile explains it.
     """
     standing: Standing = yield Peek()
     position: Position = yield Ask(is_fenced=False)
     fits = _is_new(standing, position) or _is_sent(standing, position) or _is_open(standing, position)
-    if on_uncertain == "fail" and not fits and (yield Peek()) == standing:
-        raise _uncertain(standing, position)
+    if on_uncertain == "fail" and not fits:
+        later: Standing = yield Peek()
+        if later == standing or not _is_between(standing, position, later):
+            raise _uncertain(standing, position)
     yield Fence()  # only trying tells whether Kafka allows it; the other one fences us in turn, and goes on
+
+
+def _is_between(first: Standing, position: Position, later: Standing) -> bool:
+    """Whether Kafka can have this number between two looks at a database whose relay sends: numbers never fall there.
+
+    The database's is Kafka's or one more, and falls by one if all rows of its batch are refused.
+    """
+    if position.number is None or later.number is None or later.cluster_id != position.cluster_id:
+        return False
+    return first.cluster_id in {None, later.cluster_id} and (first.number or 0) - 1 <= position.number <= later.number
 
 
 def _is_new(standing: Standing, position: Position) -> bool:
@@ -437,17 +494,16 @@ def _settled(
 
 
 def _tried(
-    kafka: Mark, rows: Sequence[OutboxRow], refusal: Refusal, was_alone: int | None
+    kafka: Mark, rows: Sequence[OutboxRow], refusal: Refusal, trials: _Trials
 ) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow]]]:
     """Return which rows are refused, and which are sent next.
 
     The rows before the first suspect are sent without it, so that nothing of its key overtakes them; then it is the
-    first, and is sent alone. It is refused if that fails twice in a row. Before the second time, and after each, our
-    token is still there, and a new producer has committed something else: so neither Kafka nor another relay is to
-    blame.
+    first, and is on trial: it is sent alone, and is refused if that fails twice, some time apart. Before each time, and
+    after it, our token is still there, and a new producer has committed something else: so neither Kafka nor another
+    relay is to blame. If one row after the other is refused, Kafka is: then the row is tried until it passes.
 
     :raises OutboxUncertain: another database's relay has sent something meanwhile.
-    :param was_alone: the row that failed alone before.
     """
     refused = refusal.certain
     if not refused:
@@ -457,8 +513,14 @@ def _tried(
             raise _uncertain(standing, position)
         yield Send(kafka)
         first = next(place for place, row in enumerate(rows) if row.id in refusal.suspected)
-        if len(rows) == 1 and rows[0].id == was_alone:
+        failed = trials.failed(rows)
+        if failed > 1 and trials.may_refuse():
             refused = refusal.suspected
+        else:
+            if failed:
+                yield Pause(refusal.suspected[rows[0].id] if failed > 1 else None)
+            if not first:
+                trials.begin(rows[0].id)
         rows = rows[: max(1, first)]
     return refused, [row for row in rows if row.id not in refused]
 

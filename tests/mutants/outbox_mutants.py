@@ -103,6 +103,16 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="A second relay with a wrong address would end the first one, and then itself.",
     ),
     mutant(
+        "relay-that-is-busy-is-not-ended",
+        (
+            "_before_taking",
+            "later == standing or not _is_between(standing, position, later)",
+            "later == standing",
+        ),
+        tests=(f"{_UNIT}test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy",),
+        why="A second relay with a wrong anchor would end one that sends all the time, and then itself.",
+    ),
+    mutant(
         "relay-waits-for-its-own-commit",
         ("Relay._check", 'f"{READ} FOR UPDATE"', "READ"),
         tests=(f"{_RELAY}test_a_record_of_its_own_whose_outcome_is_not_known_is_waited_for",),
@@ -140,15 +150,21 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-tries-alone",
-        ("_tried", "len(rows) == 1 and rows[0].id == was_alone", "True"),
+        ("_Trials.failed", "[row.id for row in rows] != [self._row]", "False"),
         tests=(f"{_UNIT}test_of_suspects_the_first_is_tried_alone_after_those_before_it",),
         why="Rows that Kafka takes would be set aside together with one that it refuses.",
     ),
     mutant(
         "relay-tries-twice",
-        ("_tried", "rows[0].id == was_alone", "True"),
-        tests=(f"{_UNIT}test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row",),
+        ("_tried", "failed > 1 and trials.may_refuse()", "failed and trials.may_refuse()"),
+        tests=(f"{_UNIT}test_a_row_is_set_aside_when_two_trials_of_it_have_failed",),
         why="A row would be set aside because Kafka has ended the producer's transaction.",
+    ),
+    mutant(
+        "relay-does-not-empty-the-outbox",
+        ("_tried", "failed > 1 and trials.may_refuse()", "failed > 1"),
+        tests=(f"{_UNIT}test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more",),
+        why="A setting that no broker takes would move the whole outbox aside, row by row.",
     ),
     mutant(
         "relay-tries-with-its-token",
@@ -163,7 +179,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     mutant(
         "relay-tries-something-else",
         ("_tried", "yield Send(kafka)", "None"),
-        tests=(f"{_UNIT}test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row",),
+        tests=(f"{_UNIT}test_a_row_is_set_aside_when_two_trials_of_it_have_failed",),
         why="A row would be set aside because of Kafka's state, or a missing right on the group.",
     ),
     mutant(

@@ -104,6 +104,7 @@ def place(  # noqa: PLR0917 - fixtures
 ) -> Generator[Place]:
     recorder = Recorder()
     monkeypatch.setattr("offsetstore.relay._PATIENCE", 1.0)
+    monkeypatch.setattr("offsetstore.relay._TRIAL", 0.1)
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
         made = offsetstore_topic
         yield Place(store, broker, offsetstore_kafka, offsetstore_database, made, made(1), query, recorder)
@@ -372,6 +373,37 @@ def test_a_topic_that_is_deleted_while_the_relay_runs_holds_nothing_up(place: Pl
 
 
 @pytest.mark.behaviour("OUT-6")
+def test_rows_are_set_aside_only_if_rows_of_other_topics_can_pass(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ACL, or the principal, may be wrong for a night: then nothing is wrong with the rows."""
+    topic, other, forbidden = place.topics(1), place.topics(1), set[str]()
+    monkeypatch.setattr(
+        Outlet,
+        "lacking",
+        lambda _outlet, topics: {one: BrokerRefused(f"no WRITE to {one}") for one in topics if one in forbidden},
+    )
+    forbidden |= {topic, other}
+    put(place.store, numbered(topic, range(3)))
+    with pytest.raises(BrokerRefused, match="no WRITE"):
+        place.relay().drain()
+    with running(place.relay(most=2)):
+        put(place.store, numbered(other, range(3)))
+        wait_until(lambda: len(place.recorder.of(OutboxWaits)) >= 3)
+        assert place.left() == 6
+        forbidden.discard(other)
+        place.wait_until_empty()
+        put(place.store, numbered(topic, [3]))
+        time.sleep(3)
+        assert place.left() == 1
+        forbidden.clear()
+        place.wait_until_empty()
+    assert place.values(other) == [0, 1, 2]
+    assert place.values(topic) == [3]
+    assert place.query("SELECT count(*) FROM outbox_refused") == [(3,)]
+
+
+@pytest.mark.behaviour("OUT-6")
 def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +436,8 @@ def test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again
     topic = place.topics(1)
     place.query("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     place.query(keeps)
-    put(place.store, numbered(topic, [0]) if done else [OutboxRecord("a-topic-that-nobody-made", None, b"")])
+    others = [] if done else [OutboxRecord("a-topic-that-nobody-made", None, b"")]
+    put(place.store, [*numbered(topic, [0]), *others])
 
     for _ in range(3):
         relay = place.relay()
@@ -416,7 +449,7 @@ def test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again
         with pytest.raises(SinkError, match=r"Look for a trigger, a rule or row-level security on the table outbox"):
             ended.result(20)
 
-    assert place.left() == 1
+    assert place.left() == 1 + len(others)
     assert place.values(topic) == done
 
 

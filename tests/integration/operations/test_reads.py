@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from offsetstore import OffsetRange, OffsetStore, Watermarks
+from offsetstore.operations.people import OUTBOX_STATES
+from offsetstore.protocol.outbox import OutboxState
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, process
@@ -44,3 +48,24 @@ def test_what_a_job_has_not_committed_yet_does_not_show_and_is_not_waited_for(st
         state = store.group_state(GROUP)
     assert [one.stored.next_offset for one in state.partitions.values() if one.stored] == [4]
     assert state.is_live
+
+
+@pytest.mark.behaviour("OUT-7")
+def test_of_a_large_outbox_only_the_first_rows_are_read(store: OffsetStore, query: Query) -> None:
+    """A probe asks every few seconds, and a relay may have been down for a night."""
+    store.claim(GROUP, topics=["payments"]).close()
+    query("INSERT INTO outbox (consumer_group, topic) VALUES ('another', 'a')")
+    few = store.group_state("another").outbox
+    assert few is not None
+    assert (few.rows, few.more) == (1, False)
+
+    query(f"INSERT INTO outbox (consumer_group, topic) SELECT '{GROUP}', 'a' FROM generate_series(1, 300000)")
+    query("INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+          f"SELECT n, '{GROUP}', 'a', now(), '' FROM generate_series(1, 300000) AS n")  # fmt: skip
+    query("ANALYZE outbox, outbox_refused")
+    state = store.group_state(GROUP).outbox
+    assert state == OutboxState(99_999, state.oldest if state else None, 100_000, more=True)
+
+    asked = OUTBOX_STATES.format(s="").replace(":groups", "NULL")
+    plan = "\n".join(line for (line,) in query(f"EXPLAIN {asked}"))
+    assert "Seq Scan on outbox" not in plan, plan

@@ -11,6 +11,7 @@ import pytest
 from offsetstore.errors import BrokerRefused, BrokerUnavailable
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.kafka.settings.librdkafka import ClientSettings
+from offsetstore.protocol.outbox import Mark, OutboxRow
 
 
 def outlet_of(**settings: str) -> Outlet:
@@ -119,3 +120,76 @@ def test_how_often_it_tries_is_not_the_user_s_to_say() -> None:
     made.close()
     assert "message.send.max.retries" not in config
     assert config["linger.ms"] == "7"
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_row_that_is_larger_than_the_queue_is_refused_for_certain() -> None:
+    made = outlet_of(**{"queue.buffering.max.kbytes": "1024", "message.max.bytes": "4000000"})
+    producer = ck.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.kbytes": 1024,
+                            "message.max.bytes": 4_000_000})  # fmt: skip
+    rows = [OutboxRow(1, "events", None, bytes(2_000_000))]
+    certain = made._produce(producer, rows)
+    made.close()
+    assert certain.keys() == {1}
+    assert "queue.buffering.max.kbytes" in certain[1]
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_full_queue_is_not_waited_for_without_end(outlet: Outlet) -> None:
+    producer = ck.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": 2})
+    rows = [OutboxRow(id_, "events", None, b"") for id_ in range(3)]
+    with pytest.raises(ck.KafkaException, match="_TIMED_OUT"):
+        outlet._produce(producer, rows)
+    producer.purge()
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_a_record_at_which_a_broker_fails_by_itself_is_suspected_and_one_without_an_answer_is_not(
+    outlet: Outlet,
+) -> None:
+    rows = [OutboxRow(1, "events", b"1", b""), OutboxRow(2, "events", b"2", b"")]
+    outlet._failed += [
+        (("events", b"1", b""), ck.KafkaError(ck.KafkaError.UNKNOWN)),
+        (("events", b"2", b""), ck.KafkaError(ck.KafkaError._TIMED_OUT)),
+    ]
+    assert outlet._suspects(rows).keys() == {1}
+    assert "no answer" not in str(outlet._trouble(ck.KafkaError(ck.KafkaError.UNKNOWN), "producing batch 7"))
+
+
+class Losing:
+    """A producer that reports the first record as purged, and would commit the others."""
+
+    committed = False
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.outlet = outlet
+
+    def __len__(self) -> int:
+        return 0
+
+    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None:
+        self.outlet._failed.append(((topic, b"", b""), ck.KafkaError(ck.KafkaError._PURGE_QUEUE)))
+
+    def commit_transaction(self, _seconds: float) -> None:
+        self.committed = True
+
+    def begin_transaction(self) -> None: ...
+
+    def poll(self, _seconds: float) -> int:
+        return 0
+
+    flush = poll
+
+    def send_offsets_to_transaction(self, *_: object) -> None: ...
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_transaction_of_which_a_record_has_failed_is_not_committed_whatever_the_client_says(
+    outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Losing(outlet)
+    monkeypatch.setattr(outlet, "_producer", [producer])
+    monkeypatch.setattr(outlet, "_is_open", False)
+    with pytest.raises(BrokerUnavailable, match="producing batch 7"):
+        outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)])
+    assert not producer.committed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import pytest
 
 from offsetstore.errors import OutboxUncertain, RowsRefused
 from offsetstore.protocol.outbox import (
+    MOST_IN_A_ROW,
     Ask,
     Check,
     Fence,
@@ -18,6 +19,7 @@ from offsetstore.protocol.outbox import (
     Mark,
     OnUncertain,
     OutboxRow,
+    Pause,
     Peek,
     Position,
     Read,
@@ -43,6 +45,44 @@ def words() -> Callable[[], str]:
     """Draw ``w1``, ``w2`` and so on."""
     numbers = count(1)
     return lambda: f"w{next(numbers)}"
+
+
+def sizes(
+    rows: int,
+    send: Callable[[Sequence[OutboxRow]], Refusal | None],
+    *,
+    most: int,
+    watch: Callable[[Step], object] = bool,
+) -> list[int]:
+    """How many rows are sent each time, up to ``most`` times, of an outbox with so many; ``watch`` sees each step."""
+    left = {id_: ROWS[0]._replace(id=id_) for id_ in range(rows)}
+    machine = relaying(again=True, word=words())
+    step: Any = next(machine)
+    kafka, stored = OPEN, standing(())
+    sent: list[int] = []
+    while len(sent) < most and not isinstance(step, Rest):
+        answer = None
+        watch(step)
+        match step:
+            case Look(most=limit, without=without):
+                gone = {*without}
+                answer = [row for row in islice(left.values(), limit + len(gone)) if row.id not in gone][:limit]
+            case Ask():
+                answer = Position(OURS, *kafka)
+            case Read():
+                answer = stored
+            case Record(mark=mark, ids=ids, before=before):
+                stored = Standing(mark.number, ids, OURS, mark.word, before)
+                for id_ in (*step.done, *step.refused):
+                    del left[id_]
+            case Send(mark=mark, rows=given) if given:
+                sent.append(len(given))
+                if (answer := send(given)) is None:
+                    kafka = mark
+            case _:
+                pass
+        step = machine.send(answer)
+    return sent
 
 
 def steps(
@@ -103,13 +143,40 @@ def test_what_does_not_fit_ends_a_start_before_it_takes_anything_over_unless_ano
     with pytest.raises(OutboxUncertain, match="has later batches"):
         started.send(standing())
 
-    started = relaying()
-    for answer in (None, standing(), position):
-        started.send(answer)
-    assert started.send(Standing(7, (), OURS, "seven")) == Fence()
-
     decided = relaying(on_uncertain="skip")
     assert [decided.send(answer) for answer in (None, standing(), position)][-1] == Fence()
+
+
+@pytest.mark.behaviour("OUT-4", "OUT-5")
+@pytest.mark.parametrize(
+    ("first", "position", "later", "fits"),
+    [
+        (standing(), Position(OURS, 7, "seven"), Standing(7, (), OURS, "seven"), True),
+        (standing(), Position(OURS, 6, "six"), Standing(9, (1,), OURS, "nine", "eight"), True),
+        (standing(), Position(OURS, 5, "with fewer rows"), Standing(6, (1,), OURS, "six", "five"), True),
+        (standing(), Position(OURS, 4, "four"), Standing(4, (), OURS, "four"), True),
+        (Standing(), Position(OURS, 1, "one"), Standing(2, (1,), OURS, "two", "one"), True),
+        (standing(), Position(OURS, None), Standing(7, (), OURS, "seven"), False),
+        (standing(), Position("other", 6, "six"), Standing(7, (), OURS, "seven"), False),
+        (standing(), Position("other", 6, "six"), Standing(7, (), "other", "seven"), False),
+        (standing(), Position(OURS, 3, "three"), Standing(7, (), OURS, "seven"), False),
+        (standing(), Position(OURS, 8, "eight"), Standing(7, (), OURS, "seven"), False),
+    ],
+    ids=lambda given: str(tuple(given)[:2]) if isinstance(given, tuple) else str(given),
+)
+def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy(
+    first: Standing, position: Position, later: Standing, *, fits: bool
+) -> None:
+    """It records many times a second. Only what it can have sent between two looks at the database is its doing."""
+    started = relaying()
+    step = [started.send(answer) for answer in (None, first, position)][-1]
+    if fits:
+        if step == Peek():
+            step = started.send(later)
+        assert step == Fence()
+    else:
+        with pytest.raises(OutboxUncertain):
+            started.send(later)
 
 
 @pytest.mark.parametrize("kafka", [(None, None), (0, "zero")], ids=str)
@@ -236,6 +303,7 @@ def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
         Record(first, [8], before="four"),
         Send(first, ROWS[1:2]),
         *TRIAL,
+        Pause(),
         Record(second, [8], before="four"),
         Send(second, ROWS[1:2]),
         Look(1, [8]),
@@ -245,16 +313,22 @@ def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
 
 
 @pytest.mark.behaviour("OUT-6")
-def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
-    """Each time a new producer has committed something else: once could be the state of one."""
+def test_a_row_is_set_aside_when_two_trials_of_it_have_failed() -> None:
+    """Before each, a new producer has committed something else: once could be the state of one. Its first failure is no
+    trial, although it was the only row of its batch.
+    """
     alone = Refusal(suspected={8: "invalid"})
-    again = Mark(5, "w1")
-    found = steps(BEFORE, standing((8,)), refusals=[alone, alone])
+    once, twice = Mark(5, "w1"), Mark(5, "w2")
+    found = steps(BEFORE, standing((8,)), refusals=[alone, alone, alone])
     assert found[1:] == [
         Send(OPEN, ROWS[1:2]),
         *TRIAL,
-        Record(again, [8], before="four"),
-        Send(again, ROWS[1:2]),
+        Record(once, [8], before="four"),
+        Send(once, ROWS[1:2]),
+        *TRIAL,
+        Pause(),
+        Record(twice, [8], before="four"),
+        Send(twice, ROWS[1:2]),
         *TRIAL,
         Record(BEFORE, refused={8: "invalid"}),
         Look(1, ()),
@@ -262,35 +336,49 @@ def test_a_row_is_set_aside_when_it_was_refused_alone_twice_in_a_row() -> None:
 
 
 @pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("takes", [None, 50], ids=["none", "one of them"])
+def test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more(takes: int | None) -> None:
+    """It may be a format that no broker takes: the control commit has no record."""
+    refused: list[int] = []
+    waited: list[str | None] = []
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        return None if rows[0].id == takes else Refusal(suspected={rows[0].id: "invalid"})
+
+    def watch(step: Step) -> None:
+        if isinstance(step, Record):
+            refused.extend(step.refused)
+        elif isinstance(step, Pause) and step.refused:
+            waited.append(step.refused)
+
+    sizes(1_000, send, most=2_000, watch=watch)
+    first = [id_ for id_ in range(1_000) if id_ != takes]
+    most = MOST_IN_A_ROW + (takes or 0)
+    assert refused == first[:most]
+    assert len(waited) > 100
+    assert {*waited} == {"invalid"}
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("bad", [5, 7, 10], ids=lambda bad: f"{bad} of 10")
+def test_rows_that_are_refused_whatever_the_others_are_do_not_make_batches_smaller(bad: int) -> None:
+    """A topic was deleted whose rows are most of the outbox."""
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        certain = {row.id: "no topic" for row in rows if row.id % 10 < bad}
+        return Refusal(certain=certain) if certain else None
+
+    assert len(sizes(60_000, send, most=100)) <= 20
+
+
+@pytest.mark.behaviour("OUT-6")
 def test_after_rows_that_were_refused_only_together_batches_stay_smaller_for_a_while() -> None:
     """A topic takes 40 rows in a request, say; librdkafka makes requests as large as it may."""
-    rows = {id_: ROWS[0]._replace(id=id_) for id_ in range(20_000)}
-    machine = relaying(again=True, word=words())
-    step: Any = next(machine)
-    kafka, stored = OPEN, standing(())
-    sent: list[int] = []
-    while len(sent) < 300:
-        answer = None
-        match step:
-            case Look(most=most, without=without):
-                first = (without or [-1])[-1] + 1
-                answer = [rows[id_] for id_ in range(first, first + most) if id_ in rows]
-            case Ask():
-                answer = Position(OURS, *kafka)
-            case Read():
-                answer = stored
-            case Record(mark=mark, ids=ids, before=before):
-                stored = Standing(mark.number, ids, OURS, mark.word, before)
-            case Send(mark=mark, rows=given) if given:
-                sent.append(len(given))
-                if len(given) > 40:
-                    answer = Refusal(suspected={row.id: "too large" for row in given})
-                else:
-                    kafka = mark
-            case _:
-                pass
-        step = machine.send(answer)
 
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        return Refusal(suspected={row.id: "too large" for row in rows}) if len(rows) > 40 else None
+
+    sent = sizes(20_000, send, most=300)
     refused = [size for size in sent if size > 40]
     assert refused[:2] == [10_000, 64]
     assert len(refused) == 4  # twice as many are tried once in a hundred batches
