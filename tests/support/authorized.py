@@ -12,6 +12,7 @@ from offsetstore import Broker
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.requests import binding
 from offsetstore.local.kafka.server import KafkaBroker
+from tests.support.waiting import wait_until
 
 _ADMIN: Final = cast("Any", kafka_admin)  # its types are public, but not marked as exported
 
@@ -82,11 +83,7 @@ class Authorized:
 
     def forbid(self, acl: Acl) -> None:
         """Take it away; it must be there."""
-        one = binding(acl)
-        wanted = _ADMIN.AclBindingFilter(
-            one.restype, one.name, one.resource_pattern_type, one.principal, "*", one.operation, one.permission_type
-        )
-        [future] = self._admin.delete_acls([wanted]).values()
+        [future] = self._admin.delete_acls([_only(binding(acl))]).values()
         assert len(future.result(30)) == 1
 
     def groups(self) -> list[str]:
@@ -94,5 +91,14 @@ class Authorized:
         return sorted(each.group_id for each in self._admin.list_consumer_groups().result(30).valid)
 
     def _create(self, bindings: list[Any]) -> None:
+        """Create them, and wait until the broker knows them: its controller answers before it does."""
         for future in self._admin.create_acls(bindings).values():
             future.result(30)
+        wait_until(lambda: all(self._admin.describe_acls(_only(one)).result(30) for one in bindings))
+
+
+def _only(one: Any) -> Any:
+    """The filter that finds this ACL alone."""
+    return _ADMIN.AclBindingFilter(
+        one.restype, one.name, one.resource_pattern_type, one.principal, "*", one.operation, one.permission_type
+    )
