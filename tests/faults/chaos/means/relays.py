@@ -45,7 +45,7 @@ _ABORTED: Final = 0.05
 """Of the transactions, those that are rolled back when their rows are in the outbox."""
 _MANY, _FEW = 200, 3
 """The most rows of a transaction that is in a hurry, and of one that is not."""
-_UNHURRIED: Final = 0.05
+_UNHURRIED: Final = 0.2
 _WRITERS: Final = 2
 
 
