@@ -261,6 +261,8 @@ class Outlet:
                 suspected = {row.id: describe(error) for row in rows}
             if suspected and not error.fatal():
                 return Refusal(suspected=suspected)
+            if error.code() == ck.KafkaError._TIMED_OUT and (topics := self._unanswered(producer)):  # noqa: SLF001
+                doing += f", of which records of {topics} have no answer"
             raise self._trouble(error, doing) from None
         try:
             producer.commit_transaction(self._timeout)
@@ -311,6 +313,13 @@ class Outlet:
             return {}
         records = {row.id: (row.topic, row.key or b"", row.value or b"") for row in rows}
         return {id_: answers[record] for id_, record in records.items() if record in answers}
+
+    def _unanswered(self, producer: Any) -> str:
+        """Name the topics of the records that are left, of which none is sent any more."""
+        with suppress(ck.KafkaException):
+            producer.purge()
+            _serve(producer.flush, _GLANCE)
+        return ", ".join(sorted({topic for (topic, _, _), _ in self._failed if topic is not None}))
 
     def _flush(self, producer: Any, until: int = 0) -> None:
         """Wait until so many records are left, or one has failed. The time begins anew with each that arrives."""

@@ -193,3 +193,33 @@ def test_a_transaction_of_which_a_record_has_failed_is_not_committed_whatever_th
     with pytest.raises(BrokerUnavailable, match="producing batch 7"):
         outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)])
     assert not producer.committed
+
+
+class Silent(Losing):
+    """A producer to which Kafka does not answer."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__(outlet)
+        self.topics: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None:
+        self.topics.append(topic)
+
+    def purge(self) -> None:
+        for topic in self.topics:
+            super().produce(topic, None, None)
+        self.topics.clear()
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_the_topics_of_records_without_an_answer_are_named(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition without a leader stops all: who reads the log has to know which."""
+    monkeypatch.setattr(outlet, "_producer", [Silent(outlet)])
+    monkeypatch.setattr(outlet, "_is_open", False)
+    with pytest.raises(
+        BrokerUnavailable, match="producing batch 7, of which records of events, letters have no answer"
+    ):
+        outlet.send(Mark(7, "seven"), [OutboxRow(1, "letters", None, b""), OutboxRow(2, "events", None, b"")])
