@@ -340,7 +340,8 @@ class Outlet:
             return BrokerUnavailable(
                 f"Kafka ended the producer while {doing}",
                 found=describe(error),
-                next_step="Another relay has begun, or the transaction took longer than transaction.timeout.ms.",
+                next_step="Another relay has begun, the transaction took longer than transaction.timeout.ms, or that is "
+                "above the brokers' transaction.max.timeout.ms.",
             )
         if error.retriable():
             return BrokerUnavailable(
