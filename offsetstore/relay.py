@@ -280,6 +280,8 @@ class Relay:
                 failpoints.reach("outbox_recorded")
             case Send():
                 return self._send(step)
+            case Pause():
+                pass  # as is told by `_follow`, which may have to stop
             case Rest():
                 if self._has_to_renew():
                     return True

@@ -106,6 +106,11 @@ def test_an_error_says_what_the_relay_needs(outlet: Outlet, code: int, error: ty
     assert "acls check" not in told.next_step
 
 
+def test_a_topic_that_is_forbidden_without_any_rows_is_the_anchor(outlet: Outlet) -> None:
+    error = ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert "to READ the topic" in outlet._trouble(error, "committing to topic anchor", has_rows=False).next_step
+
+
 def test_a_producer_that_kafka_has_ended_is_said_to_be_and_a_new_one_is_made(outlet: Outlet) -> None:
     fenced = ck.KafkaError(ck.KafkaError._FENCED, "replaced", fatal=True)
     told = outlet._trouble(fenced, "producing batch 7")
