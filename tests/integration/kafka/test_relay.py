@@ -411,7 +411,7 @@ def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
     topic = f"later-{place.anchor}"
     try:
         with running(place.relay()):
-            put(place.store, numbered(topic, range(3)))
+            put(place.store, [*numbered(topic, range(3)), *numbered(place.topics(1), [0])])
             wait_until(lambda: place.recorder.of(OutboxWaits))
             admin.create_topic(place.servers, topic)
             place.wait_until_empty()
