@@ -71,7 +71,8 @@ ANCHOR: Final = "offsetstore-outbox"
 _NAME: Final = "offsetstore:relay"
 _MOST_BYTES: Final = 8 << 20  # of one batch; a row that is larger is alone
 _AT_REST: Final = 1.0  # seconds from one look to the next
-_RENEW: Final = 24 * 3600.0  # seconds after which Kafka's number is set again; by default it expires after seven days
+_RENEW: Final = 3600.0  # seconds after which Kafka's number is set again; by default it expires after seven days
+_REFUSED: Final = 300.0  # seconds in which Kafka may refuse requests once it has taken some: brokers restart
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
 _PATIENCE: Final = 60.0  # seconds until rows of a topic that is missing, or may not be written to, are set aside
 _TRIAL: Final = 2.0  # seconds between two trials of a row
@@ -164,6 +165,7 @@ class Relay:
         self._ends_at_rest = False
         self._sent_at = -math.inf  # each start sets Kafka's mark again: processes may be short-lived
         self._has_taken = self._has_begun = self._has_sent = False
+        self._refused_since: float | None = None
         self._sending = 0  # rows
         self._lacking: dict[str, float] = {}  # topics, and since when
 
@@ -198,6 +200,7 @@ class Relay:
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
+        self._has_taken = False  # another relay may have run in between
         self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
         attempt = 0
         limit = self._most
@@ -249,7 +252,7 @@ class Relay:
             else:
                 answer = self._do(step)
 
-    def _do(self, step: Step) -> Any:  # noqa: C901, PLR0911 - one case for each step
+    def _do(self, step: Step) -> Any:  # noqa: C901, PLR0911, PLR0912 - one case for each step
         outlet = cast("Outlet", self._outlet)
         match step:
             case Take():
@@ -277,6 +280,8 @@ class Relay:
                 failpoints.reach("outbox_recorded")
             case Send():
                 return self._send(step)
+            case Pause():
+                pass  # as is told by `_follow`, which may have to stop
             case Rest():
                 if self._has_to_renew():
                     return True
@@ -293,6 +298,7 @@ class Relay:
         self._sending = 0
         if refusal is None:
             self._sent_at, self._has_sent = time.monotonic(), True
+            self._refused_since = None
             if step.rows:
                 self._observers.on(OutboxSent(group=self.group, rows=len(step.rows), seconds=self._sent_at - began))
         return refusal
@@ -360,8 +366,13 @@ class Relay:
         return self._stopping.wait(wait)
 
     def _passes(self, error: OffsetStoreError) -> bool:
-        """Whether to begin again. What Kafka refuses, a new producer may not meet; it is tried with one."""
-        return _passes(error) or (isinstance(error, BrokerRefused) and self._has_sent)
+        """Whether to begin again. What Kafka refuses, a new producer or a broker that has started may not refuse."""
+        if not isinstance(error, BrokerRefused):
+            return _passes(error)
+        now = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        return self._has_sent or now - self._refused_since < _REFUSED
 
     def _check(self) -> None:
         """Lock the row: a transaction of ours whose COMMIT was not answered may still hold it."""

@@ -232,7 +232,7 @@ class Outlet:
         producer = self._producer[0]
         self._failed.clear()
         self._reported.clear()
-        doing = f"producing batch {mark.number}"
+        doing = f"producing batch {mark.number}" if rows else f"committing to topic {self.anchor.topic}"
         offset = [ck.TopicPartition(*self.anchor, mark.number, mark.word)]
         try:
             producer.begin_transaction()
@@ -261,7 +261,9 @@ class Outlet:
                 suspected = {row.id: describe(error) for row in rows}
             if suspected and not error.fatal():
                 return Refusal(suspected=suspected)
-            raise self._trouble(error, doing) from None
+            if error.code() == ck.KafkaError._TIMED_OUT and (topics := self._unanswered(producer)):  # noqa: SLF001
+                doing += f", of which records of {topics} have no answer"
+            raise self._trouble(error, doing, has_rows=bool(rows)) from None
         try:
             producer.commit_transaction(self._timeout)
         except ck.KafkaException as raised:
@@ -312,6 +314,13 @@ class Outlet:
         records = {row.id: (row.topic, row.key or b"", row.value or b"") for row in rows}
         return {id_: answers[record] for id_, record in records.items() if record in answers}
 
+    def _unanswered(self, producer: Any) -> str:
+        """Name the topics of the records that are left, of which none is sent any more."""
+        with suppress(ck.KafkaException):
+            producer.purge()
+            _serve(producer.flush, _GLANCE)
+        return ", ".join(sorted({topic for (topic, _, _), _ in self._failed if topic is not None}))
+
     def _flush(self, producer: Any, until: int = 0) -> None:
         """Wait until so many records are left, or one has failed. The time begins anew with each that arrives."""
         now = time.monotonic()
@@ -325,13 +334,14 @@ class Outlet:
             if now >= min(end, last):
                 raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
 
-    def _trouble(self, error: ck.KafkaError, doing: str) -> BrokerError:
+    def _trouble(self, error: ck.KafkaError, doing: str, *, has_rows: bool = True) -> BrokerError:
         """Our error; one that a new producer may not meet is `BrokerUnavailable`."""
         if error.fatal() and not is_forbidden(error):
             return BrokerUnavailable(
                 f"Kafka ended the producer while {doing}",
                 found=describe(error),
-                next_step="Another relay has begun, or the transaction took longer than transaction.timeout.ms.",
+                next_step="Another relay has begun, the transaction took longer than transaction.timeout.ms, or that "
+                "is above the brokers' transaction.max.timeout.ms.",
             )
         if error.retriable():
             return BrokerUnavailable(
@@ -339,7 +349,10 @@ class Outlet:
                 found=describe(error),
                 next_step=f"Check bootstrap.servers and that the brokers run; {_HARMLESS}.",
             )
-        permission = "READ" if error.code() == ck.KafkaError.GROUP_AUTHORIZATION_FAILED else "WRITE to"
+        reads = {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
+        if not has_rows:
+            reads.add(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED)  # the anchor's
+        permission = "READ" if error.code() in reads else "WRITE to"
         return no_answer(error, self._reported, Doing(doing, permission, _HARMLESS, _NEEDED), self._timeout)
 
 

@@ -187,4 +187,11 @@ class DiscardRefused(_Refused):
         return "outbox-discard", "of the outbox discarded"
 
     def change(self, session: PostgresSession, ids: Sequence[int]) -> None:
-        session.run(DISCARD_REFUSED, ids=list(ids))
+        deleted = session.run(DISCARD_REFUSED, ids=list(ids))
+        if deleted != len(ids):
+            raise ConfigurationError(
+                "not all rows could be discarded; nothing was written",
+                found=f"{deleted} rows",
+                expected=str(len(ids)),
+                next_step="Look for a trigger, a rule or row-level security on the table outbox_refused.",
+            )

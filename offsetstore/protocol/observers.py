@@ -138,7 +138,7 @@ def _log_letters(event: LettersWritten | LettersReplayed) -> None:
 
 def _log_relay(event: OutboxRefused | OutboxWaits) -> None:
     if isinstance(event, OutboxWaits):
-        _log.warning("the relay tries again in %.1f s: %s", event.wait, event.error)
+        _log.warning("the relay waits, for up to %.1f s: %s", event.wait, event.error)
         return
     for row, why in event.errors.items():
         _log.warning("Kafka refuses row %d of the outbox, which is set aside: %s", row, why)

@@ -111,6 +111,17 @@ def test_what_is_discarded_is_gone_and_the_history_says_so(
 
 
 @pytest.mark.behaviour("OUT-6")
+def test_rows_that_something_in_the_database_keeps_are_not_said_to_be_discarded(
+    store: OffsetStore, query: Query
+) -> None:
+    query("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    query("CREATE TRIGGER keep BEFORE DELETE ON outbox_refused FOR EACH ROW EXECUTE FUNCTION keep()")
+    with pytest.raises(errors.ConfigurationError, match=r"not all rows could be discarded.*0 rows"):
+        store.discard_refused(GROUP, [4], reason="ticket 17")
+    assert "outbox-discard" not in [line.event for line in store.history(GROUP)]
+
+
+@pytest.mark.behaviour("OUT-6")
 @pytest.mark.parametrize("decision", ["retry", "discard"])
 def test_what_was_shown_is_what_is_done_or_nothing(
     call: Callable[..., Any], store: OffsetStore, offsetstore_database: str, query: Query, decision: str

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -378,11 +378,11 @@ def test_rows_are_set_aside_only_if_rows_of_other_topics_can_pass(
 ) -> None:
     """An ACL, or the principal, may be wrong for a night: then nothing is wrong with the rows."""
     topic, other, forbidden = place.topics(1), place.topics(1), set[str]()
-    monkeypatch.setattr(
-        Outlet,
-        "lacking",
-        lambda _outlet, topics: {one: BrokerRefused(f"no WRITE to {one}") for one in topics if one in forbidden},
-    )
+
+    def lacking(_outlet: Outlet, topics: Collection[str]) -> dict[str, BrokerRefused]:
+        return {one: BrokerRefused(f"no WRITE to {one}") for one in topics if one in forbidden}
+
+    monkeypatch.setattr(Outlet, "lacking", lacking)
     forbidden |= {topic, other}
     put(place.store, numbered(topic, range(3)))
     with pytest.raises(BrokerRefused, match="no WRITE"):
@@ -411,7 +411,7 @@ def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
     topic = f"later-{place.anchor}"
     try:
         with running(place.relay()):
-            put(place.store, numbered(topic, range(3)))
+            put(place.store, [*numbered(topic, range(3)), *numbered(place.topics(1), [0])])
             wait_until(lambda: place.recorder.of(OutboxWaits))
             admin.create_topic(place.servers, topic)
             place.wait_until_empty()

@@ -106,6 +106,11 @@ def test_an_error_says_what_the_relay_needs(outlet: Outlet, code: int, error: ty
     assert "acls check" not in told.next_step
 
 
+def test_a_topic_that_is_forbidden_without_any_rows_is_the_anchor(outlet: Outlet) -> None:
+    error = ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert "to READ the topic" in outlet._trouble(error, "committing to topic anchor", has_rows=False).next_step
+
+
 def test_a_producer_that_kafka_has_ended_is_said_to_be_and_a_new_one_is_made(outlet: Outlet) -> None:
     fenced = ck.KafkaError(ck.KafkaError._FENCED, "replaced", fatal=True)
     told = outlet._trouble(fenced, "producing batch 7")
@@ -193,3 +198,33 @@ def test_a_transaction_of_which_a_record_has_failed_is_not_committed_whatever_th
     with pytest.raises(BrokerUnavailable, match="producing batch 7"):
         outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)])
     assert not producer.committed
+
+
+class Silent(Losing):
+    """A producer to which Kafka does not answer."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__(outlet)
+        self.topics: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None:
+        self.topics.append(topic)
+
+    def purge(self) -> None:
+        for topic in self.topics:
+            super().produce(topic, None, None)
+        self.topics.clear()
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_the_topics_of_records_without_an_answer_are_named(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition without a leader stops all: who reads the log has to know which."""
+    monkeypatch.setattr(outlet, "_producer", [Silent(outlet)])
+    monkeypatch.setattr(outlet, "_is_open", False)
+    with pytest.raises(
+        BrokerUnavailable, match="producing batch 7, of which records of events, letters have no answer"
+    ):
+        outlet.send(Mark(7, "seven"), [OutboxRow(1, "letters", None, b""), OutboxRow(2, "events", None, b"")])

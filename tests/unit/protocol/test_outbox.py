@@ -162,7 +162,7 @@ def test_what_does_not_fit_ends_a_start_before_it_takes_anything_over_unless_ano
         (standing(), Position(OURS, 3, "three"), Standing(7, (), OURS, "seven"), False),
         (standing(), Position(OURS, 8, "eight"), Standing(7, (), OURS, "seven"), False),
     ],
-    ids=lambda given: str(tuple(given)[:2]) if isinstance(given, tuple) else str(given),
+    ids=str,
 )
 def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy(
     first: Standing, position: Position, later: Standing, *, fits: bool
