@@ -13,10 +13,15 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 
 SECONDS = 120.0
+
+
+def _end(code: str, *_: object) -> None:
+    sys.exit(int(code))
 
 
 def _main(steps: str, descriptor: int) -> None:
@@ -42,7 +47,7 @@ def _main(steps: str, descriptor: int) -> None:
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "deaf":
-                signal.signal(signal.SIGTERM, (lambda *_, code=value: sys.exit(int(code))) if value else signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, partial(_end, value) if value else signal.SIG_IGN)
             case "hush":
                 time.sleep(SECONDS)
             case _:
