@@ -39,7 +39,7 @@ from offsetstore.errors import (
 )
 from offsetstore.kafka.broker import Broker
 from offsetstore.kafka.client import LOG, make
-from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, describe
+from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
@@ -57,6 +57,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import ClaimRequest, Takeover
 from offsetstore.store.fleet import Member, join
+from offsetstore.store.mirror import LAST_COMMIT
 
 _REFUSED: Final = {
     "group.id": "the consumer's group: it is the store's and Kafka's",
@@ -163,6 +164,7 @@ class Consumer:
             group,
             metadata=formats,
         )
+        self.asked = Broker(self.kafka, timeout=LAST_COMMIT)
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -242,7 +244,8 @@ class Membership:
         self._paused: set[TopicPartition] = set()
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
         self._taken_at: dict[TopicPartition, float] = {}
-        self._commits = Commits(member)
+        self._asked = consumer.asked
+        self._commits = Commits(member, consumer.asked, consumer.request.kafka_group)
         self._polls = 0
         self._has_ended = False
         replays = consumer.settings.dead_letters is not None
@@ -256,6 +259,7 @@ class Membership:
             "partition.assignment.strategy": "cooperative-sticky",
             "enable.partition.eof": True,
             "on_commit": self._commits.answered,
+            "error_cb": self._on_error,
             "logger": LOG,
         }
         self._kafka: Any = make(confluent_kafka.Consumer, config, consumer.kafka)
@@ -273,6 +277,7 @@ class Membership:
         finally:
             self._has_ended = True
             self._kafka.close()  # which calls `_on_revoke`
+            self._asked.close()
 
     def _turn(self) -> None:
         """Poll, and hand over what is due."""
@@ -326,6 +331,11 @@ class Membership:
             raise broker_error(error, _READING)
         else:
             _log.warning("polling records: %s", describe(error))
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Kafka's client would try wrong credentials for ever, and say nothing else of them."""
+        if error.code() in WRONG_CREDENTIALS:
+            self._failed = self._failed or broker_error(error, _READING)
 
     def _on_assign(self, kafka: Any, assigned: Iterable[Any]) -> None:
         wanted = [TopicPartition(one.topic, one.partition) for one in assigned]

@@ -28,9 +28,32 @@ _COMMITTED: Final = (
     "tests/integration/consumer/test_members.py::"
     "test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back[mock]"
 )
+_AWAY: Final = "tests/unit/consumer/test_commits.py::"
 _FEED: Final = "tests/unit/consumer/test_records.py::"
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "commit-while-kafka-is-away",
+        (
+            "Commits._read",
+            "self._broker.committed_offsets(self._kafka_group, [TopicPartition(member.topics[0], 0)])",
+            "pass",
+        ),
+        tests=(f"{_AWAY}test_nothing_is_committed_while_kafka_is_away_and_health_tells_it",),
+        why="Each commit would be kept for session.timeout.ms, and no outage of Kafka would be seen.",
+    ),
+    mutant(
+        "outage-that-nobody-is-told-of",
+        ("Commits._commit", "isinstance(error, BrokerError)", "False"),
+        tests=(f"{_AWAY}test_nothing_is_committed_while_kafka_is_away_and_health_tells_it",),
+        why="A consumer would be ready while Kafka is away.",
+    ),
+    mutant(
+        "wrong-credentials-for-ever",
+        ("Membership._on_error", "error.code() in WRONG_CREDENTIALS", "False"),
+        tests=(f"{_AWAY}test_wrong_credentials_end_the_consumer",),
+        why="After a password has changed, a consumer would try the old one for ever, and say nothing.",
+    ),
     mutant(
         "delivery-of-an-earlier-assignment",
         ("PolledRecords.ranges", "terms.get(tp) is one.term and one.range.size", "tp in terms and one.range.size"),
