@@ -75,6 +75,7 @@ _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _MOST: Final = 10_000  # records of one call
+_LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
 _READING: Final = Doing("polling records", permission="READ", harmless="what was not stored is read again")
@@ -276,8 +277,21 @@ class Membership:
             raise
         finally:
             self._has_ended = True
-            self._kafka.close()  # which calls `_on_revoke`
-            self._asked.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave the group. If Kafka is away, its client would wait for it as long as ``session.timeout.ms``."""
+
+        def close() -> None:
+            try:
+                self._kafka.close()  # which calls `_on_revoke`
+            finally:
+                self._asked.close()
+
+        if wait([ended := meanwhile("offsetstore-kafka-end", close)], timeout=_LEAVING).done:
+            ended.result()
+        else:
+            _log.warning("no answer from Kafka within %g s while leaving group %r", _LEAVING, self._member.group)
 
     def _turn(self) -> None:
         """Poll, and hand over what is due."""

@@ -55,6 +55,16 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         why="After a password has changed, a consumer would try the old one for ever, and say nothing.",
     ),
     mutant(
+        "end-that-waits-for-kafka",
+        (
+            "Membership._leave",
+            'wait([(ended := meanwhile("offsetstore-kafka-end", close))], timeout=_LEAVING)',
+            'wait([(ended := meanwhile("offsetstore-kafka-end", close))], timeout=None)',
+        ),
+        tests=(f"{_AWAY}test_the_end_does_not_wait_for_a_kafka_that_is_away",),
+        why="While Kafka is away, a process would be killed at the end of its drain, with exit code 75.",
+    ),
+    mutant(
         "delivery-of-an-earlier-assignment",
         ("PolledRecords.ranges", "terms.get(tp) is one.term and one.range.size", "tp in terms and one.range.size"),
         tests=(f"{_DELIVERIES}test_what_was_polled_before_a_partition_came_back_is_left_out",),

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError
 from offsetstore import Append, OffsetRange, TopicPartition
 from offsetstore.consumer import Consumer
 from offsetstore.consumer import commits as commits_module
+from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer.commits import Commits
 from offsetstore.errors import BrokerRefused, BrokerUnavailable
 from offsetstore.monitoring.health import Code, Limits, judge
@@ -212,3 +213,15 @@ def test_wrong_credentials_end_the_consumer(store: InMemoryOffsetStore, cluster:
     ]
     with pytest.raises(BrokerRefused, match="refused the credentials"):
         in_background(consumer_of(store, cluster).run).result(timeout=30)
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_the_end_does_not_wait_for_a_kafka_that_is_away(
+    store: InMemoryOffsetStore, cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_LEAVING", 0.2)
+    client.closing.clear()
+    consumer = consumer_of(store, cluster)
+    consumer.stop()
+    in_background(consumer.run).result(timeout=30)
+    client.closing.set()
