@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -30,6 +31,7 @@ from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import record_of
 from offsetstore.errors import (
     ConfigurationError,
+    GroupBusy,
     LockTimeout,
     LogTruncated,
     OffsetOutOfRange,
@@ -175,10 +177,24 @@ class Consumer:
             partitions.
         """
         try:
-            with self._as_process(), join(self.store, self.request) as member:
-                Membership(self, member, self._stopping).run()
+            with self._as_process():
+                if (joined := self._join()) is not None:
+                    with joined as member:
+                        Membership(self, member, self._stopping).run()
         finally:
             self._stopping.clear()  # here, since `stop` may be called before this
+
+    def _join(self) -> Member | None:
+        """Join the fleet, as soon as no job has the group if that is asked for; ``None`` if it is stopped before."""
+        if self.request.takeover != "wait":
+            return join(self.store, self.request)
+        request = replace(self.request, takeover="refuse")
+        while True:
+            try:
+                return join(self.store, request)
+            except GroupBusy:
+                if self._stopping.wait(_SOON):
+                    return None
 
     def stop(self) -> None:
         """Have `run` end; any thread may call this."""

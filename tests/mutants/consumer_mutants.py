@@ -65,6 +65,12 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         why="While Kafka is away, a process would be killed at the end of its drain, with exit code 75.",
     ),
     mutant(
+        "wait-for-a-job-that-has-an-end",
+        ("Consumer._join", 'self.request.takeover != "wait"', "True"),
+        tests=(f"{_AWAY}test_a_consumer_waits_for_a_job_as_long_as_it_lives_and_ends_when_it_is_stopped",),
+        why="A consumer that waits for a job would end after 30 s, with an exit code that ends all others.",
+    ),
+    mutant(
         "delivery-of-an-earlier-assignment",
         ("PolledRecords.ranges", "terms.get(tp) is one.term and one.range.size", "tp in terms and one.range.size"),
         tests=(f"{_DELIVERIES}test_what_was_polled_before_a_partition_came_back_is_left_out",),

@@ -17,7 +17,7 @@ from offsetstore.consumer import Consumer
 from offsetstore.consumer import commits as commits_module
 from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer.commits import Commits
-from offsetstore.errors import BrokerRefused, BrokerUnavailable
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, GroupBusy
 from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector
 from offsetstore.offsets import CommittedOffset
@@ -225,3 +225,24 @@ def test_the_end_does_not_wait_for_a_kafka_that_is_away(
     consumer.stop()
     in_background(consumer.run).result(timeout=30)
     client.closing.set()
+
+
+@pytest.mark.behaviour("CONS-4")
+def test_a_consumer_waits_for_a_job_as_long_as_it_lives_and_ends_when_it_is_stopped(
+    store: InMemoryOffsetStore, cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_SOON", 0.05)
+    with store.claim(GROUP, cluster, topics=["payments"]):
+        waiting = consumer_of(store, cluster, takeover="wait")
+        waiting.request = replace(waiting.request, takeover_timeout=0.1)  # that of an assignment
+        ended = in_background(waiting.run)
+        time.sleep(0.5)
+        assert not ended.done()
+        waiting.stop()
+        ended.result(timeout=10)
+        with pytest.raises(GroupBusy):
+            consumer_of(store, cluster).run()
+        ended = in_background(waiting.run)
+    wait_until(lambda: client.config, timeout=30.0)  # it has joined
+    waiting.stop()
+    ended.result(timeout=30)
