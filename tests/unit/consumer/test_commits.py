@@ -211,8 +211,14 @@ def test_wrong_credentials_end_the_consumer(store: InMemoryOffsetStore, cluster:
         KafkaError(KafkaError._AUTHENTICATION),
         KafkaError(KafkaError._ALL_BROKERS_DOWN),
     ]
+    consumer = consumer_of(store, cluster)
+    ended = in_background(consumer.run)
+    try:
+        wait_until(ended.done, timeout=15.0)
+    finally:
+        consumer.stop()
     with pytest.raises(BrokerRefused, match="refused the credentials"):
-        in_background(consumer_of(store, cluster).run).result(timeout=30)
+        ended.result()
 
 
 @pytest.mark.behaviour("CONS-8")
@@ -223,8 +229,12 @@ def test_the_end_does_not_wait_for_a_kafka_that_is_away(
     client.closing.clear()
     consumer = consumer_of(store, cluster)
     consumer.stop()
-    in_background(consumer.run).result(timeout=30)
-    client.closing.set()
+    ended = in_background(consumer.run)
+    try:
+        wait_until(ended.done, timeout=15.0)
+    finally:
+        client.closing.set()
+    ended.result()
 
 
 @pytest.mark.behaviour("CONS-4")
