@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _EVERY: Final = 1.0
+_FOR_EVER: Final = 1e9  # seconds
 _OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)  # what the user's own SQL lacks is not told as ours
 
 
@@ -144,7 +145,8 @@ class Reporter:
         self._connection = connection
         self._on_lost = on_lost
         self._silence = consumer.longest_poll
-        self._limits = Limits(polling=self._silence)
+        waits = consumer.request.takeover == "wait"  # until a job has left, however long that lives
+        self._limits = Limits(polling=self._silence, starting=_FOR_EVER if waits else Limits.starting)
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
         self._guard = threading.Lock()

@@ -3,6 +3,9 @@
 The copies have the stamp of a claim's mirror (`offsetstore.store.mirror`), follow the store, and never lead it. The
 member's own consumer commits them: Kafka refuses those of a process that is no member any more, and while the group has
 members, those of anybody else. So nobody else's commit is looked for. A failure affects nothing but the copies.
+
+The member's client says nothing while Kafka is away: it polls no records, and answers no commit. So Kafka is asked
+before each, on other connections and with a time limit; while it does not answer, nothing is committed.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore.kafka.errors import describe
+from offsetstore.errors import BrokerError
+from offsetstore.kafka.errors import Doing, broker_error, describe
 from offsetstore.kafka.group_offsets import in_requests
 from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import MirrorTried
+from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.fleet import Member
 from offsetstore.store.mirror import INTERVAL, LAST_COMMIT
@@ -35,14 +40,24 @@ _CHANGING: Final = frozenset({
 })  # fmt: skip
 """The group's members are changing: whoever has the partition next commits."""
 
+_COMMITTING: Final = Doing(
+    "committing the stored offsets", permission="READ", harmless="the stored offsets are unchanged"
+)
+
 _log = logging.getLogger("offsetstore")
 
 
 class Commits:
-    """Commits what is stored of a member's partitions. The polling thread's, but for what reads the rows."""
+    """Commits what is stored of a member's partitions. The polling thread's, but for what asks Kafka and reads rows.
 
-    def __init__(self, member: Member) -> None:
+    :param broker: is asked whether Kafka is there, and should not take longer than `LAST_COMMIT` to say so.
+    :param kafka_group: the member's.
+    """
+
+    def __init__(self, member: Member, broker: BrokerOffsets, kafka_group: str) -> None:
         self._member = member
+        self._broker = broker
+        self._kafka_group = kafka_group
         self._stamp = Stamp(member.store_id, member.token.epoch, digest(member.group))
         self._stamp_only = False
         self._reading: Future[Mapping[TopicPartition, StoredOffset]] | None = None
@@ -51,6 +66,7 @@ class Commits:
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._pinned: set[TopicPartition] = set()  # as they were read last
         self._unpin: set[TopicPartition] = set()
+        self._unpinning: set[TopicPartition] = set()
 
     def turn(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
         """Commit what is stored, if it is time; this waits for nothing.
@@ -64,7 +80,7 @@ class Commits:
             self._commit(kafka, partitions)
 
     def last(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
-        """Commit what is stored of partitions that are given back next; wait some seconds for the database at most."""
+        """Commit what is stored of partitions that are given back next; wait for at most `LAST_COMMIT` seconds."""
         if not self._member.is_lost:
             self._read()  # anew: what is being read may not have all
             if self._reading is not None and wait([self._reading], timeout=LAST_COMMIT).done:
@@ -95,9 +111,10 @@ class Commits:
     def _read(self) -> None:
         self._next = time.monotonic() + INTERVAL
         member, unpin = self._member, sorted(self._unpin)
-        self._unpin.clear()
+        self._unpinning, self._unpin = {*unpin}, set()
 
         def rows() -> Mapping[TopicPartition, StoredOffset]:
+            self._broker.committed_offsets(self._kafka_group, [TopicPartition(member.topics[0], 0)])
             if unpin:  # Kafka has the copy now, so its offset need not be ignored any longer
                 with transaction(
                     member.database, name=member.name, lock_timeout=_LOCK_SECONDS, dedicated=True
@@ -119,6 +136,9 @@ class Commits:
         assert self._reading is not None
         reading, self._reading = self._reading, None
         if (error := reading.exception()) is not None:
+            self._unpin |= self._unpinning & {*partitions}
+            if isinstance(error, BrokerError):
+                self._tell_failure(error)
             _log.debug("what is to be committed to Kafka could not be read: %s", type(error).__name__)
             return
         rows = {tp: row for tp, row in reading.result().items() if tp in partitions and row.token == self._member.token}
@@ -155,6 +175,7 @@ class Commits:
         if error.code() in _CHANGING:
             _log.debug("offsets of group %r were not committed to Kafka: %s", self._member.group, describe(error))
             return
-        self._member.observers.on(
-            MirrorTried(group=self._member.group, reason=describe(error), error=KafkaException(error))
-        )
+        self._tell_failure(broker_error(error, _COMMITTING))
+
+    def _tell_failure(self, error: BrokerError) -> None:
+        self._member.observers.on(MirrorTried(group=self._member.group, reason=str(error), error=error))

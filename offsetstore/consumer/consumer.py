@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -31,6 +32,7 @@ from offsetstore.consumer.records import record_of
 from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
+    GroupBusy,
     LockTimeout,
     LogTruncated,
     OffsetOutOfRange,
@@ -42,7 +44,7 @@ from offsetstore.errors import (
 )
 from offsetstore.kafka.broker import Broker
 from offsetstore.kafka.client import LOG, make
-from offsetstore.kafka.errors import MISSING, PASSING, Doing, broker_error, describe
+from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
@@ -60,6 +62,7 @@ from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import ClaimRequest, Takeover
 from offsetstore.store.fleet import Member, join
+from offsetstore.store.mirror import LAST_COMMIT
 from offsetstore.store.term import Term
 
 _REFUSED: Final = {
@@ -78,6 +81,7 @@ _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _MOST: Final = 10_000  # records of one call
+_LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
 _HEARD: Final = 5.0  # seconds in which a member that has lost a partition hears of it from Kafka: some heartbeats
@@ -175,6 +179,7 @@ class Consumer:
             group,
             metadata=formats,
         )
+        self.asked = Broker(self.kafka, timeout=LAST_COMMIT)
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -184,10 +189,24 @@ class Consumer:
             partitions.
         """
         try:
-            with self._as_process(), join(self.store, self.request) as member:
-                Membership(self, member, self._stopping).run()
+            with self._as_process():
+                if (joined := self._join()) is not None:
+                    with joined as member:
+                        Membership(self, member, self._stopping).run()
         finally:
             self._stopping.clear()  # here, since `stop` may be called before this
+
+    def _join(self) -> Member | None:
+        """Join the fleet, as soon as no job has the group if that is asked for; ``None`` if it is stopped before."""
+        if self.request.takeover != "wait":
+            return join(self.store, self.request)
+        request = replace(self.request, takeover="refuse")
+        while True:
+            try:
+                return join(self.store, request)
+            except GroupBusy:
+                if self._stopping.wait(_SOON):
+                    return None
 
     def stop(self) -> None:
         """Have `run` end; any thread may call this."""
@@ -255,7 +274,8 @@ class Membership:
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
         self._refused: set[TopicPartition] = set()  # of these, with others or alone
         self._taken_at: dict[TopicPartition, float] = {}
-        self._commits = Commits(member)
+        self._asked = consumer.asked
+        self._commits = Commits(member, consumer.asked, consumer.request.kafka_group)
         self._polls = 0
         self._has_ended = False
         replays = consumer.settings.dead_letters is not None
@@ -269,6 +289,7 @@ class Membership:
             "partition.assignment.strategy": "cooperative-sticky",
             "enable.partition.eof": True,
             "on_commit": self._commits.answered,
+            "error_cb": self._on_error,
             "logger": LOG,
         }
         self._kafka: Any = make(confluent_kafka.Consumer, config, consumer.kafka)
@@ -285,7 +306,21 @@ class Membership:
             raise
         finally:
             self._has_ended = True
-            self._kafka.close()  # which calls `_on_revoke`
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave the group. If Kafka is away, its client would wait for it as long as ``session.timeout.ms``."""
+
+        def close() -> None:
+            try:
+                self._kafka.close()  # which calls `_on_revoke`
+            finally:
+                self._asked.close()
+
+        if wait([ended := meanwhile("offsetstore-kafka-end", close)], timeout=_LEAVING).done:
+            ended.result()
+        else:
+            _log.warning("no answer from Kafka within %g s while leaving group %r", _LEAVING, self._member.group)
 
     def _turn(self) -> None:
         """Poll, and hand over what is due."""
@@ -343,6 +378,11 @@ class Membership:
             raise raised
         else:
             _log.warning("polling records: %s", describe(error))
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Kafka's client would try wrong credentials for ever, and say nothing else of them."""
+        if error.code() in WRONG_CREDENTIALS:
+            self._failed = self._failed or broker_error(error, _READING)
 
     def _on_assign(self, kafka: Any, assigned: Iterable[Any]) -> None:
         wanted = [TopicPartition(one.topic, one.partition) for one in assigned]

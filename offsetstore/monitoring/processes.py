@@ -102,6 +102,11 @@ class Process:
             self._reader.join(timeout=1.0)
         return status
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it has told that another claim has its group."""
+        return self.report is not None and Code.CLAIM_LOST in self.report.verdict.codes
+
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self._pidfd is None:
@@ -257,7 +262,7 @@ class Supervisor:
             self._drain(place, process, now)
 
     def _hangs(self, place: Place, process: Process, now: float) -> str | None:
-        """Why a process has to be killed."""
+        """Why a process has to be killed. One that has lost its group hangs no sooner than one that was told to end."""
         limits, report = self._care.limits, process.report
         silent = now - process.heard
         patience = limits.starting if report is None else report.silence
@@ -267,7 +272,7 @@ class Supervisor:
             place.dead_since = None
             return None
         place.dead_since = now if place.dead_since is None else place.dead_since
-        if now - place.dead_since < limits.exit:
+        if now - place.dead_since < (self._care.drain if process.is_fenced else limits.exit):
             return None
         return f"is not live ({', '.join(one.text for one in report.verdict.findings if not one.is_live)})"
 
@@ -277,8 +282,10 @@ class Supervisor:
 
     def _bury(self, place: Place, process: Process, status: int, now: float) -> None:
         """Take note of a process's end, and decide what follows."""
-        was_ending, place.process, place.kill_at = place.kill_at is not None, None, None
+        place.process = place.kill_at = None
         how = f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+        if status < 0 and process.is_fenced:  # it could not say so by its exit code
+            status, how = ExitCode.FENCED, f"{how}, and another claim has its group"
         if self._is_stopping:
             # One that had not got so far as to handle SIGTERM has polled nothing.
             if status not in {0, -signal.SIGTERM} and self._code == 0:
@@ -286,7 +293,7 @@ class Supervisor:
                 self._say(f"process {place.number} has ended with {how}")
             return
         can_rejoin = process.report is not None and process.report.rejoins
-        if status in FINAL and not can_rejoin and not was_ending:
+        if status in FINAL and not can_rejoin:
             self._code = status
             self._end_all(now, f"process {place.number} has ended with {how}, and a restart does not help: ending")
             return

@@ -29,9 +29,48 @@ _COMMITTED: Final = (
     "test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back[mock]"
 )
 _AGAIN: Final = "tests/integration/consumer/test_members.py::"
+_AWAY: Final = "tests/unit/consumer/test_commits.py::"
 _FEED: Final = "tests/unit/consumer/test_records.py::"
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "commit-while-kafka-is-away",
+        (
+            "Commits._read",
+            "self._broker.committed_offsets(self._kafka_group, [TopicPartition(member.topics[0], 0)])",
+            "pass",
+        ),
+        tests=(f"{_AWAY}test_nothing_is_committed_while_kafka_is_away_and_health_tells_it",),
+        why="Each commit would be kept for session.timeout.ms, and no outage of Kafka would be seen.",
+    ),
+    mutant(
+        "outage-that-nobody-is-told-of",
+        ("Commits._commit", "isinstance(error, BrokerError)", "False"),
+        tests=(f"{_AWAY}test_nothing_is_committed_while_kafka_is_away_and_health_tells_it",),
+        why="A consumer would be ready while Kafka is away.",
+    ),
+    mutant(
+        "wrong-credentials-for-ever",
+        ("Membership._on_error", "error.code() in WRONG_CREDENTIALS", "False"),
+        tests=(f"{_AWAY}test_wrong_credentials_end_the_consumer",),
+        why="After a password has changed, a consumer would try the old one for ever, and say nothing.",
+    ),
+    mutant(
+        "end-that-waits-for-kafka",
+        (
+            "Membership._leave",
+            'wait([(ended := meanwhile("offsetstore-kafka-end", close))], timeout=_LEAVING)',
+            'wait([(ended := meanwhile("offsetstore-kafka-end", close))], timeout=None)',
+        ),
+        tests=(f"{_AWAY}test_the_end_does_not_wait_for_a_kafka_that_is_away",),
+        why="While Kafka is away, a process would be killed at the end of its drain, with exit code 75.",
+    ),
+    mutant(
+        "wait-for-a-job-that-has-an-end",
+        ("Consumer._join", 'self.request.takeover != "wait"', "True"),
+        tests=(f"{_AWAY}test_a_consumer_waits_for_a_job_as_long_as_it_lives_and_ends_when_it_is_stopped",),
+        why="A consumer that waits for a job would end after 30 s, with an exit code that ends all others.",
+    ),
     mutant(
         "delivery-of-an-earlier-assignment",
         ("PolledRecords.ranges", "terms.get(tp) is one.term and one.range.size", "tp in terms and one.range.size"),

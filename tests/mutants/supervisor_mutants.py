@@ -8,6 +8,7 @@ from tests.mutants.mutant import Mutant, mutant
 
 _PROCESSES: Final = "tests/unit/monitoring/test_processes.py::"
 _CONSUME: Final = "tests/integration/consumer/test_consume.py::"
+_SLOW: Final = "test_a_fenced_process_that_is_slow_to_end_is_killed_as_late_as_a_drained_one_and_never_replaced"
 
 SUPERVISOR: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -27,6 +28,18 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         ("processes:FINAL", "{ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED}", "{ExitCode.NO, ExitCode.USAGE}"),
         tests=(f"{_PROCESSES}test_a_process_for_which_no_restart_helps_ends_all",),
         why="Two fleets of one group would take it from each other for ever.",
+    ),
+    mutant(
+        "restart-of-a-fenced-process-that-was-killed",
+        ("Supervisor._bury", "status < 0 and process.is_fenced", "False"),
+        tests=(f"{_PROCESSES}{_SLOW}",),
+        why='With takeover="fence", the process that is started in its place would fence the job that has the group.',
+    ),
+    mutant(
+        "fenced-process-that-is-killed-as-one-that-hangs",
+        ("Supervisor._hangs", "self._care.drain if process.is_fenced else limits.exit", "limits.exit"),
+        tests=(f"{_PROCESSES}{_SLOW}",),
+        why="It would be killed before it can say whether the group is still that of its own fleet.",
     ),
     mutant(
         "fenced-process-that-rejoins-whoever-has-the-group",

@@ -1,8 +1,8 @@
 """A process that reports as a consumer's does: ``python tests/support/reporting_process.py STEPS DESCRIPTOR``.
 
 STEPS are words: ``report=BASE64`` sends what is pickled there; ``exit=CODE`` ends it, ``grow=BYTES`` makes it larger,
-``stop`` is SIGSTOP, ``deaf`` ignores SIGTERM, ``wait`` repeats the last report until that comes, and ``hush`` waits for
-it without a report. It imports nothing of ours: a test starts many of them.
+``stop`` is SIGSTOP, ``deaf`` ignores SIGTERM, ``deaf=CODE`` ends with that code then, ``wait`` repeats the last report
+until it comes, and ``hush`` waits for it without a report. It imports nothing of ours: a test starts many of them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 
 SECONDS = 120.0
+
+
+def _end(code: str, *_: object) -> None:
+    sys.exit(int(code))
 
 
 def _main(steps: str, descriptor: int) -> None:
@@ -42,7 +47,7 @@ def _main(steps: str, descriptor: int) -> None:
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "deaf":
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, partial(_end, value) if value else signal.SIG_IGN)
             case "hush":
                 time.sleep(SECONDS)
             case _:

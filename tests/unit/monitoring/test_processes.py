@@ -26,6 +26,7 @@ pytestmark = pytest.mark.behaviour("CONS-11")
 ROOT = Path(__file__).parents[3]
 PROCESS = str(ROOT / "tests" / "support" / "reporting_process.py")
 DEAD = Verdict((Finding(Code.BATCH_TOO_LONG, "billing", "billing: the batch is in flight"),))
+LOST = Verdict((Finding(Code.CLAIM_LOST, "billing", "billing: another claim has taken over"),))
 SILENCE = 300.0
 REPORTS = {
     word: b64encode(pickle.dumps(report)).decode()
@@ -33,6 +34,7 @@ REPORTS = {
         "ready": Report(Verdict(), SILENCE),
         "dead": Report(DEAD, SILENCE),
         "lost": Report(Verdict(), SILENCE, rejoins=True),
+        "fenced": Report(LOST, SILENCE),
     }.items()
 }
 SECONDS = 60.0  # a busy machine takes some to start a process
@@ -189,6 +191,22 @@ def test_a_fenced_process_whose_fleet_has_the_group_is_replaced(supervised: list
     soon(lambda: one.started[0] == 2 and one.is_ready())
 
 
+@pytest.mark.behaviour("CONS-4")
+def test_a_fenced_process_that_is_slow_to_end_is_killed_as_late_as_a_drained_one_and_never_replaced(
+    supervised: list[Supervised],
+) -> None:
+    one = supervise(supervised, {0: ["deaf ready fenced wait"], 1: ["ready wait"]}, Care(drain=20.0))
+    soon(lambda: one.supervisor.places[0].dead_since is not None)
+    one.skip(19)
+    assert one.said == []
+    one.skip(1)
+    soon(lambda: one.said)
+    one.skip(2)
+    assert one.end() == 6
+    assert one.started[0] == 1
+    assert "has ended with SIGKILL, and another claim has its group, and a restart does not help" in one.said[1]
+
+
 @pytest.mark.parametrize("steps", ["ready stop", "ready hush", "dead wait", "deaf dead wait"])
 def test_a_process_that_hangs_is_killed_and_replaced(supervised: list[Supervised], steps: str) -> None:
     """It is stopped, tells nothing any more, or tells that it makes no progress."""
@@ -230,6 +248,17 @@ def test_a_process_that_has_grown_is_drained_and_replaced(supervised: list[Super
     grown, ended = one.said
     assert "bytes of memory (limit 157,286,400): it is drained and replaced" in grown
     assert ended == "process 0 has ended with exit code 0; the next one starts in 1 s"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
+@pytest.mark.parametrize("code", [1, 6])
+def test_a_process_that_is_drained_and_ends_with_an_error_for_which_no_restart_helps_ends_all(
+    supervised: list[Supervised], code: int
+) -> None:
+    limit = 150 << 20
+    one = supervise(supervised, [f"deaf={code} ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
+    assert one.end() == code
+    assert one.started == {0: 1}
 
 
 @pytest.mark.behaviour("CONS-8")
