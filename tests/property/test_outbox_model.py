@@ -21,6 +21,7 @@ from offsetstore.protocol.outbox import (
     Look,
     Mark,
     OutboxRow,
+    Pause,
     Peek,
     Position,
     Read,
@@ -99,7 +100,7 @@ class World:
             if id_ in self.visible
         ]
 
-    def do(self, relay: Relay, *, renew: bool = False) -> Any:  # noqa: C901, PLR0911 - one case for each step
+    def do(self, relay: Relay, *, renew: bool = False) -> Any:  # noqa: C901, PLR0911, PLR0912 - one case for each step
         match relay.step:
             case Peek():
                 return self.standing
@@ -129,6 +130,8 @@ class World:
                 return self.send(relay, mark, rows)
             case Rest():
                 return renew
+            case Pause():
+                pass
         return None
 
     def expect(self, relay: Relay) -> None:
