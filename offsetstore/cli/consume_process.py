@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -145,8 +145,9 @@ class Reporter:
         self._connection = connection
         self._on_lost = on_lost
         self._silence = consumer.longest_poll
-        waits = consumer.request.takeover == "wait"  # until a job has left, however long that lives
-        self._limits = Limits(polling=self._silence, starting=_FOR_EVER if waits else Limits.starting)
+        self._limits = Limits(polling=self._silence)
+        if consumer.request.takeover == "wait":  # until a job has left, however long that lives
+            self._limits = replace(self._limits, starting=_FOR_EVER)
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
         self._guard = threading.Lock()
