@@ -223,6 +223,8 @@ class Scene:
     lost_since: float = 0.0
     told: list[Told] = field(default_factory=list[Told])
     """What others than jobs have told: members of a fleet."""
+    noted: list[str] = field(default_factory=list[str])
+    """Violations that the fault itself has seen, to be told with those that `verify` finds."""
     _expected: set[str] = field(default_factory=set[str])
     _allowed: set[str] = field(default_factory=set[str])
     _look: Database | None = None
@@ -410,7 +412,7 @@ class Scene:
 
     def verify(self) -> list[str]:
         """Stop the jobs, and return the violations."""
-        violations: list[str] = []
+        violations = list(self.noted)
         for job in self.jobs:
             if not job.has_ended:
                 job.stop()
