@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from typing import Any, Final, cast
 
@@ -24,6 +25,7 @@ from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, is_
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal, new_word
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
@@ -33,6 +35,7 @@ _RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
 _WORD: Final = len(new_word())
 _UNKNOWN: Final = frozenset({"WRITE"})  # a service that does not tell what is allowed
 _OFTEN: Final = 500  # records from one look at reports to the next
+_LATE: Final = 1.0  # seconds that librdkafka may take longer than it was given
 _GOODBYE: Final = 2.0  # seconds to abort a transaction at the end, which readers would wait for
 
 
@@ -245,7 +248,7 @@ class Outlet:
             # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
             # and raises what has ended the transaction, if no single record has.
             self._flush(producer, until=len(rows) - 1)
-            producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)
+            self._mark(producer, offset)
             self._flush(producer)
             if suspected := self._suspects(rows):
                 return Refusal(suspected=suspected)
@@ -270,6 +273,20 @@ class Outlet:
             raise self._trouble(_cause(raised), doing) from None
         self._is_open = False
         return None
+
+    def _mark(self, producer: Any, offset: list[ck.TopicPartition]) -> None:
+        """Put the mark into the transaction.
+
+        In another thread: librdkafka heeds no timeout where the group's coordinator dies meanwhile (its issue 5456),
+        and this thread would wait forever. What never returns there can commit nothing: a new producer fences it.
+        """
+        group, seconds = self._consumer[0].consumer_group_metadata(), self._timeout
+        sent = meanwhile(
+            "offsetstore-outbox-mark", lambda: producer.send_offsets_to_transaction(offset, group, seconds)
+        )
+        if not wait([sent], timeout=seconds + _LATE).done:
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
+        sent.result()
 
     def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901 - the client's answers
         """Hand the rows to librdkafka; return those that it refuses by itself, and why."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -88,6 +90,26 @@ def test_a_fatal_error_that_comes_with_a_report_is_that_error(outlet: Outlet, mo
     monkeypatch.setattr(producer, "flush", fenced)
     with pytest.raises(ck.KafkaException, match="_FENCED"):
         outlet._flush(producer)
+
+
+class Deaf:
+    """A producer that heeds no timeout."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+
+    def send_offsets_to_transaction(self, *_: object) -> None:
+        self.is_over.wait(60)
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_a_producer_that_never_returns_is_not_waited_for_longer_than_it_was_given(outlet: Outlet) -> None:
+    producer = Deaf()
+    began = time.monotonic()
+    with pytest.raises(ck.KafkaException, match="_TIMED_OUT"):
+        outlet._mark(producer, [])
+    producer.is_over.set()
+    assert 0.5 < time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
