@@ -202,11 +202,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-commits-its-number",
-        (
-            "Outlet.send",
-            "producer.send_offsets_to_transaction(offset, self._consumer[0].consumer_group_metadata(), self._timeout)",
-            "",
-        ),
+        ("Outlet.send", "self._mark(producer, offset)", ""),
         tests=(f"{_RELAY}test_a_kill_between_any_two_steps_leaves_each_row_once_and_in_order",),
         why="Kafka would not say which batch it has.",
     ),
