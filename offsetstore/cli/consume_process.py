@@ -41,7 +41,6 @@ from offsetstore.text import describe_error
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
 
-_LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _EVERY: Final = 1.0
 _FOR_EVER: Final = 1e9  # seconds
 _OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)  # what the user's own SQL lacks is not told as ours

@@ -69,13 +69,9 @@ class HandledRecords(PolledRecords):
         numbers = self._numbers(self.records(part, without))
         for number in numbers:
             if (why := self._kept.failed.get(number)) is not None:
-                raise HandlerFailed(
-                    FunctionFailed(
-                        f"the handler failed with {why.error.error_class}, attempts: {why.attempts}",
-                        error_class=why.error.error_class,
-                        text=why.error.text,
-                        traceback=why.error.traceback,
-                    )
+                error = why.error
+                raise HandlerFailed.of(
+                    error_class=error.error_class, text=error.text, traceback=error.traceback, attempts=why.attempts
                 )
         return {name: ArrowRows(one.writer, one.of(numbers).to_batches()) for name, one in self._kept.outputs.items()}
 

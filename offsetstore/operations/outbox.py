@@ -27,15 +27,14 @@ from offsetstore.protocol.outbox import MOST_ROWS
 
 _NAMED: Final = 20  # rows that a line of the history names
 
-_REFUSED: Final = """
+REFUSED: Final = """
 SELECT id, topic, error, created_at, refused_at FROM {s}outbox_refused
 WHERE consumer_group = :group AND id > :after
   AND (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[])))
   AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
 ORDER BY id LIMIT :limit
 """
-REFUSED: Final = _REFUSED
-LOCK_REFUSED: Final = f"{_REFUSED}FOR UPDATE"
+LOCK_REFUSED: Final = f"{REFUSED}FOR UPDATE"
 RETRY_REFUSED: Final = """
 WITH again AS (DELETE FROM {s}outbox_refused WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
 written AS (INSERT INTO {s}outbox (consumer_group, topic, key, value, headers)
@@ -170,13 +169,7 @@ class RetryRefused(_Refused):
 
     def change(self, session: PostgresSession, ids: Sequence[int]) -> None:
         written = session.one(RETRY_REFUSED, ids=list(ids), channel=CHANNEL, place=session.place).rows
-        if written != len(ids):
-            raise ConfigurationError(
-                "not all rows could be put back; nothing was written",
-                found=f"{written} rows",
-                expected=str(len(ids)),
-                next_step="Look for a trigger or a rule on the tables outbox and outbox_refused.",
-            )
+        _expect_all(written, ids, "put back", "tables outbox and outbox_refused")
 
 
 class DiscardRefused(_Refused):
@@ -188,10 +181,14 @@ class DiscardRefused(_Refused):
 
     def change(self, session: PostgresSession, ids: Sequence[int]) -> None:
         deleted = session.run(DISCARD_REFUSED, ids=list(ids))
-        if deleted != len(ids):
-            raise ConfigurationError(
-                "not all rows could be discarded; nothing was written",
-                found=f"{deleted} rows",
-                expected=str(len(ids)),
-                next_step="Look for a trigger, a rule or row-level security on the table outbox_refused.",
-            )
+        _expect_all(deleted, ids, "discarded", "table outbox_refused")
+
+
+def _expect_all(changed: int, ids: Sequence[int], done: str, tables: str) -> None:
+    if changed != len(ids):
+        raise ConfigurationError(
+            f"not all rows could be {done}; nothing was written",
+            found=f"{changed} rows",
+            expected=str(len(ids)),
+            next_step=f"Look for a trigger, a rule or row-level security on the {tables}.",
+        )

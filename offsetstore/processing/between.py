@@ -226,8 +226,7 @@ class Between:
             self._tell_idle_work_failed(error)
 
     def _turn_of(self, tick: Tick) -> Sequence[Turn]:
-        is_shared = self._claim.group_token != self._claim.token
-        return [Turn(_TICK, tick.every)] if is_shared else ()
+        return [Turn(_TICK, tick.every)] if self._claim.is_member else ()
 
     def _close(self) -> None:
         """Write what is kept, unless another claim has taken over, the group is paused, or the database is away.

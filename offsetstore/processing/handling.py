@@ -738,6 +738,12 @@ class HandlerFailed(Exception):
         super().__init__(failed)
         self.failed = failed
 
+    @classmethod
+    def of(cls, *, error_class: str, text: str, traceback: str | None, attempts: int) -> HandlerFailed:
+        """Make one of what the last attempt has raised."""
+        what = f"the handler failed with {error_class}, attempts: {attempts}"
+        return cls(FunctionFailed(what, error_class=error_class, text=text, traceback=traceback))
+
 
 def service_unavailable(error_class: str) -> SinkError:
     """The error that ends a job whose handler has met an outage.

@@ -802,7 +802,7 @@ class PutBack:
         claim = self._claim
         self._terms = claim.terms
         # A member replays those of its partitions; a job also those of partitions that Kafka no longer has.
-        own = None if claim.group_token == claim.token else sorted(self._terms)
+        own = sorted(self._terms) if claim.is_member else None
         found = claim.read(
             lambda session: session.requested_letters(claim.group, claim.topics, own, limit=MOST, max_bytes=MOST_BYTES)
         )

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
-from offsetstore.errors import ColumnMismatch, FunctionFailed, HandlerStuck, Outage, RowsRefused
+from offsetstore.errors import ColumnMismatch, HandlerStuck, Outage, RowsRefused
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handling import HandlerFailed, service_unavailable
 from offsetstore.protocol.letters import LetterError, rejected
@@ -89,9 +89,8 @@ def none_rejected(batch: pa.RecordBatch) -> pa.RecordBatch:
             raise RowsRefused("transform has rejected a record", column=REJECT)
         raise_outage(column.filter(are))
         first = _compute.filter(column, are)[0].as_py()
-        attempts, name = first.pop("attempts"), first["error_class"]
         del first["is_outage"]
-        raise HandlerFailed(FunctionFailed(f"the handler failed with {name}, attempts: {attempts}", **first))
+        raise HandlerFailed.of(**first)
     return batch.drop_columns([COLUMN])
 
 

@@ -184,6 +184,11 @@ class Claim:
         return self.token
 
     @property
+    def is_member(self) -> bool:
+        """Whether other members of a fleet share the group."""
+        return self.group_token != self.token
+
+    @property
     def partitions(self) -> AbstractSet[TopicPartition]:
         """The partitions known to have rows; a member's are those that it has."""
         return {tp for tp, term in self.terms.items() if term.has_row}
@@ -383,7 +388,7 @@ class Claim:
         try:
             return repeat(self, self.group, work, retry_if=self._unless_closed(retry_if))
         except StaleClaim:
-            if self.group_token == self.token:
+            if not self.is_member:
                 self.lose()  # a task may have found out; a member may have lost no more than a partition
             raise
 

@@ -35,6 +35,11 @@ class ClaimInfo(Protocol):
         ...
 
     @property
+    def is_member(self) -> bool:
+        """Whether others share the group."""
+        ...
+
+    @property
     def owner(self) -> str:
         """The claim's process, for people."""
         ...
@@ -112,6 +117,11 @@ class TaskClaim:
     def group_token(self) -> Token:
         """The claim's: members of a fleet have no tasks."""
         return self.token
+
+    @property
+    def is_member(self) -> bool:
+        """See `group_token`."""
+        return False
 
     def new_terms(self, partitions: Collection[TopicPartition]) -> Terms:
         """See `ClaimInfo`."""

@@ -94,7 +94,6 @@ class Transaction:
         self._partitions: Collection[TopicPartition] = ()
         self._decisions: dict[TopicPartition, Decision] | None = None
         self._rows: dict[TopicPartition, LockedRow] = {}
-        self._is_member = claim.group_token != claim.token
         self._terms: dict[TopicPartition, Term] = {}
         self._advanced: set[TopicPartition] = set()
         self._used_metadata: dict[TopicPartition, ForNextAdvance] = {}
@@ -204,7 +203,7 @@ class Transaction:
         if unknown or not ranges:
             # Lock the group's row before any partition's, or this deadlocks with a claim.
             self._check_token(session.share_group(self._claim.group), None)
-            if unknown and self._is_member:
+            if unknown and self._claim.is_member:
                 raise self._lost(unknown)
             self._create(session, {tp: ranges[tp].from_ for tp in unknown})
             self._makes_rows = bool(unknown)
@@ -525,14 +524,14 @@ class Transaction:
         claim = self._claim
         is_cached = format_of(claim.formats, tp.topic).cache if cache is None else cache
         term = self._terms.get(tp) or claim.terms.get(tp)
-        if term is None and (is_cached or self._is_member) and (error := claim.no_term(tp)) is not None:
+        if term is None and (is_cached or self._claim.is_member) and (error := claim.no_term(tp)) is not None:
             raise error
         if is_cached:
             return load(claim.formats, tp, None if term is None else term.metadata)
         row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
         if row is None:
             return None
-        if self._is_member and row.token != self._claim.token:
+        if self._claim.is_member and row.token != self._claim.token:
             raise self._lost([tp])  # it is not locked, and its group may still be the fleet's
         self._check_token(row.token, tp)
         return load(claim.formats, tp, row.text)
@@ -698,7 +697,7 @@ class Transaction:
         say is as fresh as the rows.
         """
         claim, partitions = self._claim, self._partitions
-        if not self._is_member:
+        if not self._claim.is_member:
             terms = claim.new_terms(partitions)
         else:
             if taken := [tp for tp in partitions if (row := self._rows.get(tp)) is None or row.token != claim.token]:

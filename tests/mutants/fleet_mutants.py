@@ -53,7 +53,7 @@ WRITES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "ticks-of-a-fleet",
-        ("Between._turn_of", "self._claim.group_token != self._claim.token", "False"),
+        ("Between._turn_of", "self._claim.is_member", "False"),
         tests=(_TICKS,),
         why="The same.",
     ),
@@ -75,7 +75,7 @@ WRITES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "member-that-makes-rows",
-        ("Transaction._lock", "if unknown and self._is_member: ...", ""),
+        ("Transaction._lock", "if unknown and self._claim.is_member: ...", ""),
         ("Transaction._locked_terms", "tp not in terms or ...", "False"),
         ("Transaction._locked_terms", "{tp: terms[tp] for tp in partitions}", "{tp: Term() for tp in partitions}"),
         tests=(f"{_MEMORY}test_a_member_writes_to_the_partitions_that_it_took_and_to_no_others",),
@@ -83,7 +83,7 @@ WRITES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "partition-that-was-given-back",
-        ("Transaction._lock", "if unknown and self._is_member: ...", ""),
+        ("Transaction._lock", "if unknown and self._claim.is_member: ...", ""),
         ("Transaction._locked_terms", "tp not in terms or ...", "False"),
         ("Transaction._locked_terms", "{tp: terms[tp] for tp in partitions}", "{tp: Term() for tp in partitions}"),
         tests=(_GIVEN_BACK,),
@@ -262,7 +262,7 @@ TAKES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "replays-of-other-members",
-        ("PutBack._next", "None if claim.group_token == claim.token else sorted(self._terms)", "None"),
+        ("PutBack._next", "sorted(self._terms) if claim.is_member else None", "None"),
         tests=("tests/unit/processing/test_put_back.py::test_each_member_replays_the_letters_of_its_partitions",),
         why="One request would stop the replays of all members but one, each time.",
     ),
@@ -319,8 +319,8 @@ TAKES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "metadata-of-others",
-        ("Transaction.metadata", "term is None and (is_cached or self._is_member) and ...", "False"),
-        ("Transaction.metadata", "self._is_member and row.token != self._claim.token", "False"),
+        ("Transaction.metadata", "term is None and (is_cached or self._claim.is_member) and ...", "False"),
+        ("Transaction.metadata", "self._claim.is_member and row.token != self._claim.token", "False"),
         ("Transaction.metadata", "self._check_token(row.token, tp)", ""),
         tests=(f"{_MEMORY}test_what_others_know_of_their_partitions_is_not_a_members",),
         why="A member would go by a note that is another one's.",

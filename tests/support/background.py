@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from socketserver import BaseServer
 from threading import Event, Thread
 from typing import TypeVar
 
@@ -47,3 +48,15 @@ def repeating(work: Callable[[], object], *, every: float) -> Generator[None]:
         thread.join(120)
     if failure:
         raise failure[0]
+
+
+@contextmanager
+def serving(server: BaseServer) -> Generator[None]:
+    """Answer requests until the block is left."""
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from threading import Thread
-
 import pytest
 
 from examples.charging_service import ChargingService
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from tests.support.background import serving
 from tests.support.examples import Examples
 from tests.support.postgres import Database
 
@@ -129,20 +128,14 @@ def test_a_job_killed_before_its_commit_calls_again_and_each_payment_is_charged_
 ) -> None:
     database.execute("CREATE TABLE charges (payer text, amount numeric(12,2), charge bigint)")
     jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
-    with ChargingService() as service:
-        thread = Thread(target=service.serve_forever)
-        thread.start()
+    with ChargingService() as service, serving(service):
         charging = jobs.with_environment(CHARGING_SERVICE=f"127.0.0.1:{service.server_port}")
-        try:
-            charging.crash("charging_job.py", "before_advance", way)
-            assert database.one("SELECT count(*) FROM charges") == 0
-            assert [*service.requests.values()] == [1, 1]
+        charging.crash("charging_job.py", "before_advance", way)
+        assert database.one("SELECT count(*) FROM charges") == 0
+        assert [*service.requests.values()] == [1, 1]
 
-            jobs.produce("payments", ("cleo", "3.00"), ("dan", "-1"))
-            charging.run("charging_job.py", way)
-        finally:
-            service.shutdown()
-            thread.join()
+        jobs.produce("payments", ("cleo", "3.00"), ("dan", "-1"))
+        charging.run("charging_job.py", way)
 
     topic_id = database.one("SELECT topic_id FROM kafka_partitions WHERE consumer_group = 'charging'")
     ids = [f"payments/{topic_id}/0/{offset}" for offset in range(3)]

@@ -530,7 +530,7 @@ def test_rows_of_a_topic_that_may_not_be_written_to_are_set_aside_and_the_rest_g
     with pytest.raises(BrokerRefused, match=r"Allow this principal to WRITE to the transactional id.*docs/outbox\.md"):
         wait_until(relay.drain)
     authorized.allow_transactional_id(id_)
-    wait_until(lambda: not fails(relay.drain))
+    wait_until(lambda: not fails(relay.drain), timeout=60)
 
     with running(relay):
         if allowed.startswith("WRITE"):

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from offsetstore.errors import KafkaColumnsMissing
 from offsetstore.monitoring import Tracing
 from offsetstore.monitoring.tracing import LINKS
 from offsetstore.protocol.observers import Observers
+from tests.support.background import serving
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "context.md"
@@ -59,12 +59,8 @@ class _Requests(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as service:
-        thread = Thread(target=service.serve_forever)
-        thread.start()
+    with Service() as service, serving(service):
         yield service
-        service.shutdown()
-        thread.join()
 
 
 @pytest.mark.behaviour("CTX-1", "CTX-4")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +17,7 @@ import pytest
 
 import offsetstore
 from offsetstore import Append, Handler, TransactionalSink
+from tests.support.background import serving
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "handlers.md"
@@ -58,12 +58,8 @@ class _Requests(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as service:
-        thread = Thread(target=service.serve_forever)
-        thread.start()
+    with Service() as service, serving(service):
         yield service
-        service.shutdown()
-        thread.join()
 
 
 def blocks() -> list[str]:
