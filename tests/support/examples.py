@@ -91,9 +91,9 @@ class Examples:
         """Where the examples keep theirs."""
         return self.directory / "checkpoints"
 
-    def produce(self, topic: str, *records: tuple[str, str], timestamp_ms: int = 0) -> None:
-        """Append (key, value) to the topic's partition 0."""
-        made = [admin.Record(value.encode(), key.encode(), 0, timestamp_ms) for key, value in records]
+    def produce(self, topic: str, *records: tuple[str, str], partition: int = 0, timestamp_ms: int = 0) -> None:
+        """Append (key, value) to one partition of the topic."""
+        made = [admin.Record(value.encode(), key.encode(), partition, timestamp_ms) for key, value in records]
         admin.produce(self.kafka_servers, topic, made)
 
     def run(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

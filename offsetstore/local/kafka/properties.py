@@ -209,9 +209,9 @@ def server_properties(ports: KafkaPorts, user: SaslUser, data: Path) -> dict[str
         # After a SIGKILL the next start waits until the controller has forgotten the broker that died: 9 s by default.
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "500",
-        # A deleted topic's files are removed at once, and so are the records below a log's new beginning.
-        "log.segment.delete.delay.ms": "0",
-        "file.delete.delay.ms": "0",
+        # A deleted topic's files are removed soon, and so are the records below a log's new beginning. With 0, Kafka
+        # looks for some each millisecond.
+        "log.segment.delete.delay.ms": "100",
         "log.retention.ms": "-1",
         "num.network.threads": "2",
         "num.io.threads": "4",

@@ -101,6 +101,7 @@ def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict
         # On the class path from the start, rather than copied to executors that are in the same process.
         "spark.driver.extraClassPath": conf["spark.jars"].replace(",", os.pathsep),
         "spark.jars": "",
+        "spark.python.daemon.module": "offsetstore.local.spark.workers",
     }
     if archive := class_archive({**conf, **quick}, notice=notice):
         quick["spark.driver.extraJavaOptions"] += f" {reading(archive)}"

@@ -1,7 +1,8 @@
 """A short part of `make chaos`, with fixed seeds, on the servers of the test run: what is done to a job from outside.
 
-Kills at a point of the engine are also in `tests.integration.processing.test_second_source`; a database that is
-restored and a topic that is recreated, in `tests.integration.kafka.test_rewound` and `…spark.test_recreated`.
+Kills at a point of the engine are in `tests.integration.processing.test_second_source`, a job that stands still while
+another takes over in `tests.faults.interleavings`; a database that is restored and a topic that is recreated, in
+`tests.integration.kafka.test_rewound` and `…spark.test_recreated`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,9 @@ from tests.support.checkout import commit_of
 
 RUNS: list[tuple[str, Way, int]] = [
     ("killed-at-random", "batch", 3),
-    ("killed-with-batches-in-memory", "batch", 0),
     ("commit-lost/after", "partition", 1),
     ("database-stopped/immediate", "batch", 2),
-    ("frozen-at/P2", "batch", 0),
     ("letters-backend-terminated/in_discovery", "batch", 0),
-    ("replay-killed-at/letters_replayed", "batch", 2),
 ]
 
 

@@ -1,0 +1,20 @@
+"""Spark's Python daemon, with what tasks import: the workers that it forks have it, and need not load it again."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+IMPORTED: Final = (
+    "pyspark.worker",
+    "pyspark.sql.pandas.serializers",
+    "offsetstore.spark.executors.finder",
+    "offsetstore.spark.executors.preflight",
+    "offsetstore.spark.executors.task",
+)
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        import_module(name)
+    daemon: Any = import_module("pyspark.daemon")  # without types
+    daemon.manager()
