@@ -6,15 +6,15 @@ Its processes do to the flights what the job does (`offsetstore.demo.job`), into
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
-from offsetstore import Flush, OffsetStore
-from offsetstore.consumer import Consumer, Throttle
+from offsetstore import Flush, OffsetStore, Record
+from offsetstore.consumer import Consumer, Context, Kept, Throttle
 from offsetstore.demo.job_settings import GROUP, TOPIC, JobSettings
 from offsetstore.demo.landing import carrier_delays, day_totals, parse, writers
 from offsetstore.protocol import failpoints
@@ -23,9 +23,9 @@ from offsetstore.testing.job_process import BatchPrinter, print_event
 
 PROCESSES: Final = 2
 _EVERY: Final = 0.5
-"""Seconds between two batches of a process."""
-_SHARE: Final = 0.3
-"""Of a micro-batch, in each of them: both together take 20 s for all flights, so that kills meet them under way."""
+"""Seconds between two batches of a process that has to be slow."""
+_SHARE: Final = 0.1
+"""What it gets in each of them, of what the job gets in a micro-batch: both processes take a minute for all flights."""
 
 
 class Pause:
@@ -41,6 +41,23 @@ class Pause:
             with suppress(FileNotFoundError):
                 self._file.rename(mine)
                 failpoints.follow(f"{mine.read_text()}:hang")
+
+
+class Slowly(Throttle):
+    """Lets few records through for as long as there is a file, so that the kills meet the processes under way."""
+
+    def __init__(self, limit: int, per: float, file: Path) -> None:
+        super().__init__(limit, per)
+        self._file = file
+
+    def apply(self, records: Sequence[Record], context: Context) -> Kept:
+        """See `Filter`."""
+        return super().apply(records, context) if self._file.exists() else Kept(len(records))
+
+
+def slow_file(settings: JobSettings) -> Path:
+    """The file for `Slowly`."""
+    return settings.checkpoints / "slowly"
 
 
 def pause_file(settings: JobSettings) -> Path:
@@ -79,5 +96,5 @@ def consumer() -> Consumer:
         transform=compute,
         into=writers(has_day_totals=settings.outbox),
         flush=Flush(rows=settings.batch, seconds=_EVERY),
-        filters=[Throttle(max(1, round(_SHARE * settings.batch)), per=_EVERY)],
+        filters=[Slowly(max(1, round(_SHARE * settings.batch)), _EVERY, slow_file(settings))],
     )

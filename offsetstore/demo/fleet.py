@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from offsetstore.demo.consume import PROCESSES, pause_file
+from offsetstore.demo.consume import PROCESSES, pause_file, slow_file
 from offsetstore.demo.job_settings import DemoFailed
 from offsetstore.demo.kills import Kill, Progress
 from offsetstore.demo.supervise import FAR_SECONDS, NEAR_SECONDS, RUN_SECONDS, Supervisor, command, end_well
@@ -30,6 +30,7 @@ class FleetSupervisor(Supervisor):
 
     flights: int = field(kw_only=True)
     _members: dict[int, Progress] = field(default_factory=dict[int, Progress], init=False)
+    _dead: set[int] = field(default_factory=set[int], init=False)
     _taken: int = field(default=0, init=False)
     _is_pausing: bool = field(default=False, init=False)
 
@@ -37,10 +38,13 @@ class FleetSupervisor(Supervisor):
         log = self._next_log()
         deadline = time.monotonic() + RUN_SECONDS
         self._taken, self._is_pausing = 0, False
+        slow = slow_file(self.settings)
+        slow.touch()
         with JobProcess(command(*_CONSUME), log, environment=self.settings.environment()) as process:
             try:
                 while not watch.looks or watch.looks[-1].offsets < self.flights:
-                    kill = self._left[0] if self._left else None
+                    if (kill := self._left[0] if self._left else None) is None:
+                        slow.unlink(missing_ok=True)
                     process.wait_for_more(self._taken, NEAR_SECONDS if kill else FAR_SECONDS)
                     self._follow(process)
                     if kill and (pid := self._victim(kill, watch)):
@@ -64,6 +68,8 @@ class FleetSupervisor(Supervisor):
         for event in process.events[self._taken :]:
             self._taken += 1
             pid = event.what["pid"]
+            if pid in self._dead:
+                continue
             if pid not in self._members:
                 self._members[pid] = Progress()
                 self._progress.append(self._members[pid])
@@ -92,6 +98,7 @@ class FleetSupervisor(Supervisor):
             exit_status = _kill_one(pid, process)
         self._follow(process)  # what it printed just before the signal came
         self._record(kill, self._members.pop(pid), watch, at=at, pid=pid, exit_status=exit_status)
+        self._dead.add(pid)
         self._is_pausing = False
         if kill.target == "all processes":
             self._members.clear()

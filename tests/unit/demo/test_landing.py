@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from offsetstore.demo.consume import Pause, transform_with_day_totals
+from offsetstore.consumer import Context, Kept
+from offsetstore.demo.consume import Pause, Slowly, transform_with_day_totals
 from offsetstore.demo.flights import Flight, Ledger, as_json, read_flights
 from offsetstore.demo.tables import ADDED, COLUMNS, KEY, WORST
+from offsetstore.offsets import TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted
 
@@ -51,6 +53,17 @@ def test_the_demo_of_the_consumer_loads_no_spark() -> None:
     modules = "offsetstore.cli.demo, offsetstore.demo.consume, sys"
     command = [sys.executable, "-c", f"import {modules}; sys.exit('pyspark' in sys.modules)"]
     assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_the_processes_are_slow_until_they_were_killed(tmp_path: Path) -> None:
+    (file := tmp_path / "slowly").touch()
+    slowly = Slowly(2, 60.0, file)
+    records: list[Any] = [None] * 5
+    context = Context(TopicPartition("flights", 0), now=0.0)
+    assert slowly.apply(records, context).prefix == 2
+    assert slowly.apply(records, context).prefix == 0
+    file.unlink()
+    assert slowly.apply(records, context) == Kept(5)
 
 
 def test_one_process_stops_once_a_file_names_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
