@@ -53,6 +53,17 @@ _LEAST_GOOD = 10  # flights for each broken one
     help="Corrupt COUNT flights, chosen by the seed; each must become a dead letter. Runs our job alone, "
     "and kills it six times: the other would end at the first of them.",
 )
+@click.option(
+    "--consumer",
+    is_flag=True,
+    help="Land the flights by two processes of `offsetstore consume`, without Spark. Runs our job alone.",
+)
+@click.option(
+    "--outbox",
+    is_flag=True,
+    help="Also produce each new total of a day to Kafka, by `offsetstore relay`, which is killed four times, and read "
+    "them back with read_committed.",
+)
 @click.option("--dashboard", is_flag=True, help="Serve the dashboard meanwhile; its address is printed.")
 @click.option(
     "--output",
@@ -70,6 +81,8 @@ def demo(
     only: str | None,
     atomicity: Atomicity,
     poison: int,
+    consumer: bool,
+    outbox: bool,
     dashboard: bool,
     output: Path,
 ) -> None:
@@ -79,11 +92,15 @@ def demo(
     as its own process, which gets SIGKILL in the middle of four of its batches and is started again. Then the same
     with the at-least-once job that people write today. Both are counted against the CSV; report.html shows the picture.
 
-    Needs Java 17 or newer, and downloads jars (55 MB) the first time. Exit code 1 if a flight is missing or there
-    twice, a sum or a dead letter is wrong, or a kill did not happen.
+    Needs Java 17 or newer, and downloads jars (55 MB) the first time. Exit code 1 if a flight or an event is missing or
+    there twice, a sum, a total or a dead letter is wrong, or a kill did not happen.
     """
     if poison:
         _check_poison(poison, flights, only, atomicity)
+    for option, is_given in {"--consumer": consumer, "--outbox": outbox}.items():
+        if is_given:
+            _check_way(option, only, atomicity, poison)
+    if poison or consumer:
         only = "offsetstore"
     signal.signal(signal.SIGTERM, _interrupt)  # so that the servers are stopped then, too
     logs = output / "logs"
@@ -91,7 +108,9 @@ def demo(
     logs.mkdir(parents=True)
     jobs: list[JobName] = [job for job in POINTS if only in {None, job}]
     with open_screen() as screen:
-        produced, results = run_demo(Plan(flights, seed, jobs, atomicity, poison, dashboard), screen, logs)
+        produced, results = run_demo(
+            Plan(flights, seed, jobs, atomicity, poison, dashboard, consumer, outbox), screen, logs
+        )
     click.echo()
     (head, *jobs_of), rows = summary(produced, results)
     print_text(Table([head, *(f"#{name}" for name in jobs_of)], rows))
@@ -117,6 +136,19 @@ def _check_poison(poison: int, flights: int, only: str | None, atomicity: Atomic
             "--poison needs --atomicity batch: for each partition alone, a function writes both tables, and dead "
             "letters need the rows of single records"
         )
+
+
+def _check_way(option: str, only: str | None, atomicity: Atomicity, poison: int) -> None:
+    """Refuse what does not go together.
+
+    :raises click.UsageError: see its text.
+    """
+    if only == "at_least_once":
+        raise click.UsageError(f"{option} is about our job, which --only at_least_once leaves out")
+    if atomicity == "partition":
+        raise click.UsageError(f"{option} needs --atomicity batch: it has several outputs")
+    if poison:
+        raise click.UsageError(f"{option} does not go with --poison")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

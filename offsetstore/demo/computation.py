@@ -1,25 +1,19 @@
-"""How the jobs start Spark, and what they compute with it: for both, DataFrames; for a task of ours, Arrow batches."""
+"""How the jobs start Spark, and what they compute with it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from offsetstore.demo.tables import ADDED, COLUMNS, KEY, OURS, WORST
+from offsetstore.demo.day_totals import DAY
+from offsetstore.demo.tables import COLUMNS, KEY, WORST
 from offsetstore.local.spark.launch import QUICK, local_session, quick_conf, spark_conf
-from offsetstore.protocol.work import Work
 from offsetstore.testing.job_process import print_event
-from offsetstore.writers import Append, Upsert
 
-_compute: Final = cast("Any", pc)
-_TOTALS: Final = [*((name, "sum") for name in ADDED), (WORST, "max")]
 _TYPES = {"bigint": "bigint", "integer": "int", "text": "string", "timestamptz": "timestamp"}
 _CORRUPT: Final = "_corrupt_record"  # Spark puts what it can't read into a column of this name
 _SCHEMA = ", ".join(f"{name} {_TYPES[type_]}" for name, type_ in COLUMNS.items())
@@ -63,6 +57,11 @@ def carrier_delays(flights: DataFrame) -> DataFrame:
     )
 
 
+def day_totals(flights: DataFrame) -> DataFrame:
+    """Count the batch's flights by day."""
+    return flights.groupBy(*DAY).agg(F.count("*").alias("flights"))
+
+
 def carrier_delay_of_each(flights: DataFrame) -> DataFrame:
     """Return a row for each flight, for the writer to add up: with dead letters each row comes from one record."""
     return flights.select(
@@ -74,37 +73,3 @@ def carrier_delay_of_each(flights: DataFrame) -> DataFrame:
         F.col("arr_delay").alias(WORST),
         "_kafka",
     )
-
-
-def land(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write both tables from one task, if each Kafka partition has its own transaction.
-
-    The flights are copied in as they come. Their sums are collected on the way, and added at the end in the order of
-    their key, so that all tasks lock shared rows in one order.
-    """
-    delays: list[pa.Table] = []
-    Append(OURS.flights).write(work, _counted(batches, delays))
-    total = _total(pa.concat_tables(delays))
-    Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]).write(work, total.to_batches())
-
-
-def _counted(batches: Iterable[pa.RecordBatch], delays: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Pass the batches on, and put the sums of each into ``delays``."""
-    for batch in batches:
-        flights: Any = batch
-        columns = {
-            **{name: flights[name] for name in KEY},
-            "flights": pa.repeat(1, batch.num_rows),
-            "cancelled": flights["dep_time"].is_null().cast(pa.int64()),
-            "departure_delay": _compute.fill_null(flights["dep_delay"], 0),
-            "arrival_delay": _compute.fill_null(flights["arr_delay"], 0),
-            WORST: flights["arr_delay"],
-        }
-        delays.append(_total(pa.table(columns)))
-        yield batch
-
-
-def _total(delays: pa.Table) -> pa.Table:
-    """Add up by carrier and month; the columns keep their names."""
-    total = cast("Any", delays).group_by(list(KEY)).aggregate(_TOTALS)
-    return total.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in total.column_names])

@@ -10,6 +10,7 @@ import csv
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -99,11 +100,13 @@ class Ledger:
     """What the tables must hold at the end, added up from the CSV in plain Python: no Spark, no SQL.
 
     :param flights: all that were produced, broken ones included.
+    :param days: how many must land of each day.
     :param letters: the broken ones by flight_id: the letters that they must become.
     """
 
     flights: int = 0
     delays: dict[CarrierMonth, Delays] = field(default_factory=dict["CarrierMonth", Delays])
+    days: Counter[str] = field(default_factory=Counter[str])
     letters: dict[int, ExpectedLetter] = field(default_factory=dict[int, "ExpectedLetter"])
 
     def enter(self, flight: Flight) -> None:
@@ -111,6 +114,7 @@ class Ledger:
         self.flights += 1
         key = flight["carrier"], flight["year"], flight["month"]
         self.delays.setdefault(key, Delays()).add(flight)
+        self.days[f"{flight['year']}-{flight['month']:02}-{flight['day']:02}"] += 1
 
     def enter_letter(self, flight: Flight, letter: ExpectedLetter) -> None:
         """Enter a flight that must not land, but become a letter."""

@@ -2,7 +2,7 @@
 
 It appends each flight to ``flights`` and adds it to its carrier's month in ``carrier_delays``; both, and the offsets,
 in one transaction: the micro-batch's, or each Kafka partition's. It ends when all that is in the topic is stored. Where
-some flights are broken, it keeps them as dead letters.
+some flights are broken, it keeps them as dead letters. It may also produce the days' totals, by way of the outbox.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import os
 
 from pyspark.sql import DataFrame
 
-from offsetstore import Append, Broker, Claim, DeadLetters, Execute, OffsetStore, TransactionalSink, Upsert
+from offsetstore import Broker, Claim, DeadLetters, Execute, OffsetStore, TransactionalSink
 from offsetstore.demo.computation import (
     carrier_delay_of_each,
     carrier_delays,
-    land,
+    day_totals,
     parse,
     parse_or_reject,
     parse_with_coordinates,
     start_session,
 )
 from offsetstore.demo.job_settings import GROUP, PAUSE, JobSettings
-from offsetstore.demo.tables import ADDED, KEY, OURS, WORST, connected
+from offsetstore.demo.landing import land, writers
+from offsetstore.demo.tables import OURS, connected
 from offsetstore.local.spark.launch import stop_session
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted, Event
@@ -34,6 +35,12 @@ def transform(batch: DataFrame) -> dict[str, DataFrame]:
     """Compute the rows for each table."""
     flights = parse(batch)
     return {"flights": flights, "carrier_delays": carrier_delays(flights)}
+
+
+def transform_with_day_totals(batch: DataFrame) -> dict[str, DataFrame]:
+    """Compute the rows for each table, and how many flights each day has in them."""
+    flights = parse(batch)
+    return {"flights": flights, "carrier_delays": carrier_delays(flights), "day_totals": day_totals(flights)}
 
 
 def transform_with_letters(batch: DataFrame) -> dict[str, DataFrame]:
@@ -62,10 +69,7 @@ def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
     """Make the sink that the settings ask for."""
     if settings.atomicity == "partition":
         return TransactionalSink(claim, parse_with_coordinates, into=Execute(land), atomicity="partition")
-    into = {
-        "flights": Append(OURS.flights),
-        "carrier_delays": Upsert(OURS.carrier_delays, key=KEY, add=ADDED, greatest=[WORST]),
-    }
+    into = writers(has_day_totals=settings.outbox)
     if settings.dead_letters:
         return TransactionalSink(
             claim,
@@ -73,7 +77,7 @@ def make_sink(claim: Claim, settings: JobSettings) -> TransactionalSink:
             into=into,
             dead_letters=DeadLetters(max_retries=0),  # nothing about these flights will pass
         )
-    return TransactionalSink(claim, transform, into=into)
+    return TransactionalSink(claim, transform_with_day_totals if settings.outbox else transform, into=into)
 
 
 def main() -> None:

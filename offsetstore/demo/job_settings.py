@@ -26,6 +26,8 @@ BATCH: Final = "OFFSETSTORE_DEMO_BATCH"
 ATOMICITY: Final = "OFFSETSTORE_DEMO_ATOMICITY"
 DEAD_LETTERS: Final = "OFFSETSTORE_DEMO_DEAD_LETTERS"
 """``1``: the exactly-once job keeps flights that can't be written as dead letters."""
+OUTBOX: Final = "OFFSETSTORE_DEMO_OUTBOX"
+"""``1``: the exactly-once job also produces the days' totals."""
 PAUSE: Final = "OFFSETSTORE_DEMO_PAUSE"
 """``point:nth``: stops the job there, to be killed."""
 REQUIRED: Final = frozenset({URL, BOOTSTRAP})
@@ -49,6 +51,7 @@ class JobSettings:
     batch: int
     atomicity: Atomicity = "batch"
     dead_letters: bool = False
+    outbox: bool = False
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -81,6 +84,7 @@ class JobSettings:
             int(batch),
             cast("Atomicity", atomicity),
             os.environ.get(DEAD_LETTERS) == "1",
+            os.environ.get(OUTBOX) == "1",
         )
 
     def environment(self) -> dict[str, str]:
@@ -92,6 +96,7 @@ class JobSettings:
             BATCH: str(self.batch),
             ATOMICITY: self.atomicity,
             DEAD_LETTERS: "1" if self.dead_letters else "",
+            OUTBOX: "1" if self.outbox else "",
         }
 
     def kafka_options(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from offsetstore.testing.job_process import Event
 Ranges: TypeAlias = Mapping[str, Sequence[int]]
 """The first offset of each partition, and the one after its last."""
 JobName: TypeAlias = Literal["offsetstore", "at_least_once"]
-Target: TypeAlias = Literal["process group", "Python alone"]
+Target: TypeAlias = Literal["process group", "Python alone", "all processes", "one process"]
 
 RANDOM: Final = "random_time"
 JDBC_WRITE: Final = "in_jdbc_write"
@@ -24,9 +24,12 @@ POINTS: Final[dict[JobName, tuple[str, ...]]] = {
 }
 POISON_POINTS: Final = (*POINTS["offsetstore"], "in_discovery", "letters_written")
 """The points of our job if some flights are broken."""
+CONSUMER_POINTS: Final = ("in_copy", "before_commit", "after_commit", RANDOM)
+"""The points of the consumer."""
 WORDS: Final = {
     "in_copy": "in the middle of COPY",
     "before_commit": "before COMMIT",
+    "after_commit": "after COMMIT",
     "after_sink": "after the sink, before Spark's commit log",
     "in_discovery": "while it looks for refused records",
     "letters_written": "after its dead letters are written",
@@ -36,7 +39,8 @@ WORDS: Final = {
     RANDOM: "at a random time",
 }
 _BATCHES: Final = (3, 5)
-_TARGETS: Final[tuple[Target, ...]] = ("process group", "Python alone")
+TARGETS: Final[tuple[Target, ...]] = ("process group", "Python alone")
+CONSUMER_TARGETS: Final[tuple[Target, ...]] = ("all processes", "one process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +97,21 @@ class Killed:
         return asdict(self) | {"at": round(self.at, 2), "jvm_lingered": round(self.jvm_lingered, 2)}
 
 
-def plan(job: JobName, seed: int, *, has_letters: bool = False) -> list[Kill]:
-    """Put the job's points in random order, and assign the targets to them, each to half of them.
+def plan(
+    job: JobName, seed: int, *, points: Sequence[str] | None = None, targets: Sequence[Target] = TARGETS
+) -> list[Kill]:
+    """Put the points in random order, and assign the targets to them, each to half of them.
 
-    :param has_letters: with the points of `POISON_POINTS`.
+    :param points: the job's own if not given.
     """
-    points = POISON_POINTS if has_letters else POINTS[job]
+    points = points or POINTS[job]
     dice = random.Random(seed)  # noqa: S311 - repeatable, not secret
     order = dice.sample(range(len(points)), len(points))
-    targets = dice.sample(_TARGETS * (len(points) // 2), len(points))
+    each: list[Target] = [*targets] * (len(points) // 2)
+    chosen = dice.sample(each, len(points))
     return [
         Kill(job, points[index], target, dice.randint(*_BATCHES), dice.uniform(0.1, 0.9))
-        for index, target in zip(order, targets, strict=True)
+        for index, target in zip(order, chosen, strict=True)
     ]
 
 

@@ -18,7 +18,9 @@ _SUBTITLES: Final = {
     "offsetstore": "results and offsets in one transaction",
     "at_least_once": "Spark's JDBC writer, then an upsert by hand, offsets in Spark's checkpoint",
 }
-_MUST_BE_ZERO: Final = frozenset({"missing", "duplicated", "wrong letters", "wrong sums"})
+_MUST_BE_ZERO: Final = frozenset({
+    "missing", "duplicated", "wrong letters", "wrong sums", "missing events", "duplicated events", "wrong day totals"
+})  # fmt: skip
 _OF_LETTERS: Final = frozenset({"dead letters", "wrong letters"})
 _HEADROOM: Final = 1.04
 _TICKS: Final = 5
@@ -26,11 +28,11 @@ _STEPS: Final = (1, 2, 2.5, 5, 10)
 
 
 def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table at the end: what it counts, and a column for each job."""
+    """Header and rows of the table at the end: what it counts, and a column for each job; ours is the first."""
     figures = [_figures(produced, result) for result in results.values()]
     has_letters = any(result.findings.letters for result in results.values())
     rows = [
-        [name, *(f"{column[name]:,}" for column in figures)]
+        [name, *(f"{column[name]:,}" if name in column else "" for column in figures)]
         for name in figures[0]
         if has_letters or name not in _OF_LETTERS
     ]
@@ -38,7 +40,7 @@ def summary(produced: int, results: Results) -> tuple[list[str], list[list[str]]
 
 
 def _figures(produced: int, result: Result) -> dict[str, int]:
-    return {
+    found = {
         "produced": produced,
         "stored": result.findings.stored,
         "dead letters": result.findings.letters,
@@ -47,8 +49,16 @@ def _figures(produced: int, result: Result) -> dict[str, int]:
         "wrong letters": result.findings.wrong_letters,
         "wrong sums": result.findings.wrong_aggregates,
         "killed in mid-batch": result.kills_in_batch,
-        "seconds": round(result.run.seconds),
     }
+    if (events := result.events) is not None:
+        found |= {
+            "events in Kafka": events.read,
+            "missing events": events.missing,
+            "duplicated events": events.duplicated,
+            "wrong day totals": events.wrong_totals,
+            "relay killed": len(result.relay_kills),
+        }
+    return found | {"seconds": round(result.run.seconds)}
 
 
 def equation(produced: int, ours: Findings) -> str:

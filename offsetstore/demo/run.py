@@ -5,31 +5,36 @@ from __future__ import annotations
 import math
 import signal
 import tempfile
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from offsetstore.demo.day_totals import TOPIC as DAY_TOTALS
+from offsetstore.demo.day_totals import Events, create_day_totals, verify_events
+from offsetstore.demo.fleet import FleetSupervisor
 from offsetstore.demo.flights import Ledger, count_produced, produce_flights, read_flights
-from offsetstore.demo.job_settings import BATCHES, Atomicity, JobSettings
-from offsetstore.demo.kills import JobName
+from offsetstore.demo.job_settings import BATCHES, PARTITIONS, Atomicity, JobSettings
+from offsetstore.demo.kills import CONSUMER_POINTS, CONSUMER_TARGETS, POINTS, POISON_POINTS, JobName
 from offsetstore.demo.poison import add_rules, choose, records_of
+from offsetstore.demo.relaying import KilledRelay
 from offsetstore.demo.screen import Bar, Screen
 from offsetstore.demo.supervise import JOBS, JobRun, Supervisor
 from offsetstore.demo.tables import Findings, connected, verify
-from offsetstore.kafka.admin import Record
+from offsetstore.kafka.admin import Record, create_topic, read_committed
 from offsetstore.kafka.broker import Broker
 from offsetstore.lazy import load
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.local.spark.launch import quick_conf, spark_conf
 from offsetstore.offset_store import OffsetStore
 from offsetstore.postgres.migrate import upgrade
 
 NAMES: Final[dict[JobName, str]] = {"offsetstore": "offsetstore", "at_least_once": "at-least-once"}
 LEAST_KILLS: Final = 4
 """The fewest kills in the middle of a batch."""
+LEAST_RELAY_KILLS: Final = 4
+"""The fewest kills of the relay, if there is one."""
 LEAST_BATCHES: Final = 20
 """The fewest batches, without the killed ones."""
 _INTERVAL: Final = 1000
@@ -40,6 +45,8 @@ class Plan:
     """What to run.
 
     :param flights: how many in all.
+    :param consumer: whether our job is a consumer's processes, without Spark.
+    :param outbox: whether our job also produces the days' totals.
     :param poison: how many of them are broken, and become dead letters.
     :param dashboard: whether the dashboard is served meanwhile.
     """
@@ -50,14 +57,22 @@ class Plan:
     atomicity: Atomicity = "batch"
     poison: int = 0
     dashboard: bool = False
+    consumer: bool = False
+    outbox: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One job: what happened, and what it left."""
+    """One job: what happened, and what it left.
+
+    :param events: what it has produced, by way of the outbox.
+    :param relay_kills: the points at which the relay was killed meanwhile.
+    """
 
     run: JobRun
     findings: Findings
+    events: Events | None = None
+    relay_kills: Sequence[str] = ()
 
     @property
     def looks_apart(self) -> int:
@@ -71,12 +86,17 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return it for the report."""
-        return self.findings.as_json() | {
-            "seconds": round(self.run.seconds, 1),
-            "runs": self.run.runs,
-            "batches": self.run.batches,
-            "looks": len(self.run.looks),
-        }
+        produced = {"events": self.events.as_json(), "relay_kills": self.relay_kills} if self.events else {}
+        return (
+            self.findings.as_json()
+            | produced
+            | {
+                "seconds": round(self.run.seconds, 1),
+                "runs": self.run.runs,
+                "batches": self.run.batches,
+                "looks": len(self.run.looks),
+            }
+        )
 
 
 Results: TypeAlias = Mapping["JobName", Result]
@@ -94,6 +114,7 @@ def is_proven(produced: int, flights: int, results: Results) -> bool:
         and ours.findings.stored + ours.findings.letters == produced
         and ours.looks_apart == 0
         and ours.run.batches - len(ours.run.kills) >= LEAST_BATCHES
+        and (ours.events is None or (ours.events.exact and len(ours.relay_kills) >= LEAST_RELAY_KILLS))
     )
     return produced == flights and killed and exact
 
@@ -111,7 +132,9 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
     def notice(text: str) -> None:
         bar.show(0, text)
 
-    quick_conf(spark_conf(notice=notice), notice=notice)  # fetch what the jobs need here, where it is shown
+    if not plan.consumer:  # fetch what the jobs need here, where it is shown
+        quick_conf, spark_conf = (load(__name__, name, _LAZY) for name in ("quick_conf", "spark_conf"))
+        quick_conf(spark_conf(notice=notice), notice=notice)
     with (
         tempfile.TemporaryDirectory(prefix="offsetstore-demo-") as checkpoints,
         PostgresServer() as postgres,
@@ -138,6 +161,7 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
             math.ceil(plan.flights / BATCHES),
             plan.atomicity,
             dead_letters=plan.poison > 0,
+            outbox=plan.outbox,
         )
         results: dict[JobName, Result] = {}
         for job in JOBS:
@@ -148,10 +172,31 @@ def run_demo(plan: Plan, screen: Screen, logs: Path) -> tuple[int, dict[JobName,
                 if settings.dead_letters:
                     add_rules(connection)
             bar = screen.bar(NAMES[job.name], ledger.flights)
-            run = Supervisor(job, settings, plan.seed, logs, bar.show, screen.say).run()
-            results[job.name] = Result(run, verify(settings.url, job.tables, ledger))
-            bar.end(f"{len(run.kills)} kills, {run.runs - 1} restarts, {run.batches} batches")
+            where = job, settings, plan.seed, logs, bar.show, screen.say
+            if plan.consumer:
+                supervisor = FleetSupervisor(*where, CONSUMER_POINTS, CONSUMER_TARGETS, flights=ledger.flights)
+            else:
+                supervisor = Supervisor(*where, POISON_POINTS if plan.poison else POINTS[job.name])
+            if plan.outbox and job.name == "offsetstore":
+                results[job.name] = _run_with_relay(supervisor, ledger)
+            else:
+                results[job.name] = Result(supervisor.run(), verify(settings.url, job.tables, ledger))
+            bar.end(supervisor.note)
         return produced, results
+
+
+def _run_with_relay(supervisor: Supervisor, ledger: Ledger) -> Result:
+    """Run the job with a relay beside it, until all that it has produced is in Kafka."""
+    settings = supervisor.settings
+    create_topic(settings.bootstrap_servers, DAY_TOTALS, partitions=PARTITIONS)
+    with connected(settings.url) as connection:
+        create_day_totals(connection)
+    with KilledRelay(settings, supervisor.seed, supervisor.logs, supervisor.say) as relay:
+        run = supervisor.run()
+        relay.finish()
+    found = [(one.key(), one.value()) for one in read_committed(settings.bootstrap_servers, DAY_TOTALS)]
+    events = verify_events(settings.url, found, ledger)
+    return Result(run, verify(settings.url, supervisor.job.tables, ledger), events, relay.kills)
 
 
 def _shown(records: Iterable[Record], bar: Bar) -> Iterator[Record]:
@@ -164,6 +209,8 @@ def _shown(records: Iterable[Record], bar: Bar) -> Iterator[Record]:
 _LAZY = {
     "DashboardServer": ("offsetstore.monitoring.dashboard.serving", "dashboard"),
     "Settings": ("offsetstore.monitoring.dashboard.serving", "dashboard"),
+    "quick_conf": ("offsetstore.local.spark.launch", "demo"),
+    "spark_conf": ("offsetstore.local.spark.launch", "demo"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Create topics and produce records: for the demo, and for tests."""
+"""Create topics, produce records and read them back: for the demo, and for tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -136,6 +136,62 @@ def produce(
             f"no answer from Kafka while {doing}", found=f"{left} of {count} records not acknowledged"
         )
     return count
+
+
+def read_committed(bootstrap_servers: str, topic: str) -> list[Message]:
+    """Return all that a reader with ``isolation.level=read_committed`` gets, partition by partition, in order.
+
+    :raises BrokerUnavailable: no answer, or an open transaction hides the end of a log.
+    """
+    doing = f"reading topic {topic}"
+    consumer = Consumer({
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "readers",
+        "isolation.level": "read_committed",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        **_QUIET,
+    })  # fmt: skip
+    try:
+        known = consumer.list_topics(topic, timeout=_SECONDS).topics[topic].partitions
+        partitions = [TopicPartition(topic, number, 0) for number in known]
+        consumer.assign(partitions)
+        found: list[Message] = []
+        at_end: set[int | None] = set()
+        while len(at_end) < len(partitions):
+            message = consumer.poll(_SECONDS)
+            if message is None:
+                raise BrokerUnavailable(f"no answer from Kafka within {_SECONDS:.0f} s while {doing}")
+            error = message.error()
+            if error is None:
+                found.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public name
+                at_end.add(message.partition())
+            else:
+                raise broker_error(error, doing)
+        for position in consumer.position(partitions):
+            if position.offset not in {OFFSET_INVALID, end := _high_watermark(consumer, position)}:
+                raise BrokerUnavailable(
+                    f"a transaction is open in {topic}-{position.partition}",
+                    found=f"readers get no further than offset {position.offset}",
+                    expected=f"{end}",
+                )
+    finally:
+        consumer.close()
+    return found
+
+
+def _high_watermark(consumer: Any, partition: TopicPartition) -> int:
+    """Where the log ends; of a new topic, the leader may not know yet that it leads."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=_SECONDS)[1]
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+        _look_again(deadline, f"{partition.topic}-{partition.partition} has no leader")
 
 
 def _admin(bootstrap_servers: str) -> Any:

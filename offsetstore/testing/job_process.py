@@ -51,7 +51,7 @@ def parse_event(line: str) -> Event | None:
 
 
 class BatchPrinter:
-    """An observer for a job's store: prints ``begun`` and ``done`` for each micro-batch, with its id and its ranges.
+    """An observer for a job's store: prints ``begun`` and ``done`` for each micro-batch, its id, ranges and process.
 
     Batches that are kept are done when they are flushed, under the last one's id.
     """
@@ -68,7 +68,7 @@ class BatchPrinter:
             case _:
                 return
         ranges = {str(tp): (range_.from_, range_.until) for tp, range_ in event.ranges.items()}
-        print_event(kind, batch=batch, ranges=ranges)
+        print_event(kind, batch=batch, ranges=ranges, pid=os.getpid())
 
 
 class JobProcess:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -18,11 +18,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from offsetstore import Broker, OffsetStore
+from offsetstore.demo.day_totals import TOPIC as DAY_TOTALS
+from offsetstore.demo.day_totals import create_day_totals, verify_events
 from offsetstore.demo.flights import Ledger, produce_flights, read_flights
 from offsetstore.demo.job import make_sink
-from offsetstore.demo.job_settings import GROUP, TOPIC, URL, Atomicity, JobSettings
-from offsetstore.demo.kills import POISON_POINTS
+from offsetstore.demo.job_settings import GROUP, TOPIC, URL, JobSettings
+from offsetstore.demo.kills import CONSUMER_POINTS, CONSUMER_TARGETS, POISON_POINTS
 from offsetstore.demo.poison import records_of
+from offsetstore.demo.relaying import POINTS as RELAY_POINTS
 from offsetstore.demo.tables import OURS, Findings, connected, verify
 from offsetstore.kafka.admin import delete_topic
 from offsetstore.local.free_ports import answers
@@ -35,19 +38,21 @@ HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 COMMAND = [sys.executable, "-c", f"{HEED}; from offsetstore.cli.main import main; main()", "demo"]
 
 
-@pytest.mark.parametrize("atomicity", get_args(Atomicity))
+@pytest.mark.parametrize("way", [{"atomicity": "batch"}, {"outbox": True}, {"atomicity": "partition"}], ids=str)
 def test_its_job_lands_each_flight_and_each_sum_once(
     offsetstore_spark: SparkSession,
     offsetstore_kafka: KafkaBroker,
     offsetstore_database: str,
     tmp_path: Path,
-    atomicity: Atomicity,
+    way: dict[str, Any],
 ) -> None:
-    settings = JobSettings(offsetstore_database, offsetstore_kafka.bootstrap_servers, tmp_path, 500, atomicity)
+    servers = offsetstore_kafka.bootstrap_servers
+    settings = JobSettings(offsetstore_database, servers, tmp_path, 500, **way)
     ledger = Ledger()
     produce_flights(settings.bootstrap_servers, records_of(read_flights(2000), {}, ledger))
     with connected(settings.url) as connection:
         OURS.create(connection)
+        create_day_totals(connection)
     broker = Broker.from_spark(settings.kafka_options())
     with OffsetStore.connect(settings.url) as store:
         claim = store.claim(GROUP, broker)
@@ -66,14 +71,37 @@ def test_its_job_lands_each_flight_and_each_sum_once(
     delete_topic(settings.bootstrap_servers, TOPIC)
 
     assert verify(settings.url, OURS, ledger) == Findings(stored=2000, missing=0, duplicated=0, wrong_aggregates=0)
+    with connected(settings.url) as connection:
+        put = connection.exec_driver_sql("SELECT key, value FROM outbox WHERE topic = %s ORDER BY id", (DAY_TOTALS,))
+        events = verify_events(settings.url, [(key, value) for key, value in put], ledger)
+    assert events.exact is settings.outbox
+    assert (events.read >= len(ledger.days)) is settings.outbox
+
+
+def test_the_consumer_lands_each_flight_and_the_relay_produces_each_total_while_both_are_killed(tmp_path: Path) -> None:
+    arguments = ["--consumer", "--outbox", "--flights", "5000", "--output", str(tmp_path)]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    ours = report["offsetstore"]
+    assert (report["produced"], ours["stored"], report["looks_apart"]) == (5_000, 5_000, 0)
+    assert {ours[name] for name in ("missing", "duplicated", "wrong_aggregates")} == {0}
+    assert {ours["events"][name] for name in ("missing", "duplicated", "wrong_totals")} == {0}
+    assert ours["events"]["read"] >= 20
+    assert sorted(ours["relay_kills"]) == sorted(RELAY_POINTS)
+
+    kills = [kill for kill in report["kills"] if kill["in_batch"]]
+    assert {kill["point"] for kill in kills} == set(CONSUMER_POINTS)
+    assert {kill["target"] for kill in kills} == set(CONSUMER_TARGETS)
+    assert {kill["exit_status"] for kill in kills} == {-9}
+    assert [kill["pid"] for kill in kills if psutil.pid_exists(kill["pid"])] == []
 
 
 @pytest.mark.behaviour("DLQ-1")
 def test_broken_flights_are_dead_letters_and_all_others_land_while_the_job_is_killed(tmp_path: Path) -> None:
     points = POISON_POINTS[-2:]  # with all six, a start of Spark for each; the other four are those of every demo
-    few = (
-        f"from offsetstore.demo import kills, run; kills.POISON_POINTS = {points!r}; run.LEAST_KILLS = {len(points)}; "
-    )
+    few = f"from offsetstore.demo import run; run.POISON_POINTS = {points!r}; run.LEAST_KILLS = {len(points)}; "
     command = [*COMMAND[:2], few + COMMAND[2], *COMMAND[3:]]
     arguments = ["--flights", "5000", "--poison", "40", "--output", str(tmp_path)]
     own = {**os.environ, SCHEMA_VARIABLE: "jobs"}  # of the user's store: the demo's has none
@@ -106,13 +134,16 @@ def test_broken_flights_are_dead_letters_and_all_others_land_while_the_job_is_ki
         ["--poison", "101"],
         ["--poison", "10", "--only", "at_least_once"],
         ["--poison", "10", "--atomicity", "partition"],
+        ["--consumer", "--poison", "10"],
+        ["--consumer", "--only", "at_least_once"],
+        ["--outbox", "--atomicity", "partition"],
     ],
 )
-def test_what_does_not_go_with_broken_flights_is_refused_at_once(tmp_path: Path, with_: list[str]) -> None:
+def test_options_that_do_not_go_together_are_refused_at_once(tmp_path: Path, with_: list[str]) -> None:
     arguments = ["--flights", "1000", *with_, "--output", str(tmp_path / "out")]
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "--poison" in done.stderr
+    assert f"Error: {with_[0]}" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import pytest
 from sqlalchemy import Engine
 
+from offsetstore.demo.day_totals import Events, create_day_totals, verify_events
 from offsetstore.demo.flights import Flight, Ledger, read_flights
 from offsetstore.demo.job_settings import GROUP, TOPIC
 from offsetstore.demo.poison import KINDS, records_of
@@ -189,3 +193,46 @@ def test_a_wrong_letter_is_found(
     findings = verify(offsetstore_database, OURS, poisoned)
     assert findings == expected
     assert not findings.exact
+
+
+Message: TypeAlias = tuple[bytes | None, bytes | None]
+
+
+def events(day: str, *totals: int, first: int = 1) -> list[Message]:
+    """Of one day, with their numbers."""
+    numbered = enumerate(totals, first)
+    return [(day.encode(), json.dumps({"number": number, "flights": flights}).encode()) for number, flights in numbered]
+
+
+@pytest.fixture
+def two_days(engine: Engine) -> Ledger:
+    """Of which the first was told in three events, the second in one."""
+    with engine.begin() as connection:
+        create_day_totals(connection)
+        connection.exec_driver_sql("INSERT INTO day_totals VALUES ('2013-01-01', 842, 3), ('2013-01-02', 943, 1)")
+    return Ledger(days=Counter({"2013-01-01": 842, "2013-01-02": 943}))
+
+
+FIRST, SECOND = events("2013-01-01", 300, 600, 842), events("2013-01-02", 943)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(FIRST + SECOND, Events(4, 0, 0, 0), id="right"),
+        pytest.param(FIRST, Events(3, 1, 0, 1), id="a day is missing"),
+        pytest.param(FIRST[::2] + SECOND, Events(3, 1, 0, 0), id="one is missing that changes no total"),
+        pytest.param([FIRST[0], *FIRST, *SECOND], Events(5, 0, 1, 0), id="one is there twice"),
+        pytest.param([*FIRST, FIRST[0], *SECOND], Events(5, 0, 1, 1), id="an old one comes again"),
+        pytest.param([FIRST[0], FIRST[2], FIRST[1], *SECOND], Events(4, 0, 0, 1), id="they are not in order"),
+        pytest.param(FIRST[:2] + FIRST[:1] + FIRST[2:] + [], Events(4, 1, 1, 1), id="one too many and one too few"),
+        pytest.param(FIRST + events("2013-01-02", 944), Events(4, 0, 0, 1), id="a total of one flight too many"),
+        pytest.param(FIRST + SECOND + events("2014-01-01", 1), Events(5, 0, 1, 1), id="a day that has not landed"),
+    ],
+)
+def test_the_topic_is_compared_event_by_event(
+    offsetstore_database: str, two_days: Ledger, found: list[Message], expected: Events
+) -> None:
+    events = verify_events(offsetstore_database, found, two_days)
+    assert events == expected
+    assert events.exact is (expected == Events(4, 0, 0, 0))

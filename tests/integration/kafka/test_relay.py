@@ -41,7 +41,7 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.authorized import JOB, Authorized
 from tests.support.background import in_background
-from tests.support.outbox import by_key, numbered, put, read, values
+from tests.support.outbox import by_key, numbered, put, values
 from tests.support.pooler import Pooler
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -131,7 +131,7 @@ def test_a_record_is_in_kafka_as_it_was_written_and_gone_from_the_outbox(place: 
     place.relay().drain()
     place.relay().drain()  # another start, and nothing to do
 
-    found = {message.key(): message for message in read(place.servers, topic)}
+    found = {message.key(): message for message in admin.read_committed(place.servers, topic)}
     assert {key: (one.value(), one.headers()) for key, one in found.items()} == {
         bytes_: (bytes_, list(headers)),
         b"k": (None, None),
@@ -352,7 +352,7 @@ def test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on(pla
             "INSERT INTO outbox (consumer_group, topic, key, value) SELECT consumer_group, topic, key, value FROM again"
         )
         place.relay().drain()
-        assert [one.value() for one in read(place.servers, "a-topic-that-nobody-made")] == [b"unknown"]
+        assert [one.value() for one in admin.read_committed(place.servers, "a-topic-that-nobody-made")] == [b"unknown"]
     finally:
         admin.delete_topic(place.servers, "a-topic-that-nobody-made")
 

@@ -12,8 +12,8 @@ from sqlalchemy import Column, MetaData, Table, insert
 import offsetstore
 from offsetstore import Claim, DeadLetters, Outbox, TransactionalSink
 from offsetstore.errors import ColumnMismatch
+from offsetstore.kafka.admin import read_committed
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.outbox import read
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "outbox.md"
@@ -56,7 +56,7 @@ class Page:
         assert query.awaitTermination(SECONDS)
 
     def produced(self) -> list[tuple[bytes | None, bytes | None, Any]]:
-        found = read(self.world.kafka.bootstrap_servers, self.events)
+        found = read_committed(self.world.kafka.bootstrap_servers, self.events)
         return [(one.key(), one.value(), one.headers()) for one in found]  # pyright: ignore[reportReturnType]
 
 

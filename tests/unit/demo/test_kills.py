@@ -7,7 +7,16 @@ import pytest
 
 from offsetstore.demo.job import Pause
 from offsetstore.demo.job_settings import PAUSE
-from offsetstore.demo.kills import POINTS, POISON_POINTS, JobName, Kill, Progress, plan
+from offsetstore.demo.kills import (
+    CONSUMER_POINTS,
+    CONSUMER_TARGETS,
+    POINTS,
+    POISON_POINTS,
+    JobName,
+    Kill,
+    Progress,
+    plan,
+)
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchStarted
 from offsetstore.testing.job_process import Event
@@ -39,9 +48,16 @@ def test_both_jobs_are_killed_alike(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_with_broken_flights_two_more_points_are_killed(seed: int) -> None:
-    kills = plan("offsetstore", seed, has_letters=True)
+    kills = plan("offsetstore", seed, points=POISON_POINTS)
     assert sorted(kill.point for kill in kills) == sorted(POISON_POINTS)
     assert sorted(kill.target for kill in kills) == ["Python alone"] * 3 + ["process group"] * 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_the_consumer_one_process_or_all_are_killed(seed: int) -> None:
+    kills = plan("offsetstore", seed, points=CONSUMER_POINTS, targets=CONSUMER_TARGETS)
+    assert sorted(kill.point for kill in kills) == sorted(CONSUMER_POINTS)
+    assert sorted(kill.target for kill in kills) == ["all processes"] * 2 + ["one process"] * 2
 
 
 @pytest.mark.parametrize("point", [point for point in POISON_POINTS if point != "random_time"])

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from offsetstore.demo.day_totals import Events
 from offsetstore.demo.kills import POINTS, JobName, Killed
+from offsetstore.demo.relaying import POINTS as RELAY_POINTS
 from offsetstore.demo.report import equation, summary, ticks, write_report
 from offsetstore.demo.run import Result, is_proven
 from offsetstore.demo.supervise import JobRun
@@ -158,6 +160,41 @@ def test_without_broken_flights_nothing_is_said_of_letters(tmp_path: Path, resul
     _, rows = summary(FLIGHTS, results)
     assert not [row for row in rows if "letters" in row[0]]
     assert "dead letter" not in write_report(tmp_path, FLIGHTS, results, seed=1).read_text()
+
+
+EXACT = Events(read=900, missing=0, duplicated=0, wrong_totals=0)
+
+
+@pytest.fixture
+def with_events(results: dict[JobName, Result]) -> dict[JobName, Result]:
+    results["offsetstore"] = replace(results["offsetstore"], events=EXACT, relay_kills=[*RELAY_POINTS])
+    return results
+
+
+def test_the_events_are_counted_beside_the_flights(tmp_path: Path, with_events: dict[JobName, Result]) -> None:
+    assert is_proven(FLIGHTS, FLIGHTS, with_events)
+    _, rows = summary(FLIGHTS, with_events)
+    assert rows[-6:-1] == [
+        ["events in Kafka", "900", ""],
+        ["missing events", "0", ""],
+        ["duplicated events", "0", ""],
+        ["wrong day totals", "0", ""],
+        ["relay killed", "4", ""],
+    ]
+    assert "these 900 events" in write_report(tmp_path, FLIGHTS, with_events, seed=1).read_text()
+    report = json.loads((tmp_path / "report.json").read_text())["offsetstore"]
+    assert (report["events"]["read"], report["relay_kills"]) == (900, [*RELAY_POINTS])
+
+
+@pytest.mark.parametrize("wrong", ["missing", "duplicated", "wrong_totals"])
+def test_one_wrong_event_is_enough_to_fail(with_events: dict[JobName, Result], wrong: str) -> None:
+    with_events["offsetstore"] = replace(with_events["offsetstore"], events=replace(EXACT, **{wrong: 1}))
+    assert not is_proven(FLIGHTS, FLIGHTS, with_events)
+
+
+def test_events_prove_nothing_if_the_relay_was_not_killed(with_events: dict[JobName, Result]) -> None:
+    with_events["offsetstore"] = replace(with_events["offsetstore"], relay_kills=[*RELAY_POINTS][1:])
+    assert not is_proven(FLIGHTS, FLIGHTS, with_events)
 
 
 @pytest.mark.parametrize("largest", [3.2, 9, 47, 84, 155, 999, 1000, 23_400, 350_000, 413_000])
