@@ -36,7 +36,7 @@ def assets(*, kind: str, out: Path, force: bool) -> None:
       alerts      rules for Prometheus, of the exporter's and the drivers' metrics
       kubernetes  the driver's pod, a manifest for each of two Spark operators,
                   and a consumer's deployment
-      systemd     a unit for a Spark job, and one for a consumer
+      systemd     units for a Spark job, a consumer and a relay
 
     \b
     Example:

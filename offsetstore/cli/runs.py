@@ -70,7 +70,7 @@ def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     if found and (error := found[-1].status.mirror_error) is not None:
         notes.append(f"The last run could not copy the offsets to Kafka: {error}")
     if not found:
-        notes.append("0 runs: the group was last claimed before runs were recorded.")
+        notes.append("0 runs: consumers record none, see `offsetstore status`; nor did jobs of older releases.")
     ask.show(document(found, _KEYS, group=group), Table(_COLUMNS, [_row(run) for run in found]), *notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
+from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
@@ -36,13 +37,22 @@ class TransformRaised(Exception):
             return None
         name = type(cause).__name__
         failed = FunctionFailed(
-            f"transform raised {name}",
+            f"transform raised {name}{_place(cause)}",
             error_class=name,
             text=str(cause),
             traceback="".join(traceback.format_exception(cause)),
         )
         failed.__cause__ = cause
         return failed
+
+
+def _place(error: BaseException) -> str:
+    """The line of the transform's own file that the error comes through last; without values of a record."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    if not frames:
+        return ""
+    last = [one for one in frames if one.filename == frames[0].filename][-1]
+    return f" at {Path(last.filename).name}:{last.lineno}"
 
 
 class Outputs:
@@ -105,8 +115,12 @@ class Outputs:
         if made.keys() != self.writers.keys() or not all(isinstance(one, pa.RecordBatch) for one in made.values()):
             raise SinkError(
                 "transform did not return what the writers expect",
-                found=", ".join(f"{name!r}: {type(one).__name__}" for name, one in made.items()),
-                expected=", ".join(f"{name!r}: RecordBatch" for name in self.writers),
+                found=", ".join(f"{name!r}: {type(one).__name__}" for name, one in made.items())
+                if isinstance(result, Mapping)
+                else type(result).__name__,
+                expected=", ".join(f"{name!r}: RecordBatch" for name in self.writers)
+                if UNNAMED not in self.writers
+                else "one RecordBatch",
                 next_step="Return a pyarrow.RecordBatch, or a mapping with the same names as into=.",
             )
         self.check(claim, {name: without_reject(one.schema) for name, one in made.items()})

@@ -20,7 +20,7 @@ Operation: TypeAlias = Literal["READ", "DESCRIBE"]
 ALL: Final = "*"
 """As a literal name: every topic, or every group."""
 
-_READS: Final = "Spark reads the records; the job asks for topic id, log ends, and whether a log was truncated"
+_READS: Final = "the job reads the records, and asks for topic id, log ends, and whether a log was truncated"
 _MIRRORS: Final = "the job reads the group's committed offsets, and copies the stored ones there"
 _LOOKS: Final = "the job reads the group's committed offsets"
 _JOINS: Final = "Spark's driver joins such a group: spark.sql.streaming.kafka.useDeprecatedOffsetFetching=true"

@@ -21,6 +21,7 @@ from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.local.servers import end_process, is_process_of
 
 _USER = _DATABASE = "offsetstore"
+_START_SECONDS = 300  # a person who waits can interrupt it
 _STOP_SECONDS = 20
 
 
@@ -81,7 +82,7 @@ class KafkaState:
     def started(self) -> KafkaState:
         """Start it."""
         ports = KafkaPorts(*self.ports) if self.ports else None
-        broker = KafkaBroker(directory=Path(self.directory), ports=ports).start()
+        broker = KafkaBroker(directory=Path(self.directory), ports=ports, start_seconds=_START_SECONDS).start()
         return replace(self, ports=broker.ports[:3], pid=broker.detach())
 
     @property

@@ -46,6 +46,13 @@ TIMEOUT: Final = "HandlerTimeout"
 RESULT: Final = "HandlerResult"
 """That of a call which has returned something that can't be rows."""
 
+_NEXT_STEPS: Final = {
+    TIMEOUT: "Give the calls more time (timeout=), or keep dead letters of such records (dead_letters=).",
+    RESULT: "Compare what the function returns with the handler's schema: columns, and the types of their values. With "
+    "dead_letters=, the letter says what does not fit.",
+}
+"""Of the errors that are ours; others get that of `FunctionFailed`."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RETRIES: Final = Retries(attempts=3, shortest=0.05, longest=1.0)
 _LOOK: Final = 0.05
@@ -742,7 +749,8 @@ class HandlerFailed(Exception):
     def of(cls, *, error_class: str, text: str, traceback: str | None, attempts: int) -> HandlerFailed:
         """Make one of what the last attempt has raised."""
         what = f"the handler failed with {error_class}, attempts: {attempts}"
-        return cls(FunctionFailed(what, error_class=error_class, text=text, traceback=traceback))
+        step = _NEXT_STEPS.get(error_class)
+        return cls(FunctionFailed(what, error_class=error_class, text=text, traceback=traceback, next_step=step))
 
 
 def service_unavailable(error_class: str) -> SinkError:

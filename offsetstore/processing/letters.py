@@ -102,6 +102,7 @@ from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import may_have_letters
 from offsetstore.store.transaction import Transaction
+from offsetstore.text import counted
 
 PART: Final = 500_000
 """In offsets: the rows of a part wait in the driver's memory."""
@@ -267,11 +268,11 @@ class Recovery:
         self._run = None
         if run.failing:
             _log.warning(
-                "batch %d: %d records could not be computed, and each took some Spark jobs to find. It is faster if "
-                "transform does not fail (mode PERMISSIVE, try_cast and other try_ functions) and rejects such records "
-                "with _reject",
+                "batch %d: %s could not be computed, and to find each took several tries. It is faster if "
+                "transform does not fail and rejects such records with _reject (in Spark by mode PERMISSIVE, try_cast "
+                "and other try_ functions)",
                 run.delivery.number,
-                run.failing,
+                counted(run.failing, "record"),
             )
         return run.stored.written(run.watch.seconds)
 

@@ -67,7 +67,7 @@ class Outbox:
             problems.append(f"topic is {'also the argument' if self.topic else 'neither a column nor an argument'}")
         if problems:
             raise ColumnMismatch(
-                f"the DataFrame does not fit {self!r}: {', '.join(problems)}",
+                f"the rows do not fit {self!r}: {', '.join(problems)}",
                 found={name: str(kind) for name, kind in types.items()},
                 expected=_EXPECTED if self.topic is None else {**_EXPECTED, "topic": "none"},
                 next_step="Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from offsetstore.cli.commands import cli
 from offsetstore.cli.consume import consume
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
@@ -24,6 +26,7 @@ def test_the_example_makes_rows_of_records_and_a_consumer(
     offsetstore_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSETSTORE_URL", offsetstore_database)
+    monkeypatch.setenv("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092")
     [block] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(compile(block, "docs/consumer.md", "exec"), names)  # noqa: S102 - the page's own words
@@ -45,6 +48,13 @@ def test_each_setting_that_it_says_is_refused_is() -> None:
         with pytest.raises(ConfigurationError, match=re.escape(name)) as refused:
             checked_settings({"bootstrap.servers": "localhost:1", name: "mine"})
         assert refused.value.expected
+
+
+@pytest.mark.parametrize(("command", "said"), [("grants", "'billing'"), ("acls print", "--group billing")])
+def test_what_a_deploy_prints_names_the_role_and_the_group(command: str, said: str) -> None:
+    [line] = re.findall(rf"^\$ offsetstore ({command} .*)$", PAGE, re.MULTILINE)
+    printed = CliRunner().invoke(cli, line.split())
+    assert (printed.exit_code, said in printed.output) == (0, True), printed.output
 
 
 def test_each_option_of_the_command_that_it_names_is_there() -> None:

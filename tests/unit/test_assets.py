@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from offsetstore.cli.consume import consume
-from offsetstore.errors import ExitCode
+from offsetstore.cli.relay import relay
+from offsetstore.errors import ExitCode, OutboxUncertain, RelayFenced, exit_code
 from offsetstore.monitoring import Limits
 from offsetstore.monitoring.processes import Care
 from offsetstore.monitoring.server import PORT
@@ -35,6 +36,12 @@ UNITS = {
     "job": SYSTEMD_252,
     "consumer": {
         **SYSTEMD_252, "Service": (SYSTEMD_252["Service"] - {"SuccessExitStatus"}) | {"WorkingDirectory", "KillMode"}
+    },
+    "relay": {
+        **SYSTEMD_252,
+        "Service": {
+            "Type", "User", "EnvironmentFile", "ExecStart", "Restart", "RestartSec", "RestartPreventExitStatus",
+        },
     },
 }  # fmt: skip
 
@@ -75,7 +82,7 @@ def test_a_unit_has_only_keys_that_its_systemd_knows(name: str) -> None:
     assert {section: set(unit[section]) for section in unit.sections()} == UNITS[name]
 
 
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", ["job", "consumer"])
 def test_a_unit_agrees_with_what_it_runs_on_times_and_exit_codes(name: str) -> None:
     values = values_of(name)
     assert float(values["TimeoutStartSec"]) > Limits().starting
@@ -84,10 +91,20 @@ def test_a_unit_agrees_with_what_it_runs_on_times_and_exit_codes(name: str) -> N
 
 
 def test_the_units_say_who_speaks_to_systemd_and_who_is_sent_sigterm() -> None:
-    job, consumer = map(values_of, UNITS)
+    job, consumer = map(values_of, ("job", "consumer"))
     assert (job["NotifyAccess"], int(job["SuccessExitStatus"])) == ("all", 143)
     assert (consumer["NotifyAccess"], consumer["KillMode"]) == ("main", "mixed")
     assert float(consumer["TimeoutStopSec"]) > Care().drain
+
+
+@pytest.mark.behaviour("OUT-4")
+def test_the_unit_of_a_relay_leaves_alone_what_a_person_or_another_relay_has_to_end() -> None:
+    values = values_of("relay")
+    _, name, *given = values["ExecStart"].split()
+    assert name == "relay"
+    relay.make_context("relay", [*given, "-b", "localhost:9092", "--url", "postgresql://"])
+    kept = {int(code) for code in values["RestartPreventExitStatus"].split()}
+    assert kept == {exit_code(OutboxUncertain("")), exit_code(RelayFenced(""))} == {ExitCode.NO, ExitCode.FENCED}
 
 
 @pytest.mark.behaviour("CONS-11")

@@ -155,11 +155,21 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
         self._watch()
         if self._wait_until_started(ports, before):
             return None
+        has_ended = self.pid is None
         self.kill()
+        console = self.directory / "console.log"
+        found = f"{tail(console)}\n{tail(self.log)}".strip() or "no line in its log"
+        if has_ended:
+            return BrokerUnavailable(
+                "the Kafka broker ended while it started",
+                found=found,
+                next_step=f"See {console} and {self.log}. If a port is taken or memory is short, choose other ports or "
+                "a smaller heap.",
+            )
         return BrokerUnavailable(
             f"the Kafka broker did not start within {self._start_seconds:.0f} s",
-            found=f"{tail(self.directory / 'console.log')}\n{tail(self.log)}".strip() or "no line in its log",
-            next_step=f"See {self.log}; if a port is taken or memory is short, choose other ports or a smaller heap.",
+            found=found,
+            next_step=f"See {self.log}. If the machine is busy, try again.",
         )
 
     def _wait_until_started(self, ports: KafkaPorts, before: int) -> bool:

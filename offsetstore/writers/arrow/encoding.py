@@ -138,7 +138,7 @@ class Encoding:
     def _refused(self, match: Match, reason: str, found: pa.DataType) -> RowsRefused:
         column = match.column
         return RowsRefused(
-            f"column {column.name} of the DataFrame holds {reason}",
+            f"column {column.name} holds {reason}",
             table=str(self.table),
             column=column.name,
             found=f"{found}",

@@ -100,8 +100,8 @@ class Conversion:
             return f"Change {self.column} to {self.instead} in the table."
         *others, last = self.expressions
         if not others:
-            return f"Convert it in the transform: {last}."
-        return f"Convert it in the transform, by its unit: {', '.join(others)} or {last}."
+            return f"Convert it in the transform; in Spark: {last}."
+        return f"Convert it in the transform, by its unit; in Spark: {', '.join(others)} or {last}."
 
 
 def conversion(name: str, source: pa.DataType, column: Column) -> Conversion:

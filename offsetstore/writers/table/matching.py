@@ -45,7 +45,7 @@ class _Mismatch:
         if self.problems:
             next_step = " ".join(dict.fromkeys(self.next_steps))
             raise ColumnMismatch(
-                f"the DataFrame does not fit the table {table}: {', '.join(self.problems)}",
+                f"the rows do not fit the table {table}: {', '.join(self.problems)}",
                 found=self.found or None,
                 expected=self.expected or None,
                 next_step=next_step,
@@ -60,7 +60,7 @@ def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: Table
     """
     if not schema.names:
         raise ColumnMismatch(
-            f"the DataFrame has no columns to write to {table}",
+            f"the rows have no columns to write to {table}",
             expected=f"columns of {', '.join(columns)}",
             next_step="Check what transform returns.",
         )

@@ -75,7 +75,7 @@ class Roles:
         """
         if absent := [name for name in self.named if name not in names]:
             raise ColumnMismatch(
-                f"the Upsert into {table} names columns that the DataFrame does not have: {', '.join(absent)}",
+                f"the Upsert into {table} names columns that the rows do not have: {', '.join(absent)}",
                 found=", ".join(names),
                 next_step="Keep them in the transform.",
             )

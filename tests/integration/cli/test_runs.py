@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import OffsetGap
 from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, Retried
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
+from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Run
 
 P0 = TopicPartition("payments", 0)
@@ -121,3 +124,19 @@ def test_the_errors_of_jobs_that_are_gone(
 def test_an_unknown_group_is_told(run: Run, offsetstore_database: str, command: str) -> None:
     result = run(command, "-g", "biling", url=offsetstore_database)
     assert (result.exit_code, "'biling'" in result.stderr) == (1, True)
+
+
+@pytest.mark.behaviour("OPS-11")
+def test_consumers_record_what_they_meet_and_no_runs(
+    run: Run, offsetstore_database: str, offsetstore_group: str
+) -> None:
+    group, broker = offsetstore_group, StaticBroker.with_topics({"payments": 1}, end=40)
+    with OffsetStore.connect(offsetstore_database) as store:
+        member = join(store, ClaimRequest(group, broker, ("payments",), StartPolicy(), "refuse", 5.0, group))
+        gap = OffsetGap("a gap", topic_partition=P0)
+        member.observers.on(BatchEnded(outcome="failed", group=group, batch=7, ranges=RANGES, error=gap))
+        member.close()
+
+    told = {name: run(name, "-g", group, url=offsetstore_database).stdout for name in ("runs", "errors")}
+    assert "0 runs: consumers record none" in told["runs"]
+    assert "OffsetGap" in told["errors"]

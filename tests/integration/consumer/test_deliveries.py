@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from offsetstore import (
     LetterFilter,
     OffsetRange,
     OffsetStore,
+    Outbox,
     Retries,
     StartPolicy,
     TopicPartition,
@@ -364,16 +367,36 @@ def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
     assert recorder.events.index(told) < recorder.events.index(recorder.of(BatchEnded)[0])
 
 
+@pytest.mark.behaviour("OUT-1")
+def test_the_function_in_the_outbox_page_writes_to_the_table_and_to_the_outbox(
+    joins: Callable[[], Member], query: Query
+) -> None:
+    query("CREATE TABLE payments (payment text)")
+    page = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```python\n(import pyarrow as pa\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"Append": Append, "Outbox": Outbox}
+    exec(compile(block, "docs/outbox.md", "exec"), names)  # noqa: S102 - the page's own words
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, names["book_batch"], names["outputs"])
+    polling.write(polling.polled({P0: ["0.99"]}))
+    assert query("SELECT payment FROM payments") == [("0.99",)]
+    assert query("SELECT topic, key, value FROM outbox") == [("payment-events", b"k", b"0.99")]
+
+
 @pytest.mark.behaviour("HAND-2")
-@pytest.mark.parametrize(("bad", "error"), [("bad", FunctionFailed), ("13", RowsRefused)])
+@pytest.mark.parametrize(
+    ("bad", "error", "step"),
+    [("bad", FunctionFailed, "Correct the function"), ("unfit", FunctionFailed, "schema"), ("13", RowsRefused, "")],
+)
 def test_without_dead_letters_the_first_record_that_fails_is_named_and_none_is_called_again(
-    joins: Callable[[], Member], query: Query, bad: str, error: type[Exception]
+    joins: Callable[[], Member], query: Query, bad: str, error: type[Exception], step: str
 ) -> None:
     member = joins()
     member.assign([P0])
     calls = Calls()
     polling = Polling(member, calls.handler())
-    with pytest.raises(error, match="first refused at record payments-0@2"):
+    with pytest.raises(error, match=f"first refused at record payments-0@2.*{step}"):
         polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
     assert numbers(query) == [1, 2]
     assert calls.of == {"1": 1, "2": 1, bad: 2 if bad == "bad" else 1, "4": 1}

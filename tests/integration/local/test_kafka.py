@@ -46,6 +46,15 @@ def test_a_broker_that_does_not_come_up_shows_its_log() -> None:
         broker.start()
 
 
+def test_a_broker_that_ends_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.properties").touch()  # it looks formatted, and is not
+    with pytest.raises(BrokerUnavailable, match=r"did not start within 0 s"):
+        KafkaBroker(directory=tmp_path, start_seconds=0).start()
+    with pytest.raises(BrokerUnavailable, match=r"ended while it started; found (.|\n)*node ID not found"):
+        KafkaBroker(directory=tmp_path).start()
+
+
 def test_the_second_listener_asks_for_credentials(offsetstore_kafka: KafkaBroker) -> None:
     def topics(password: str) -> object:
         admin = AdminClient({

@@ -17,7 +17,7 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "outbox.md"
-SINK, WITHOUT_SPARK, RELAY = range(3)
+SINK, CONSUMER, WITHOUT_SPARK, RELAY = range(4)
 COLUMNS: list[Any] = [Column("payment")]
 BOOKED = Table("payments", MetaData(), *COLUMNS)
 
@@ -35,7 +35,7 @@ class Page:
         world.database.execute("CREATE TABLE payments (payment text)")
 
     def run(self, number: int, **names: Any) -> dict[str, Any]:
-        assert len(blocks("python")) == 3
+        assert len(blocks("python")) == 4
         block = blocks("python")[number]
         for old, new in {
             '"payment-events"': repr(self.events),

@@ -212,7 +212,7 @@ def test_a_type_that_arrow_does_not_have_is_refused_before_anything_is_computed(
     )
     assert isinstance(failed.error, ColumnMismatch)
     assert failed.error.found == {"length": found}
-    assert failed.error.next_step == f"Convert it in the transform: {made}."
+    assert failed.error.next_step == f"Convert it in the transform; in Spark: {made}."
     assert world.stored(topic) == {0: 0}
 
 

@@ -440,8 +440,8 @@ def test_the_next_step_of_a_wrong_type_is_the_cast_to_write(database: Database) 
     database.run("CREATE TABLE t (value numeric(10,2))")
     error = database.refusal(ColumnMismatch, Append("t"), column([0.1], pa.float64()))
     assert str(error) == (
-        "the DataFrame does not fit the table t: value has another type; found {'value': 'double'}; expected "
-        "{'value': 'numeric(10,2)'}. Convert it in the transform: col(\"value\").cast(\"decimal(10,2)\")."
+        "the rows do not fit the table t: value has another type; found {'value': 'double'}; expected "
+        "{'value': 'numeric(10,2)'}. Convert it in the transform; in Spark: col(\"value\").cast(\"decimal(10,2)\")."
     )
 
 

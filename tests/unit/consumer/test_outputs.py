@@ -1,0 +1,55 @@
+"""What is said of a transform that raises, or returns something else than rows; without a record's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from offsetstore import Append
+from offsetstore.consumer.outputs import Outputs, TransformRaised
+from offsetstore.errors import SinkError
+
+pytestmark = pytest.mark.behaviour("CONS-1")
+RECORDS = pa.record_batch({"value": pa.array([b"secret"])})
+CLAIM: Any = None  # nothing is written
+
+
+def inner(records: pa.RecordBatch) -> pa.RecordBatch:
+    records["value"].cast(pa.string()).cast(pa.int64())
+    return records
+
+
+def number(_: pa.RecordBatch) -> Any:
+    return 1
+
+
+def named(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+    return {"a": records}
+
+
+def test_the_error_of_a_transform_names_the_line_of_its_file_and_no_value() -> None:
+    with pytest.raises(TransformRaised) as raised:
+        Outputs(lambda records: inner(records), Append("payments")).made(CLAIM, RECORDS)  # noqa: PLW0108 - two frames
+    failed = raised.value.failed()
+    assert failed is not None
+    line = inner.__code__.co_firstlineno + 1
+    assert failed.what == f"transform raised ArrowInvalid at test_outputs.py:{line}"
+    assert "secret" not in str(failed)
+    assert "secret" in failed.text
+
+
+def test_the_error_of_a_transform_without_lines_names_no_place() -> None:
+    with pytest.raises(TransformRaised) as raised:
+        Outputs(int, Append("payments")).made(CLAIM, RECORDS)  # pyright: ignore[reportArgumentType]
+    failed = raised.value.failed()
+    assert failed is not None
+    assert failed.what == "transform raised TypeError"
+
+
+def test_what_is_no_record_batch_is_refused_in_the_words_of_into() -> None:
+    with pytest.raises(SinkError, match="found int; expected one RecordBatch"):
+        Outputs(number, Append("payments")).made(CLAIM, RECORDS)
+    with pytest.raises(SinkError, match="found 'a': RecordBatch; expected 'b': RecordBatch"):
+        Outputs(named, {"b": Append("payments")}).made(CLAIM, RECORDS)
