@@ -35,7 +35,7 @@ from offsetstore.kafka.outlet import Outlet
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
-from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Read, Record, Take
+from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Position, Read, Record, Take
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
@@ -201,6 +201,42 @@ def test_a_relay_that_another_one_has_replaced_reads_and_records_nothing(place: 
 
     assert place.left() == 1
     assert place.query("SELECT * FROM outbox_relays") == before
+
+
+class Ending:
+    """A Kafka that ends the relay's producer, after the relay has taken the token."""
+
+    def __init__(self) -> None:
+        self.error = BrokerUnavailable("Kafka ended the producer")
+        self.fences: list[Callable[[], object]] = [lambda: None]
+
+    def outlet(self, *_: object, **__: object) -> Ending:
+        return self
+
+    def position(self, **_: object) -> Position:
+        return Position("the cluster", None)
+
+    def fence(self) -> None:
+        self.fences.pop(0)()
+        if not self.fences:
+            raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.behaviour("OUT-4")
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_relay_that_kafka_ends_before_it_has_sent_anything_is_fenced_if_another_one_has_the_token(
+    offsetstore_database: str, *, is_replaced: bool
+) -> None:
+    """Else it would be started again, and take over from its successor."""
+    with OffsetStore.connect(offsetstore_database) as store:
+        kafka: Any = Ending()
+        kafka.fences.append(Relay(store, kafka)._take if is_replaced else lambda: None)
+        with pytest.raises(RelayFenced if is_replaced else BrokerUnavailable) as caught:
+            Relay(store, kafka).run()
+    assert kafka.error in {caught.value, caught.value.__cause__}
 
 
 def put_until_done(place: Place, topic: str, first: int, done: Future[None]) -> int:
