@@ -37,6 +37,7 @@ from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
+    ANCHOR,
     MOST_IN_A_ROW,
     MOST_ROWS,
     TOPIC_NAMES,
@@ -65,9 +66,6 @@ from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import transaction
 
 _log = logging.getLogger("offsetstore")
-
-ANCHOR: Final = "offsetstore-outbox"
-"""The topic on which the relay's group has its offset, and the beginning of its names."""
 
 _NAME: Final = "offsetstore:relay"
 _MOST_BYTES: Final = 8 << 20  # of one batch; a row that is larger is alone

@@ -30,7 +30,7 @@ from offsetstore.errors import (
     StoreMoved,
 )
 from offsetstore.kafka import admin
-from offsetstore.kafka.acls import Acl
+from offsetstore.kafka.acls import Acl, relay_acls
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_relay
@@ -553,19 +553,13 @@ def test_rows_of_a_topic_that_may_not_be_written_to_are_set_aside_and_the_rest_g
     topic, other, anchor = (f"{name}-{suffix}" for name in ("good", "other", "anchor"))
     for name in (topic, other, anchor):
         admin.create_topic(servers, name)
-    id_ = f"{anchor}-{place.store.database.store_id()}"
-    write: Any = "WRITE"  # no job needs it, so `Acl` does not name it
-    may = Acl(JOB, "topic", other, write if allowed.startswith("WRITE") else "READ")
-    authorized.allow(
-        Acl(JOB, "topic", topic, write),
-        Acl(JOB, "topic", anchor, "READ"),
-        Acl(JOB, "group", id_, "READ"),
-        *([] if allowed == "nothing" else [may]),
-    )
+    may = Acl(JOB, "topic", other, "WRITE" if allowed.startswith("WRITE") else "READ")
+    *needed, id_ = relay_acls(JOB, topics=[topic], anchor=anchor)
+    authorized.allow(*needed, *([] if allowed == "nothing" else [may]))
     relay = Relay(place.store, authorized.broker(), anchor=anchor)
     with pytest.raises(BrokerRefused, match=r"Allow this principal to WRITE to the transactional id.*docs/outbox\.md"):
         wait_until(relay.drain)
-    authorized.allow_transactional_id(id_)
+    authorized.allow(id_)
     wait_until(lambda: not fails(relay.drain), timeout=60)
 
     with running(relay):
