@@ -711,7 +711,7 @@ class OffsetStore:
 
         :param ids: only these, as `refused_rows` has them; ``None`` for all of the group.
         :param topic: only of this topic.
-        :param limit: so many at most; `RefusedDecided.more` tells if there are others.
+        :param limit: so many at most; `RefusedDecided.more` tells how many others there are.
         :param if_plan: the ``digest`` of a dry run: decide about the rows that it has shown, or about none.
         :raises ConfigurationError: an argument is invalid, or a row is not set aside.
         :raises UnknownGroup: the group was never claimed.

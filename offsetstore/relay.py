@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from uuid import uuid4
 
 from offsetstore.errors import (
+    BrokerError,
     BrokerRefused,
     BrokerUnavailable,
     ConfigurationError,
@@ -36,6 +37,7 @@ from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
+    ANCHOR,
     MOST_IN_A_ROW,
     MOST_ROWS,
     TOPIC_NAMES,
@@ -64,9 +66,6 @@ from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import transaction
 
 _log = logging.getLogger("offsetstore")
-
-ANCHOR: Final = "offsetstore-outbox"
-"""The topic on which the relay's group has its offset, and the beginning of its names."""
 
 _NAME: Final = "offsetstore:relay"
 _MOST_BYTES: Final = 8 << 20  # of one batch; a row that is larger is alone
@@ -214,6 +213,8 @@ class Relay:
                     )
                 except OffsetStoreError as error:
                     if not self._has_begun or ends_at_rest or not self._passes(error):
+                        if self._has_taken and isinstance(error, BrokerError):
+                            self._tell_of_successor(error)
                         raise
                     limit = max(1, self._sending // 2) if self._sending else self._most  # a slow line may take these
                     attempt = 1 if time.monotonic() - began > _RETRIES.longest else attempt + 1
@@ -395,6 +396,21 @@ class Relay:
         if row is None or row.token != self._token:
             raise self._fenced(row)
         return _standing(row)
+
+    def _tell_of_successor(self, error: BrokerError) -> None:
+        """Look for another relay before ending with an error of Kafka's, after which we may be started again.
+
+        Kafka ends the producer of a relay that is replaced, but also that of one whose predecessor is not gone yet:
+        only the token tells which we are.
+
+        :raises RelayFenced: another relay has taken over.
+        """
+        try:
+            self._read()
+        except RelayFenced as fenced:
+            raise fenced from error
+        except OffsetStoreError:
+            return
 
     def _fenced(self, row: Any) -> RelayFenced:
         return RelayFenced(

@@ -1,4 +1,4 @@
-"""``offsetstore acls``: what a job's principal must be allowed in Kafka."""
+"""``offsetstore acls``: what the principal of a job, or of a relay, must be allowed in Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.output import Table, document, print_json, print_text
 from offsetstore.errors import ConfigurationError, ExitCode
-from offsetstore.kafka.acls import Acl, job_acls, operator_acls
+from offsetstore.kafka.acls import Acl, job_acls, operator_acls, relay_acls
+from offsetstore.protocol.outbox import ANCHOR
 from offsetstore.text import counted
 
 _COLUMNS: Final = ("operation", "resource", "name", "pattern", "state")
@@ -18,7 +19,7 @@ _KEYS: Final = "principal resource name pattern operation host permission purpos
 
 @click.group()
 def acls() -> None:
-    """Print, check and create the ACLs that a job needs in Kafka."""
+    """Print, check and create the ACLs that a job or a relay needs in Kafka."""
 
 
 _acl_options = options.together(
@@ -38,19 +39,20 @@ _acl_options = options.together(
         "-g",
         "groups",
         multiple=True,
-        required=True,
         callback=options.names,
         metavar="GROUP",
-        help="The job's group in Kafka: its kafka_group, or its name. May be repeated.",
+        help="The job's group in Kafka: its kafka_group, or its name. May be repeated. A relay has its own.",
     ),
     click.option(
         "--for",
         "role",
-        type=click.Choice(["job", "operator"]),
+        type=click.Choice(["job", "operator", "relay"]),
         default="job",
         show_default=True,
-        help="For a job, or for those who only look: status, resolve, reset, an exporter.",
+        help="For a job, for those who only look (status, resolve, reset, an exporter), or for a relay, whose topics "
+        "are those of its records.",
     ),
+    click.option("--anchor", metavar="TOPIC", help=f"The relay's; by default, {ANCHOR}."),
     click.option("--no-mirror", is_flag=True, help="The job copies no offsets to Kafka: mirror_every=None."),
     click.option(
         "--spark-groups",
@@ -78,20 +80,21 @@ _acl_options = options.together(
     help="Commands of Kafka's own tool, for a shell; or for programs.",
 )
 def print_acls(*, bootstrap_servers: str | None, format_: str, **job: Any) -> None:
-    """Print the ACLs that a job needs, and no others.
+    """Print the ACLs that a job or a relay needs, and no others.
 
-    Asks nothing and needs no brokers. READ includes DESCRIBE. A name "*" stands for all topics, or all groups. In
-    admin.properties, an administrator has the credentials for the commands.
+    Asks nothing and needs no brokers. READ and WRITE include DESCRIBE. A name "*" stands for all topics, or all groups.
+    In admin.properties, an administrator has the credentials for the commands.
 
     \b
     Keys of --format json:
-      acls[]  principal, resource (topic, group), name,
-              pattern (literal, prefixed), operation (READ, DESCRIBE),
+      acls[]  principal, resource (topic, group, transactional-id), name,
+              pattern (literal, prefixed), operation (READ, WRITE, DESCRIBE),
               host (always *), permission (always allow), purpose, command
 
     \b
     Example:
       offsetstore acls print --principal User:job -t payments -g billing | sh
+      offsetstore acls print --principal User:relay -t events --for relay | sh
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     needed = _needed(**job)
     if format_ == "json":
@@ -111,7 +114,7 @@ def check(*, kafka: options.Kafka, format_: str, **job: Any) -> None:
 
     Use the job's own credentials; they need no other permission for this. Kafka decides, so that an ACL for a prefix
     counts, or a super user. Nothing is written, and a running job is not disturbed. For each permission that is
-    missing, the command that adds it is printed; the principal is only for that.
+    missing, the command that adds it is printed; the principal is only for that. A relay's can't be checked.
 
     Exit code 1 if something is missing, and 4 if Kafka has no such topic.
 
@@ -186,16 +189,26 @@ def _needed(
     principal: str,
     topics: tuple[str, ...],
     groups: tuple[str, ...],
-    role: Literal["job", "operator"],
+    role: Literal["job", "operator", "relay"],
+    anchor: str | None,
     no_mirror: bool,
     spark_groups: str | None,
 ) -> tuple[Acl, ...]:
+    is_of_relay = role == "relay"
+    if (anchor is not None) > is_of_relay or bool(groups) is is_of_relay:
+        raise ConfigurationError(
+            "a job and an operator have groups, and a relay has an anchor instead",
+            found=f"--for {role} {'with' if groups else 'without'} --group",
+            next_step="Leave --group out." if is_of_relay else "Give --group, and leave --anchor out.",
+        )
     if role == "job":
         return job_acls(principal, topics=topics, groups=groups, mirror=not no_mirror, spark_groups=spark_groups)
     if no_mirror or spark_groups is not None:
         raise ConfigurationError(
-            "--no-mirror and --spark-groups are about a job", found="--for operator", next_step="Leave them out."
+            "--no-mirror and --spark-groups are about a job", found=f"--for {role}", next_step="Leave them out."
         )
+    if role == "relay":
+        return relay_acls(principal, topics=topics, anchor=ANCHOR if anchor is None else anchor)
     return operator_acls(principal, topics=topics, groups=groups)
 
 

@@ -93,7 +93,7 @@ def retry_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
       group, reason
       executed  whether anything was written
       plan      for --if-plan
-      more      whether more rows fit than --limit allows
+      more      how many rows --limit leaves as they are
       rows[]    id, topic, error, created_at, refused_at
 
     \b

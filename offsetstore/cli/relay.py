@@ -9,8 +9,8 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import print_text
-from offsetstore.protocol.outbox import OnUncertain
-from offsetstore.relay import ANCHOR, Relay
+from offsetstore.protocol.outbox import ANCHOR, OnUncertain
+from offsetstore.relay import Relay
 
 
 @click.command()

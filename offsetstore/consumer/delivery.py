@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from offsetstore.consumer.outputs import Outputs, TransformRaised, split
-from offsetstore.consumer.records import Record, batch_of
+from offsetstore.consumer.records import Record
 from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.blame import find_failing
@@ -109,7 +109,7 @@ class PolledRecords:
         :raises RowsRefused: transform has rejected a record.
         :raises TransformRaised: it has raised an error.
         """
-        made = self.outputs.made(self.claim, batch_of(self.records(part, without)))
+        made = self.outputs.made(self.claim, self.outputs.given(self.records(part, without)))
         rows: dict[str, ArrowRows] = {}
         for name, batch in made.items():
             good, reject = split(batch)
@@ -294,7 +294,8 @@ class Computation:
         return ComputedRecords(records, rejected, failed, uses, by_record, lambda one: self.tried([one]))
 
     def _made(self, records: Sequence[Record]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
-        return {name: split(rows) for name, rows in self._outputs.made(self._claim, batch_of(records)).items()}
+        made = self._outputs.made(self._claim, self._outputs.given(records))
+        return {name: split(rows) for name, rows in made.items()}
 
 
 def records_of(letters: Sequence[Letter]) -> list[Record]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from offsetstore.consumer.delivery import ArrowRows, Computation, ComputedRecords, PolledRecords, records_of
 from offsetstore.consumer.outputs import Outputs
-from offsetstore.consumer.records import Record, as_given, batch_of
+from offsetstore.consumer.records import Record, as_given
 from offsetstore.errors import FunctionFailed, HandlerStuck
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
@@ -33,8 +33,6 @@ _ENOUGH: Final = 256
 """Records that are handed over at a time, and outcomes that are waited for."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the calls are still wanted."""
-
-_COORDINATES: Final[Any] = cast("Any", batch_of([])).schema.field(KAFKA)
 
 
 @dataclass(slots=True)
@@ -142,7 +140,8 @@ def handled(
     :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `Outputs.check`.
     """
     assert outputs.handler is not None
-    outputs.check(claim, {name: pa.schema([*cast("Any", one), _COORDINATES]) for name, one in outputs.schemas.items()})
+    coordinates = cast("Any", outputs.given([])).schema.field(KAFKA)
+    outputs.check(claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()})
     found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
 
     def may_call(record: handling.Record) -> None:
@@ -215,8 +214,8 @@ def _as_rows(
         table = arrow.Table.from_batches([arrow.RecordBatch.from_struct_array(lists.values)]).cast(schema)
         if outputs.uses_kafka(name):
             of_rows = [n for n in range(len(records)) for _ in range(first[n], first[n + 1])]
-            places = cast("Any", batch_of(records)).column(KAFKA)
-            table = table.append_column(_COORDINATES, places.take(pa.array(of_rows, pa.int64())))
+            places = cast("Any", outputs.given(records)).column(KAFKA)
+            table = table.append_column(KAFKA, places.take(pa.array(of_rows, pa.int64())))
         by_record[name] = RowsByRecord(outputs.writers[name], table, first)
     failed: dict[int, Rejected] = {}
     for number, one in enumerate(outcomes):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
+from offsetstore.consumer.records import Record, batch_of
 from offsetstore.errors import ColumnMismatch, ConfigurationError, FunctionFailed, SinkError
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import schema_of
@@ -17,7 +18,7 @@ from offsetstore.processing.handling import Handler, check_order
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.letters import rejected
 from offsetstore.protocol.outages import tells_of_outage
-from offsetstore.protocol.ports import TableWriter, Writer
+from offsetstore.protocol.ports import TableWriter, Writer, declares
 from offsetstore.store.claim import Claim
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
@@ -61,7 +62,8 @@ class Outputs:
     ``writers`` with a table are copies: another database may have the table in another schema. With a `Handler` in
     place of the transform, ``schemas`` are those of its rows.
 
-    :param propagate: the names of the headers that follow a record into a handler's calls.
+    :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
+        them.
     :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function, or its schema is none.
     """
 
@@ -86,6 +88,8 @@ class Outputs:
         self.writers: Mapping[str, Writer] = {
             name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
         }
+        takes_headers = any(declares(one, "takes_headers") for one in self.writers.values())
+        self._names = propagate if takes_headers else ()
         self.schemas: Mapping[str, pa.Schema] = {}
         if self.handler is not None:
             listed: object = self.handler.schema
@@ -99,6 +103,10 @@ class Outputs:
                 )
         self._transform = cast("Transform", transform)
         self._checked: dict[str, tuple[pa.Schema, bool]] = {}
+
+    def given(self, records: Sequence[Record]) -> pa.RecordBatch:
+        """What the transform takes: the records with their coordinates."""
+        return batch_of(records, self._names)
 
     def made(self, claim: Claim, records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         """Call the transform, and check what it returns. Rejected rows are still in it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow as pa
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
 from offsetstore.processing.unit import Coordinates
+from offsetstore.protocol.context import propagated
 from offsetstore.protocol.letters import Headers, Payload
 from offsetstore.writers.arrow.batches import KAFKA
 
@@ -81,8 +82,11 @@ def record_of(tp: TopicPartition, message: Message) -> Record:
     )
 
 
-def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
-    """Make the batch that ``transform`` gets."""
+def batch_of(records: Sequence[Record], names: Collection[str] = ()) -> pa.RecordBatch:
+    """Make the batch that ``transform`` gets.
+
+    :param names: of the headers that are in ``_kafka``, too.
+    """
     payloads = [one.payload for one in records]
     arrays: list[Any] = [
         pa.array(values, kind)
@@ -99,7 +103,11 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
     ]
     arrow: Any = pa
     coordinates = slice(2, 6)
-    kafka = arrow.StructArray.from_arrays(arrays[coordinates], COLUMNS.names[coordinates])
+    in_kafka = dict(zip(COLUMNS.names[coordinates], arrays[coordinates], strict=True))
+    if names:
+        following = [propagated(one.headers, names) for one in payloads]
+        in_kafka["headers"] = pa.array([[*one] or None for one in following], _HEADERS)
+    kafka = arrow.StructArray.from_arrays([*in_kafka.values()], [*in_kafka])
     return arrow.RecordBatch.from_arrays([*arrays, kafka], [*COLUMNS.names, KAFKA])
 
 

@@ -1,6 +1,6 @@
-"""The least ACLs of a job and of an operator, and the commands that add them. Nothing here asks Kafka.
+"""The least ACLs of a job, of an operator and of a relay, and the commands that add them. Nothing here asks Kafka.
 
-In Kafka, READ includes DESCRIBE: of a topic as of a group. So no resource needs more than one line.
+In Kafka, READ and WRITE include DESCRIBE, so no resource needs more than one line.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.librdkafka import topic_names
+from offsetstore.protocol.outbox import ANCHOR
 
-Resource: TypeAlias = Literal["topic", "group"]
+Resource: TypeAlias = Literal["topic", "group", "transactional-id"]
 Pattern: TypeAlias = Literal["literal", "prefixed"]
-Operation: TypeAlias = Literal["READ", "DESCRIBE"]
+Operation: TypeAlias = Literal["READ", "WRITE", "DESCRIBE"]
 
 ALL: Final = "*"
 """As a literal name: every topic, or every group."""
@@ -25,6 +26,10 @@ _MIRRORS: Final = "the job reads the group's committed offsets, and copies the s
 _LOOKS: Final = "the job reads the group's committed offsets"
 _JOINS: Final = "Spark's driver joins such a group: spark.sql.streaming.kafka.useDeprecatedOffsetFetching=true"
 _ENDS: Final = "status, resolve, reset and an exporter ask for ids and log ends"
+_PRODUCES: Final = "the relay produces the outbox's records"
+_ANCHORS: Final = "the relay's offset is on its partition; an administrator creates it, with one partition"
+_POSITION: Final = "the relay commits its position with each transaction; the name ends with the store's id"
+_FENCES: Final = "of two relays of a store, Kafka lets the last one commit"
 _COMMITTED: Final = "they read the group's committed offsets"
 
 
@@ -101,11 +106,34 @@ def operator_acls(principal: str, *, topics: Collection[str], groups: Collection
     return tuple(acls)
 
 
+def relay_acls(principal: str, *, topics: Collection[str], anchor: str = ANCHOR) -> tuple[Acl, ...]:
+    """Return what a relay needs that does not create its anchor itself.
+
+    :param principal: as Kafka has it: ``User:relay``.
+    :param topics: of the records, or `ALL`.
+    :param anchor: see `Relay`.
+    :raises ConfigurationError: no ``Type:name``, an empty name, or no topic at all.
+    """
+    _check(principal, topics, [anchor])
+    return (
+        *(Acl(principal, "topic", topic, "WRITE", purpose=_PRODUCES) for topic in topic_names(topics)),
+        Acl(principal, "topic", anchor, "READ", purpose=_ANCHORS),
+        Acl(principal, "group", f"{anchor}-", "READ", "prefixed", _POSITION),
+        Acl(principal, "transactional-id", f"{anchor}-", "WRITE", "prefixed", _FENCES),
+    )
+
+
 def probed_groups(acls: Collection[Acl]) -> Iterator[tuple[Acl, str]]:
     """Each group's ACL with the name of a group that it is about.
 
-    :raises ConfigurationError: one is about all groups, or all topics; there is no name to ask for.
+    :raises ConfigurationError: one is about all groups, or all topics; there is no name to ask for. Or it is about a
+        transactional id, of which only a producer can ask, which would fence others.
     """
+    if any(acl.resource == "transactional-id" for acl in acls):
+        raise ConfigurationError(
+            "a permission for a transactional id can't be checked: asking for it would fence a relay",
+            next_step="Start the relay: its error names what is missing.",
+        )
     if any(acl.name == ALL for acl in acls):
         raise ConfigurationError(
             "a permission for all topics or groups can't be checked",

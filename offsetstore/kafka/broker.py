@@ -325,7 +325,8 @@ class Broker:
 
         Nothing is written, and a group's members are not disturbed. Each group takes a round trip or two.
 
-        :raises ConfigurationError: an ACL for all topics or groups; settings that librdkafka refuses; a fork.
+        :raises ConfigurationError: an ACL for all topics or groups, or for a transactional id; settings that librdkafka
+            refuses; a fork.
         :raises TopicMissing: Kafka has no such topic, as far as this principal may know.
         :raises BrokerUnavailable: no answer about the topics, or about a group, within ``timeout``.
         :raises BrokerRefused: Kafka refuses the credentials.
@@ -342,7 +343,8 @@ class Broker:
         for acl, group in groups:
             offsets = GroupOffsets(self._settings, group)
             try:
-                if not offsets.allows(acl.operation, topics[0] if topics else group, Deadline.after(self._timeout)):
+                operation = "READ" if acl.operation == "READ" else "DESCRIBE"  # a group has no other
+                if not offsets.allows(operation, topics[0] if topics else group, Deadline.after(self._timeout)):
                     missing.add(acl)
             finally:
                 offsets.close()

@@ -191,7 +191,7 @@ def new_acls(acls: Sequence[Acl]) -> Request[Acl]:
 def binding(acl: Acl) -> Any:
     """The same as librdkafka has it."""
     return _ADMIN.AclBinding(
-        _ADMIN.ResourceType[acl.resource.upper()],
+        _ADMIN.ResourceType[acl.resource.upper().replace("-", "_")],
         acl.name,
         _ADMIN.ResourcePatternType[acl.pattern.upper()],
         acl.principal,

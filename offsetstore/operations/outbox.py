@@ -9,7 +9,7 @@ has written them, whatever the group is called now.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -27,13 +27,15 @@ from offsetstore.protocol.outbox import MOST_ROWS
 
 _NAMED: Final = 20  # rows that a line of the history names
 
-REFUSED: Final = """
-SELECT id, topic, error, created_at, refused_at FROM {s}outbox_refused
-WHERE consumer_group = :group AND id > :after
+_OF_GROUP: Final = """FROM {s}outbox_refused
+WHERE consumer_group = :group AND id > :after AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
+"""
+REFUSED: Final = f"""
+SELECT id, topic, error, created_at, refused_at {_OF_GROUP}
   AND (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[])))
-  AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
 ORDER BY id LIMIT :limit
 """
+COUNT_REFUSED: Final = f"SELECT count(*) AS rows {_OF_GROUP}"
 LOCK_REFUSED: Final = f"{REFUSED}FOR UPDATE"
 RETRY_REFUSED: Final = """
 WITH again AS (DELETE FROM {s}outbox_refused WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
@@ -68,14 +70,14 @@ class RefusedDecided(Plan):
 
     :param decision: ``"outbox-retry"`` or ``"outbox-discard"``, as in the history.
     :param rows: in the order of their ids.
-    :param more: whether there are more than the limit allows.
+    :param more: how many there are beyond the limit, which stay as they are.
     :param token: of the group's last claim.
     """
 
     group: str
     decision: EventName
     rows: tuple[RefusedRow, ...]
-    more: bool
+    more: int
     token: Token
 
     @property
@@ -137,8 +139,10 @@ class _Refused(Operation[RefusedDecided]):
         owner = session.group(self.group)
         if owner is None:
             raise UnknownGroup(f"the store has no group {self.group!r}")
-        given: Mapping[str, object] = {"group": self.group, "topic": self.topic, "after": -1, "limit": self.limit + 1}
-        found = [RefusedRow(*row) for row in people(session).rows(statement, ids=self.ids, **given)]
+        read, given = people(session), {"group": self.group, "topic": self.topic}
+        found = [
+            RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **given)
+        ]
         if self.ids is not None and len(found) < len(self.ids):
             gone = sorted({*self.ids} - {row.id for row in found})
             raise ConfigurationError(
@@ -147,8 +151,9 @@ class _Refused(Operation[RefusedDecided]):
                 next_step="`offsetstore outbox list` has those that are.",
             )
         rows, (event, _) = tuple(found[: self.limit]), self.kind
+        more = read.one(COUNT_REFUSED, after=rows[-1].id, **given).rows if len(found) > self.limit else 0
         digest = digest_of(event, self.group, [[row.id, row.refused_at] for row in rows])
-        return RefusedDecided(self.group, event, rows, len(found) > self.limit, owner.token, digest=digest)
+        return RefusedDecided(self.group, event, rows, more, owner.token, digest=digest)
 
     def write(self, session: Session, plan: RefusedDecided, by: By) -> History:
         ids = [row.id for row in plan.rows]

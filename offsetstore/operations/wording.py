@@ -251,7 +251,7 @@ def _unfit(plan: LettersDecided) -> Iterator[Note]:
 def _refused(plan: RefusedDecided) -> PlanInWords:
     if plan.is_empty:
         return PlanInWords("No rows of the outbox match.")
-    notes = [Note("More rows match than the limit allows: repeat this for them.")] if plan.more else []
+    notes = [Note(f"The limit leaves {counted(plan.more, 'more row')}: repeat this, or raise it.")] if plan.more else []
     if plan.decision == "outbox-retry":
         done = "put back into the outbox"
         notes.append(Note("The relay sends them after all that is there; what Kafka refuses again is set aside again."))

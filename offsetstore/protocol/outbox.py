@@ -24,6 +24,9 @@ from offsetstore.protocol.letters import Headers
 OnUncertain: TypeAlias = Literal["fail", "repeat", "skip"]
 """What becomes of a batch that may or may not be in Kafka: raise, produce it (again), or take it for produced."""
 
+ANCHOR: Final = "offsetstore-outbox"
+"""The topic on which the relay's group has its offset, and the beginning of its names."""
+
 MOST_ROWS: Final = 10_000
 """Rows of one batch."""
 

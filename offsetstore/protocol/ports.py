@@ -151,9 +151,9 @@ class Writer(Protocol):
     """
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:
-        """Whether ``write`` orders rows of this schema by the struct column ``_kafka`` (topic, partition, offset, ...).
+        """Whether ``write`` needs the struct column ``_kafka`` (topic, partition, offset, ...) of rows of this schema.
 
-        If not, the caller may drop the column before anything is computed. It is never written.
+        To order them, say. If not, the caller may drop the column before anything is computed. It is never written.
         """
         ...
 
@@ -180,7 +180,7 @@ class Writer(Protocol):
         ...
 
 
-Trait: TypeAlias = Literal["appends", "marks", "replaces_in_order", "splittable"]
+Trait: TypeAlias = Literal["appends", "marks", "replaces_in_order", "splittable", "takes_headers"]
 
 
 def declares(writer: Writer, trait: Trait, *, otherwise: bool = False) -> bool:
@@ -188,7 +188,8 @@ def declares(writer: Writer, trait: Trait, *, otherwise: bool = False) -> bool:
 
     ``appends``: it adds each row, however often it gets it. ``marks``: it calls ``work.mark``. ``replaces_in_order``:
     its rows replace stored ones that are taken to be earlier. ``splittable``: it can be given the rows of single
-    records, again and again.
+    records, again and again. ``takes_headers``: it hands on the headers that follow a row's record, and so ``_kafka``
+    has them.
     """
     return bool(getattr(writer, trait, otherwise))
 

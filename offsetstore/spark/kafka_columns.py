@@ -48,9 +48,15 @@ def looked_up(numbers: Mapping[str, int], key: Column) -> Column:
     return F.create_map(*(F.lit(part) for pair in numbers.items() for part in pair))[key].cast("long")
 
 
-def with_coordinates(batch: DataFrame) -> DataFrame:
-    """Add `KAFKA`, which a transform may keep for writers that order by offset."""
-    return batch.withColumn(KAFKA, F.expr("struct(`topic`, `partition`, `offset`, `timestamp`)"))
+def with_coordinates(batch: DataFrame, names: Collection[str] = ()) -> DataFrame:
+    """Add `KAFKA`, which a transform may keep for writers that order by offset.
+
+    :param names: of the headers that `KAFKA` gets, too, if the batch has any.
+    """
+    fields = [F.col(name) for name in ("topic", "partition", "offset", "timestamp")]
+    if names and "headers" in batch.columns:
+        fields.append(F.filter("headers", lambda header: header["key"].isin(*names)).alias("headers"))
+    return batch.withColumn(KAFKA, F.struct(*fields))
 
 
 def with_checked_coordinates(frame: DataFrame, topics: Collection[str]) -> DataFrame:

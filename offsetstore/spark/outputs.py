@@ -18,7 +18,7 @@ from offsetstore.processing.handling import Handler, check_order
 from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter
-from offsetstore.protocol.ports import TableWriter, Writer
+from offsetstore.protocol.ports import TableWriter, Writer, declares
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
 from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
@@ -38,7 +38,8 @@ class Outputs:
 
     :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.rejects`. Each row
         must then be made from one record.
-    :param propagate: the names of the headers that follow a record into a handler's calls.
+    :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
+        them.
     :raises ConfigurationError: ``into`` has no writer, or ``transform`` is not a function.
     """
 
@@ -73,6 +74,8 @@ class Outputs:
         self.writers: Mapping[str, Writer] = {
             name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
         }
+        takes_headers = any(declares(one, "takes_headers") for one in self.writers.values())
+        self._names = propagate if takes_headers else ()
         self._claim = claim
         self._transform = transform
         self.handler = transform if isinstance(transform, HandlerTransform) else None
@@ -93,7 +96,7 @@ class Outputs:
 
     def given(self, records: DataFrame) -> DataFrame:
         """What `transform` takes: the records with their coordinates, and a handler's outcomes if there is one."""
-        return with_coordinates(self.handled(records))
+        return with_coordinates(self.handled(records), self._names)
 
     @contextmanager
     def keeping_handled(self, batch: DataFrame, ranges: Ranges) -> Generator[Handled | None]:

@@ -123,7 +123,8 @@ class TransactionalSink:
         query ends at the first one. ``transform`` must make each row from one record and keep ``_kafka``; it may return
         a column ``_reject`` with the reason why a record can't be used, or a struct of its ``code`` and ``reason``.
     :param propagate: the names of headers that follow a record, as ``("traceparent", "tenant")``: into the calls of a
-        `Handler`, into its dead letter and its trace; see docs/context.md. The reader needs ``includeHeaders``.
+        `Handler`, into its dead letter, its trace and the rows of an `Outbox`; see docs/context.md. The reader needs
+        ``includeHeaders``.
     :raises ConfigurationError: there is no writer or no function, or a setting is invalid, or does not go with another;
         with ``atomicity="partition"`` also several outputs, a writer that can't be pickled, or a store that executors
         can't connect to.

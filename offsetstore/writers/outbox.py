@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import Connection
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_header_name, is_topic
 from offsetstore.protocol.work import Work
-from offsetstore.writers.arrow.batches import Stream, drop_kafka, without_kafka
+from offsetstore.writers.arrow.batches import KAFKA, Stream, has_headers, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
 
 _BYTES: Final = "binary or string"
@@ -29,11 +30,14 @@ class Outbox:
     ``value`` (binary or string; NULL is a tombstone) is needed. ``key`` decides the partition, and ``headers`` is an
     array of structs of ``key`` and ``value``, as Spark's reader has it with ``includeHeaders``. Texts become UTF-8.
 
+    With ``propagate=`` and ``_kafka``, the named headers of a row's record follow its own; see docs/context.md.
+
     :param topic: of all rows; without it, the DataFrame has a column ``topic``.
     :raises ConfigurationError: Kafka allows no topic of this name.
     """
 
     appends = True
+    takes_headers = True
 
     def __init__(self, topic: str | None = None) -> None:
         if topic is not None and not is_topic(topic):
@@ -47,9 +51,9 @@ class Outbox:
     def __repr__(self) -> str:
         return f"Outbox({'' if self.topic is None else repr(self.topic)})"
 
-    def uses_kafka_column(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - the Protocol's
-        """Never: each row is a new record."""
-        return False
+    def uses_kafka_column(self, schema: pa.Schema) -> bool:
+        """Whether it has headers for the row: each row is a new record, so its order does not matter."""
+        return has_headers(schema)
 
     def check(self, connection: Connection, schema: pa.Schema) -> None:  # noqa: ARG002 - the Protocol's
         """Compare the columns with those of a record.
@@ -90,20 +94,19 @@ class Outbox:
             for misfit in self.misfits(work.connection, batch):
                 misfit.error.row = before + misfit.row + 1
                 raise misfit.error
-            work.produce_all(self._records(drop_kafka(batch)))
+            work.produce_all(self._records(batch))
             before += batch.num_rows
         return stream.rows
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:  # noqa: ARG002 - the Protocol's
         """Find the rows that `write` refuses; see `MisfitsWriter`."""
         found: dict[int, RowsRefused] = {}
-        if "headers" in batch.schema.names:
-            for row, headers in enumerate(_values(batch, "headers")):
-                names = [header and header["key"] for header in headers or ()]
-                if None in names:
-                    found[row] = RowsRefused("a header has no name", column="headers")
-                elif not all(map(is_header_name, names)):
-                    found[row] = RowsRefused("the name of a header has a zero byte", column="headers")
+        for row, headers in enumerate(_headers(batch)):
+            names = [header and header["key"] for header in headers or ()]
+            if None in names:
+                found[row] = RowsRefused("a header has no name", column="headers")
+            elif not all(map(is_header_name, names)):
+                found[row] = RowsRefused("the name of a header has a zero byte", column="headers")
         if self.topic is None:
             for row, topic in enumerate(_values(batch, "topic")):
                 if not is_topic(topic):
@@ -111,16 +114,32 @@ class Outbox:
         return [Misfit(row, found[row]) for row in sorted(found)]
 
     def _records(self, batch: pa.RecordBatch) -> Iterator[OutboxRecord]:
-        nothing = [None] * batch.num_rows
-        columns = [_values(batch, name) if name in batch.schema.names else nothing for name in ("key", "headers")]
         topics = [self.topic] * batch.num_rows if self.topic is not None else _values(batch, "topic")
-        for topic, value, key, headers in zip(topics, _values(batch, "value"), *columns, strict=True):
+        values = (_values(batch, name) for name in ("value", "key"))
+        for topic, value, key, headers in zip(topics, *values, _headers(batch), strict=True):
             pairs = None if headers is None else tuple((header["key"], header["value"]) for header in headers)
             yield OutboxRecord(topic, key, value, pairs)
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    return cast("Any", batch).column(name).to_pylist()
+    """The values of a column, each ``None`` if there is none."""
+    return cast("Any", batch).column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+
+
+def _headers(batch: pa.RecordBatch) -> list[Any]:
+    """The headers of each row, and after them those that follow its record, unless the row has one of that name."""
+    own = _values(batch, "headers")
+    if not has_headers(batch.schema):
+        return own
+    following: Any = cast("Any", pc).struct_field(cast("Any", batch).column(KAFKA), "headers")
+    return [_joined(*pair) for pair in zip(own, following.to_pylist(), strict=True)]
+
+
+def _joined(own: Sequence[Any] | None, following: Sequence[Any] | None) -> Sequence[Any] | None:
+    if not following:
+        return own
+    names = {header and header["key"] for header in own or ()}
+    return [*(own or ()), *(header for header in following if header["key"] not in names)]
 
 
 def _is_bytes(kind: Any) -> bool:

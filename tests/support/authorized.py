@@ -69,12 +69,6 @@ class Authorized:
     def allow(self, *acls: Acl) -> None:
         self._create([binding(acl) for acl in acls])
 
-    def allow_transactional_id(self, name: str) -> None:
-        """Let the job's principal be this producer; `Acl` has no such resource, since a job needs none."""
-        id_ = (_ADMIN.ResourceType.TRANSACTIONAL_ID, name, _ADMIN.ResourcePatternType.LITERAL)
-        allowed = (JOB, "*", _ADMIN.AclOperation.WRITE, _ADMIN.AclPermissionType.ALLOW)
-        self._create([_ADMIN.AclBinding(*id_, *allowed)])
-
     def allow_to_alter_the_cluster(self, principal: str) -> None:
         """Make an administrator of ACLs."""
         cluster = (_ADMIN.ResourceType.BROKER, "kafka-cluster", _ADMIN.ResourcePatternType.LITERAL)

@@ -36,6 +36,12 @@ def drop_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.drop_columns([KAFKA]) if KAFKA in batch.schema.names else batch
 
 
+def has_headers(schema: pa.Schema) -> bool:
+    """Whether ``_kafka`` has the headers that follow each row's record; see ``takes_headers`` of `declares`."""
+    kind: Any = cast("Any", schema).field(KAFKA).type if schema.names.count(KAFKA) == 1 else None
+    return kind is not None and cast("Any", pa).types.is_struct(kind) and kind.get_field_index("headers") >= 0
+
+
 def flatten_kafka(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Put topic, partition and offset in columns of their own, after the others."""
     coordinates = cast("Any", batch).column(KAFKA)

@@ -104,9 +104,13 @@ def test_what_is_discarded_is_gone_and_the_history_says_so(
     call: Callable[..., Any], query: Query, store: OffsetStore
 ) -> None:
     assert ids(call("outbox", "discard", "4", *REASON, "--execute")) == [4]
-    assert ids(call("outbox", "discard", "--all", "--limit", "2", *REASON, "--execute")) == [1, 2]
+    done = call("outbox", "discard", "--all", "--limit", "1", *REASON, "--execute")
+    assert (ids(done), done["more"]) == ([1], 2)
+    done = call("outbox", "discard", "--all", "--limit", "1", *REASON, "--execute")
+    assert (ids(done), done["more"]) == ([2], 1)
     assert query("SELECT id FROM outbox_refused") == [(3,)]
     assert [line.event for line in store.history(GROUP)][-2:] == ["outbox-discard"] * 2
+    assert store.discard_refused(GROUP, limit=1, reason="ticket 17", dry_run=True).more == 0
     assert call("outbox", "discard", "--topic", "none", *REASON, "--execute")["executed"] is False
 
 

@@ -44,12 +44,13 @@ from offsetstore.errors import (
     StaleClaim,
     TooManyLetters,
 )
+from offsetstore.postgres.letters import read_headers
 from offsetstore.processing import handling
 from offsetstore.processing.letters import Requests
 from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
-from offsetstore.protocol.letters import Payload
+from offsetstore.protocol.letters import Headers, Payload
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
@@ -118,16 +119,22 @@ class Polling:
         **settings: Any,
     ) -> None:
         self.member = member
-        self.outputs = Outputs(transform, into or Append("results"))
+        self.outputs = Outputs(transform, into or Append("results"), settings.get("propagate", ()))
         self.runner = Runner(member, self, Settings(**settings))
         self.runner.begin()
         self.number = 0
 
-    def polled(self, values: Mapping[TopicPartition, Sequence[str]], begin: int = 0, beyond: int = 0) -> PolledRecords:
+    def polled(
+        self,
+        values: Mapping[TopicPartition, Sequence[str]],
+        begin: int = 0,
+        beyond: int = 0,
+        headers: Headers = (),
+    ) -> PolledRecords:
         polled = {
             tp: Polled(
                 OffsetRange(begin, begin + len(given) + beyond),
-                [Record(tp, begin + n, Payload(b"k", one.encode(), (), 0, 0)) for n, one in enumerate(given)],
+                [Record(tp, begin + n, Payload(b"k", one.encode(), headers, 0, 0)) for n, one in enumerate(given)],
                 self.member.terms.get(tp) or Term(),
             )
             for tp, given in values.items()
@@ -567,3 +574,38 @@ def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
     assert query(LETTERS)[1][3] == "replayed"
     assert numbers(query) == [1, 1, 5, 5, 13, 13]
     assert calls.of["13"] == (4 if has_handler else 0)  # not for the partition that was given back
+
+
+@pytest.mark.behaviour("CTX-1")
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_named_headers_follow_a_record_into_the_outbox_also_when_its_letter_is_replayed(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
+) -> None:
+    member = joins()
+    member.assign([P0])
+    bad = {b"bad"}
+
+    def handle(record: handling.Record) -> dict[str, Any]:
+        if record.value in bad:
+            raise ValueError
+        return {"value": record.value}
+
+    def choose(records: pa.RecordBatch) -> pa.RecordBatch:
+        why = pa.array(["bad" if value in bad else None for value in values_of(records)], pa.string())
+        made: Any = records.select(["value", "_kafka"]).append_column("_reject", why)
+        return made
+
+    transform = Handler(handle, "value binary") if has_handler else choose
+    letters = DeadLetters(max_retries=0)
+    polling = Polling(member, transform, Outbox("events"), dead_letters=letters, propagate=("trace", "tenant"))
+    sent = (("trace", b"7f"), ("secret", b"s"), ("tenant", None), ("trace", b""))
+    polling.write(polling.polled({P0: ["good", "bad"]}, headers=sent))
+    bad.clear()
+    requests = Requests(member, DeadLetters())
+    requests.compute = partial(computed_letters, polling.outputs, member)
+    store.request_replay("billing", LetterFilter(), reason="it is good now")
+    requests.look(lambda: None)
+
+    found = query("SELECT value, headers FROM outbox ORDER BY id")
+    followed = (("trace", b"7f"), ("tenant", None), ("trace", b""))
+    assert [(value, read_headers(headers)) for value, headers in found] == [(b"good", followed), (b"bad", followed)]

@@ -30,12 +30,12 @@ from offsetstore.errors import (
     StoreMoved,
 )
 from offsetstore.kafka import admin
-from offsetstore.kafka.acls import Acl
+from offsetstore.kafka.acls import Acl, relay_acls
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
-from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Read, Record, Take
+from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Position, Read, Record, Take
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
@@ -201,6 +201,42 @@ def test_a_relay_that_another_one_has_replaced_reads_and_records_nothing(place: 
 
     assert place.left() == 1
     assert place.query("SELECT * FROM outbox_relays") == before
+
+
+class Ending:
+    """A Kafka that ends the relay's producer, after the relay has taken the token."""
+
+    def __init__(self) -> None:
+        self.error = BrokerUnavailable("Kafka ended the producer")
+        self.fences: list[Callable[[], object]] = [lambda: None]
+
+    def outlet(self, *_: object, **__: object) -> Ending:
+        return self
+
+    def position(self, **_: object) -> Position:
+        return Position("the cluster", None)
+
+    def fence(self) -> None:
+        self.fences.pop(0)()
+        if not self.fences:
+            raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.behaviour("OUT-4")
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_relay_that_kafka_ends_before_it_has_sent_anything_is_fenced_if_another_one_has_the_token(
+    offsetstore_database: str, *, is_replaced: bool
+) -> None:
+    """Else it would be started again, and take over from its successor."""
+    with OffsetStore.connect(offsetstore_database) as store:
+        kafka: Any = Ending()
+        kafka.fences.append(Relay(store, kafka)._take if is_replaced else lambda: None)
+        with pytest.raises(RelayFenced if is_replaced else BrokerUnavailable) as caught:
+            Relay(store, kafka).run()
+    assert kafka.error in {caught.value, caught.value.__cause__}
 
 
 def put_until_done(place: Place, topic: str, first: int, done: Future[None]) -> int:
@@ -517,19 +553,13 @@ def test_rows_of_a_topic_that_may_not_be_written_to_are_set_aside_and_the_rest_g
     topic, other, anchor = (f"{name}-{suffix}" for name in ("good", "other", "anchor"))
     for name in (topic, other, anchor):
         admin.create_topic(servers, name)
-    id_ = f"{anchor}-{place.store.database.store_id()}"
-    write: Any = "WRITE"  # no job needs it, so `Acl` does not name it
-    may = Acl(JOB, "topic", other, write if allowed.startswith("WRITE") else "READ")
-    authorized.allow(
-        Acl(JOB, "topic", topic, write),
-        Acl(JOB, "topic", anchor, "READ"),
-        Acl(JOB, "group", id_, "READ"),
-        *([] if allowed == "nothing" else [may]),
-    )
+    may = Acl(JOB, "topic", other, "WRITE" if allowed.startswith("WRITE") else "READ")
+    *needed, id_ = relay_acls(JOB, topics=[topic], anchor=anchor)
+    authorized.allow(*needed, *([] if allowed == "nothing" else [may]))
     relay = Relay(place.store, authorized.broker(), anchor=anchor)
     with pytest.raises(BrokerRefused, match=r"Allow this principal to WRITE to the transactional id.*docs/outbox\.md"):
         wait_until(relay.drain)
-    authorized.allow_transactional_id(id_)
+    authorized.allow(id_)
     wait_until(lambda: not fails(relay.drain), timeout=60)
 
     with running(relay):

@@ -15,12 +15,26 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import offsetstore
-from offsetstore import Append, DeadLetters, Handler, LetterKey, Record, TopicPartition
+from offsetstore import (
+    Append,
+    Broker,
+    DeadLetters,
+    Handler,
+    LetterKey,
+    Outbox,
+    Record,
+    Relay,
+    Retries,
+    TopicPartition,
+    TransactionalSink,
+)
 from offsetstore.errors import KafkaColumnsMissing
 from offsetstore.monitoring import Tracing
 from offsetstore.monitoring.tracing import LINKS
 from offsetstore.protocol.observers import Observers
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import serving
+from tests.support.outbox import read
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "context.md"
@@ -137,6 +151,57 @@ def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world:
     assert (letter.payload, letter.trace_id) == (None, f"{3:032x}")
     [batch] = [span for span in exporter.get_finished_spans() if span.name == f"process {topic}"]
     assert [link.context.span_id for link in batch.links] == [n + 1 for n in range(LINKS) if n != 1]
+
+
+class Traced:
+    """A handler's function, whose row is the trace that it sees; until there is a file, it fails for ``bad``."""
+
+    def __init__(self, flag: Path) -> None:
+        self._flag = flag
+
+    def __call__(self, record: Record) -> dict[str, Any]:
+        from offsetstore import current_headers  # noqa: PLC0415 - in Spark's Python process
+
+        if record.value == b"bad" and not self._flag.exists():
+            raise ValueError
+        return {"key": record.value, "value": dict(current_headers())["traceparent"]}
+
+
+@pytest.mark.behaviour("CTX-1", "CTX-3")
+def test_a_producers_trace_is_seen_in_the_handler_the_letter_and_the_record_that_comes_of_it(
+    world: World, offsetstore_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic, events, anchor = world.topic(), offsetstore_topic(1), offsetstore_topic(1)
+    handler = Handler(Traced(tmp_path / "flag"), "key binary, value binary", retries=Retries(attempts=1))
+    sent: list[list[tuple[str, bytes | None]]] = [
+        [("tenant", b"ann"), ("traceparent", parent(number)), ("traceparent", None), ("traceparent", parent(number))]
+        for number in range(3)
+    ]
+    settings: dict[str, Any] = {"propagate": ["traceparent"], "includeHeaders": "true"}
+    world.produce_whole(topic, [(None, b"good", sent[0], 1), (None, b"bad", sent[1], 1)])
+    world.run(world.claim(topic), handler, Outbox(events), dead_letters=DeadLetters(), **settings)
+
+    letter = LetterKey(TopicPartition(topic, 0), 1)
+    assert world.store.letter(world.group, *letter).trace_id == f"{1:032x}"
+    (tmp_path / "flag").touch()
+    world.store.request_replay(world.group, letter, reason="it is good now")
+    with world.claim(topic) as claim:
+        sink = TransactionalSink(
+            claim, handler, into=Outbox(events), dead_letters=DeadLetters(), propagate=["traceparent"]
+        )
+        assert sink.drain(world.spark) == 1
+    world.produce_whole(topic, [(None, b"plain", sent[2], 1)])
+    rename = "_kafka", "value AS key", "array(struct('tenant' AS key, value)) AS headers", "value"
+    claim = world.claim(topic)
+    world.run(claim, lambda batch: batch.selectExpr(*rename), Outbox(events), atomicity="partition", **settings)
+    Relay(world.store, Broker({"bootstrap.servers": world.kafka.bootstrap_servers}), anchor=anchor).drain()
+
+    found = {one.key(): (one.value(), one.headers()) for one in read(world.kafka.bootstrap_servers, events)}
+    assert found == {
+        b"good": (parent(0), sent[0][1:]),
+        b"bad": (parent(1), sent[1][1:]),
+        b"plain": (b"plain", [("tenant", b"plain"), *sent[2][1:]]),
+    }
 
 
 @pytest.mark.behaviour("CTX-1")

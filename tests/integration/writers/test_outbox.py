@@ -60,6 +60,43 @@ def test_rows_become_records_in_their_order() -> None:
     assert not Outbox().uses_kafka_column(rows.schema)
 
 
+@pytest.mark.behaviour("CTX-1", "CTX-3")
+def test_the_headers_that_follow_a_row_s_record_come_after_its_own_unless_it_has_one_of_that_name() -> None:
+    following: Any = [
+        [("trace", b"7f"), ("trace", None), ("tenant", b"\xff")],
+        [("trace", b"7f"), ("tenant", b"")],
+        [],
+        None,
+        None,
+    ]
+    places: list[Any] = [None if one is None else {"offset": 1, "headers": as_structs(one)} for one in following]
+    places[3] = {"offset": 1, "headers": None}
+    rows = batch(
+        {
+            "value": [b"1", b"2", b"3", b"4", b"5"],
+            "headers": [None, as_structs([("trace", b"own"), ("own", None)]), as_structs([("own", b"")]), [], None],
+            "_kafka": places,
+        },
+        {"headers": HEADERS, "_kafka": pa.struct([("offset", pa.int64()), ("headers", HEADERS)])},
+    )
+
+    found = [record.headers for record in written(Outbox("events"), rows)]
+    assert found == [
+        (("trace", b"7f"), ("trace", None), ("tenant", b"\xff")),
+        (("trace", b"own"), ("own", None), ("tenant", b"")),
+        (("own", b""),),
+        None,
+        None,
+    ]
+    alone = rows.drop_columns(["headers"])
+    assert Outbox("events").uses_kafka_column(alone.schema)
+    assert written(Outbox("events"), alone)[1].headers == (("trace", b"7f"), ("tenant", b""))
+
+
+def as_structs(headers: Any) -> list[dict[str, Any]]:
+    return [{"key": name, "value": value} for name, value in headers]
+
+
 def test_a_value_alone_is_a_record_of_the_writer_s_topic() -> None:
     assert written(Outbox("events"), batch({"value": [b"1", b"2"]})) == [
         OutboxRecord("events", None, b"1"), OutboxRecord("events", None, b"2")

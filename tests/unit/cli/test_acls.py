@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from offsetstore.cli.commands import cli
-from offsetstore.kafka.acls import job_acls
+from offsetstore.kafka.acls import job_acls, relay_acls
 
+PAGE = Path(__file__).parents[3] / "docs" / "outbox.md"
 JOB = ("--principal", "User:job", "-t", "payments", "-g", "billing")
 
 
@@ -51,6 +55,17 @@ def test_the_document_has_all_that_an_acl_is_made_of(more: tuple[str, ...], oper
     assert [acl["pattern"] for acl in acls[2:]] == ["prefixed"] * (len(acls) - 2)
 
 
+@pytest.mark.behaviour("OPS-14")
+def test_a_relay_s_are_printed_by_the_command_of_its_page() -> None:
+    [command] = re.findall(r"^\$ offsetstore (acls .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    result = CliRunner().invoke(cli, shlex.split(command))
+    assert result.exit_code == 0, result.output
+    expected = relay_acls("User:relay", topics=["payment-events"])
+    assert [line for line in result.stdout.splitlines() if line[0] != "#"] == [acl.command() for acl in expected]
+    other = CliRunner().invoke(cli, [*shlex.split(command), "--anchor", "acme", "--format", "json"])
+    assert [acl["name"] for acl in json.loads(other.stdout)["acls"]][1:] == ["acme", "acme-", "acme-"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -59,6 +74,12 @@ def test_the_document_has_all_that_an_acl_is_made_of(more: tuple[str, ...], oper
         ("print", *JOB, "--spark-groups", ""),
         ("print", *JOB, "--for", "operator", "--no-mirror"),
         ("print", *JOB, "--for", "operator", "--spark-groups", "jobs"),
+        ("print", *JOB, "--for", "relay"),
+        ("print", *JOB, "--anchor", "acme"),
+        ("print", *JOB[:-2]),
+        ("print", *JOB[:-2], "--for", "relay", "--no-mirror"),
+        ("print", *JOB[:-2], "--for", "relay", "--anchor", ""),
+        ("check", *JOB[:-2], "--for", "relay", "-b", "127.0.0.1:1"),
         ("check", *JOB),
         ("check", *JOB, "-t", "*", "-b", "127.0.0.1:1"),
         ("check", *JOB, "-g", "*", "-b", "127.0.0.1:1"),

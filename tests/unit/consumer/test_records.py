@@ -67,6 +67,7 @@ def test_records_have_the_columns_of_spark_s_source_and_their_coordinates() -> N
 
 def test_no_records_have_the_same_columns() -> None:
     assert batch_of([]).schema == batch_of([record(P0, 0)]).schema
+    assert batch_of([], ["trace"]).schema == batch_of([record(P0, 0)], ["trace"]).schema
 
 
 @pytest.mark.behaviour("CONS-1")

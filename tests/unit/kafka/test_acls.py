@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.kafka.acls import ALL, Acl, job_acls, operator_acls
+from offsetstore.kafka.acls import ALL, Acl, job_acls, operator_acls, relay_acls
+from offsetstore.kafka.requests import binding
 from tests.support.authorized import JOB
 
 TOPICS = ["payments", "refunds"]
@@ -38,6 +39,16 @@ def test_an_operator_only_looks() -> None:
     assert [str(acl) for acl in acls] == [
         "DESCRIBE on topic *", "DESCRIBE on group billing", "DESCRIBE on group audit"
     ]  # fmt: skip
+
+
+@pytest.mark.behaviour("OPS-14")
+def test_a_relay_writes_topics_and_has_names_that_begin_with_its_anchor() -> None:
+    acls = relay_acls("User:relay", topics=["events", "events"], anchor="acme")
+    assert [str(acl) for acl in acls] == [
+        "WRITE on topic events", "READ on topic acme", "READ on group acme-…", "WRITE on transactional-id acme-…"
+    ]  # fmt: skip
+    assert acls[-1].command().endswith("--operation WRITE --transactional-id acme- --resource-pattern-type prefixed")
+    assert binding(acls[-1]).restype.name == "TRANSACTIONAL_ID"
 
 
 def test_what_is_named_twice_is_one_permission() -> None:

@@ -33,9 +33,6 @@ STEPS: Final = {
 _BEFORE_THE_TOKEN: Final = "outbox_fenced:1"
 """Who goes on from here takes the token last, whoever has come meanwhile."""
 
-_FENCED: Final = ("RelayFenced", "BrokerUnavailable: Kafka ended the producer")
-"""The second, if that happens before it has begun: then it does not try again, and so does not see the token."""
-
 OUTAGES: Final = ("BrokerUnavailable", "StoreUnavailable", "TransactionLost")
 """What a relay may end with at its start, while Kafka or the database is away."""
 
@@ -148,7 +145,7 @@ def _only_one_stays(relays: Relays, told: str, *, goes: Kept, stays: Kept) -> st
     goes.let_go()
     relays.kept, survivor = stays, stays.process
     wait_until(lambda: not goes.runs and goes.ends, timeout=120)
-    if not goes.ends[-1].startswith(_FENCED):
+    if not goes.ends[-1].startswith("RelayFenced"):
         raise Violation(f"{told}; it ended with {goes.ends[-1]}")
     if survivor.exit_status is not None:
         raise Violation(f"{told}; the other one ended with {stays.ends}")
