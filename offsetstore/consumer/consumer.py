@@ -131,7 +131,7 @@ class Consumer:
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
     :param drain: seconds to wait for what is being written: at the end, and when partitions are taken away, then at
-        most 30, and at most a third of ``max.poll.interval.ms``.
+        most 30, and at most a third of ``max.poll.interval.ms``. While the group is paused, nothing is waited for.
     :raises ConfigurationError: an argument or a setting is invalid, or would break what the store promises.
     """
 
