@@ -14,7 +14,7 @@ import yaml
 from offsetstore.cli.consume import consume
 from offsetstore.errors import ExitCode
 from offsetstore.monitoring import Limits
-from offsetstore.monitoring.processes import Care
+from offsetstore.monitoring.processes import DRAIN
 from offsetstore.monitoring.server import PORT
 
 pytestmark = pytest.mark.behaviour("OPS-4")
@@ -87,7 +87,7 @@ def test_the_units_say_who_speaks_to_systemd_and_who_is_sent_sigterm() -> None:
     job, consumer = map(values_of, UNITS)
     assert (job["NotifyAccess"], int(job["SuccessExitStatus"])) == ("all", 143)
     assert (consumer["NotifyAccess"], consumer["KillMode"]) == ("main", "mixed")
-    assert float(consumer["TimeoutStopSec"]) > Care().drain
+    assert float(consumer["TimeoutStopSec"]) > DRAIN
 
 
 @pytest.mark.behaviour("CONS-11")
@@ -106,7 +106,7 @@ def test_the_deployment_of_a_consumer_is_one_by_kubernetes_own_schema_and_stops_
     made = manifest("consumer-deployment")
     kubernetes_validate.validate(made, "1.29", strict=True)
     pod = made["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > Care().drain
+    assert pod["terminationGracePeriodSeconds"] > DRAIN
     [container] = pod["containers"]
     [driver] = manifest("driver-pod-template")["spec"]["containers"]
     for name in ("ports", "startupProbe", "livenessProbe", "readinessProbe"):
