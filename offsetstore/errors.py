@@ -527,6 +527,7 @@ class StaleClaim(ClaimError):
 class PartitionLost(StaleClaim):
     """Another member of the fleet has taken the partition, or this one has given it back. Nothing was written.
 
+    If the answer to COMMIT was lost and others have gone on since, it may have been: they have begun behind it then.
     The fleet still has the group. The member's claim no longer has the partitions that it has lost; others may go on.
     """
 

@@ -47,8 +47,7 @@ def _size(text: str) -> int:
 @click.option(
     "--drain",
     type=click.FloatRange(0, 86_400),
-    default=60.0,
-    show_default=True,
+    show_default="the consumer's drain=, and 30 s",
     metavar="SECONDS",
     help="From SIGTERM until a process that has not ended is killed.",
 )
@@ -69,7 +68,7 @@ def consume(
     processes: int,
     static: bool,
     max_rss: int | None,
-    drain: float,
+    drain: float | None,
     port: int | None,
     host: str,
     token: str | None,

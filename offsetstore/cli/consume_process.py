@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
 
 _EVERY: Final = 1.0
+_LEAVING: Final = 30.0  # seconds after its drain= in which a consumer leaves Kafka's group and the fleet
 _FOR_EVER: Final = 1e9  # seconds
 _OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)  # what the user's own SQL lacks is not told as ours
 
@@ -144,6 +145,7 @@ class Reporter:
         self._connection = connection
         self._on_lost = on_lost
         self._silence = consumer.longest_poll
+        self._drain = consumer.drain + _LEAVING
         self._limits = Limits(polling=self._silence)
         if consumer.request.takeover == "wait":  # until a job has left, however long that lives
             self._limits = replace(self._limits, starting=_FOR_EVER)
@@ -167,7 +169,7 @@ class Reporter:
         """
         verdict: Verdict = judge(self._facts.facts(), self._limits, self._clock())
         with self._guard:
-            self._connection.send(Report(verdict, self._silence, rejoins, self._collect()))
+            self._connection.send(Report(verdict, self._silence, self._drain, rejoins=rejoins, metrics=self._collect()))
 
     def _turn(self) -> bool:
         try:

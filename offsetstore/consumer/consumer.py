@@ -131,7 +131,7 @@ class Consumer:
     :param takeover: ``"refuse"`` to start beside a live Spark job of this group, ``"wait"`` until it has left, or
         ``"fence"`` it.
     :param drain: seconds to wait for what is being written: at the end, and when partitions are taken away, then at
-        most 30, and at most a third of ``max.poll.interval.ms``.
+        most 30, and at most a third of ``max.poll.interval.ms``. While the group is paused, nothing is waited for.
     :raises ConfigurationError: an argument or a setting is invalid, or would break what the store promises.
     """
 
@@ -265,7 +265,9 @@ class Membership:
         self._feed = Feed(consumer.flush, consumer.filters, metadata=partial(_metadata, member))
         self._runner = Runner(member, self, consumer.settings)
         if self._runner.requests is not None:
-            self._runner.requests.compute = lambda letters: computed_letters(self._outputs, member, letters)
+            self._runner.requests.compute = lambda letters: computed_letters(
+                self._outputs, member, letters, self.is_running
+            )
         self._runner.begin()
         self._writing: Future[None] | None = None
         self._number = 0
@@ -401,7 +403,7 @@ class Membership:
         given = [TopicPartition(one.topic, one.partition) for one in revoked]
         try:
             if given and self._failed is None and not self._flush(self._patience):
-                _log.warning("what is written takes longer than %g s: the new owner waits for it", self._patience)
+                _log.warning("%s: the new owner waits, or reads it again", self._why_unwritten(self._patience))
         except BaseException as error:  # noqa: BLE001 - as above
             self._failed = self._failed or error
         if given:
@@ -501,16 +503,26 @@ class Membership:
         return False
 
     def _flush(self, seconds: float) -> bool:
-        """Write all that was polled, and wait; return whether that was done in time."""
+        """Write all that was polled, and wait; return whether that was done in time.
+
+        While the group is paused nothing is written, so that is not waited for, unless it is being interrupted.
+        """
         deadline = time.monotonic() + seconds
         for last in (False, True):
-            if self._writing is not None:
-                wait([self._writing], timeout=max(0.0, deadline - time.monotonic()))
+            while self._writing is not None and (left := deadline - time.monotonic()) > 0:
+                if wait([self._writing], timeout=min(_POLL, left)).done or self._is_held_by_a_pause():
+                    break
             if self._is_busy():
                 return False
             if not last:
                 self._hand_over()
         return True
+
+    def _is_held_by_a_pause(self) -> bool:
+        return self._runner.is_waiting and self.is_running()
+
+    def _why_unwritten(self, seconds: float) -> str:
+        return "the group is paused" if self._runner.is_waiting else f"what is written takes longer than {seconds:g} s"
 
     def _flush_at_end(self) -> None:
         self._raise_failed()

@@ -237,12 +237,30 @@ def _computed(
 
 
 @contextmanager
-def computed_letters(outputs: Outputs, claim: Claim, letters: Sequence[Letter]) -> Generator[ComputedRecords]:
-    """Compute the rows of letters' records; see `ComputeLetters`."""
-    records = records_of(letters)
+def computed_letters(
+    outputs: Outputs, claim: Claim, letters: Sequence[Letter], is_running: Callable[[], bool] = lambda: True
+) -> Generator[ComputedRecords]:
+    """Compute the rows of letters' records; see `ComputeLetters`.
+
+    :param is_running: whether the consumer runs: what waits for a replay waits no longer than for one call.
+    :raises PlanOutdated: it is being stopped, or has lost a partition: the replay is left for later.
+    """
+    records, terms = records_of(letters), claim.terms
+
+    def check() -> None:
+        claim.require_open()
+        if not is_running():
+            raise PlanOutdated("the consumer is being stopped")
+
     if outputs.handler is None:
-        yield Computation(claim, outputs, claim.require_open).of(records)
+        yield Computation(claim, outputs, check).of(records)
         return
     given = [(record, letter.topic_id) for record, letter in zip(records, letters, strict=True)]
-    by_record, failed, _ = handled(outputs, claim, given, lambda _: True)
+
+    def is_wanted(tp: TopicPartition) -> bool:
+        return is_running() and tp in terms and claim.term(tp) is terms[tp]
+
+    by_record, failed, unwanted = handled(outputs, claim, given, is_wanted)
+    if unwanted:
+        raise PlanOutdated("a partition was lost, or the consumer is being stopped")
     yield _computed(outputs, records, by_record, failed)

@@ -15,6 +15,7 @@ from offsetstore.protocol.job_state import UNREACHABLE, JobState
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
 _INTERVALS: Final = 3  # of triggers, until a query counts as stalled
+_IDLE_WORK: Final = {"replay": "dead letters have been replayed", "tick": "a tick has been running"}
 
 
 class Code(StrEnum):
@@ -38,7 +39,7 @@ class Limits:
 
     :param starting: to claim a group and start its query.
     :param query: after a query has ended.
-    :param batch: for a micro-batch, the time of a pause or an outage not included.
+    :param batch: for a micro-batch, a tick or a replay of dead letters, the time of a pause or an outage not included.
     :param polling: without a trigger, also one that finds no records; at least three times the trigger's interval.
     :param jvm: without an answer from Java.
     :param unreachable: without an answer from the database, or from Kafka.
@@ -160,6 +161,9 @@ def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, i
         return
     if group.replays_letters is not None and group.is_active is None:
         yield _starting(name, "its query does not run yet", age(group.claimed), limits)
+    elif group.idle_work is not None and age(group.idle_work_since) > limits.batch:
+        text = f"{_IDLE_WORK[group.idle_work]} for {_seconds(now - group.idle_work_since, limits.batch)}"
+        yield Finding(Code.BATCH_TOO_LONG, name, f"{name}: {text}")
     elif group.phase == "paused":
         yield Finding(Code.PAUSED, name, f"{name}: the group is paused", is_live=True, is_ready=True)
     elif running is not None and age(running) > limits.batch:

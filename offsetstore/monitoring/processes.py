@@ -26,6 +26,9 @@ STACKS: Final = signal.SIGUSR2
 FINAL: Final = frozenset({ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED})
 """Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/health.md."""
 
+DRAIN: Final = 60.0
+"""Seconds from SIGTERM to SIGKILL for a process that has told no limit of its own yet."""
+
 _LOOK: Final = 0.1  # seconds between two looks at the processes
 _LONGEST_PAUSE: Final = 60.0  # seconds until a process is started again; also how long a good one has lived
 _STACKS_SECONDS: Final = 2.0
@@ -38,6 +41,7 @@ class Report:
     """What a process tells the supervisor, once a second.
 
     :param silence: seconds without another report after which it hangs.
+    :param drain: seconds that it may take to end, by its own limits, once it is told to.
     :param rejoins: at its end: whether the group is still that of the fleet of which it was a member, so that another
         process may join in its place. Otherwise one that was fenced is not started again.
     :param metrics: of prometheus_client; nothing if they are not served.
@@ -45,6 +49,7 @@ class Report:
 
     verdict: Verdict
     silence: float
+    drain: float = DRAIN
     rejoins: bool = False
     metrics: Sequence[Any] = ()
 
@@ -53,11 +58,11 @@ class Report:
 class Care:
     """How processes are looked after; times are in seconds.
 
-    :param drain: from SIGTERM to SIGKILL.
+    :param drain: from SIGTERM to SIGKILL; by default as long as each process tells.
     :param max_rss: bytes of memory; a process that has more is drained and replaced.
     """
 
-    drain: float = 60.0
+    drain: float | None = None
     max_rss: int | None = None
     limits: Limits = field(default_factory=Limits)
 
@@ -272,7 +277,7 @@ class Supervisor:
             place.dead_since = None
             return None
         place.dead_since = now if place.dead_since is None else place.dead_since
-        if now - place.dead_since < (self._care.drain if process.is_fenced else limits.exit):
+        if now - place.dead_since < (self._patience(process) if process.is_fenced else limits.exit):
             return None
         return f"is not live ({', '.join(one.text for one in report.verdict.findings if not one.is_live)})"
 
@@ -308,16 +313,22 @@ class Supervisor:
 
     def _end_all(self, now: float, why: str) -> None:
         self._is_stopping = True
-        running = [place for place in self.places if place.process is not None]
-        self._say(f"{why}, within {self._care.drain:g} s" if running else why)
-        for place in running:
-            if place.process is not None:
-                place.why = "ending"
-                self._drain(place, place.process, now)
+        running = [(place, place.process) for place in self.places if place.process is not None]
+        within = max((self._patience(process) for _, process in running), default=0.0)
+        self._say(f"{why}, within {within:g} s" if running else why)
+        for place, process in running:
+            place.why = "ending"
+            self._drain(place, process, now)
 
     def _drain(self, place: Place, process: Process, now: float) -> None:
-        place.kill_at = now + self._care.drain
+        place.kill_at = now + self._patience(process)
         process.send(signal.SIGTERM)
+
+    def _patience(self, process: Process) -> float:
+        """Seconds that a process has to end, once it is told to."""
+        if self._care.drain is not None:
+            return self._care.drain
+        return DRAIN if process.report is None else process.report.drain
 
     @contextmanager
     def _on_signal(self) -> Generator[None]:

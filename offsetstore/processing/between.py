@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 from uuid import UUID
 
 from offsetstore.errors import SinkError, StaleClaim
@@ -17,7 +18,7 @@ from offsetstore.postgres.session import discard_at_end
 from offsetstore.processing.pause import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
+from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
@@ -80,6 +81,16 @@ class Tick:
         with refusals(None, sql_of=repr(self)):
             self.function(work)
         return 0
+
+
+@contextmanager
+def at_work(claim: Claim, work: Literal["replay", "tick"]) -> Generator[None]:
+    """Tell that this is being done, and that it is over: it may hang, and batches wait for it."""
+    claim.observers.on(IdleWorkChanged(group=claim.group, work=work))
+    try:
+        yield
+    finally:
+        claim.observers.on(IdleWorkChanged(group=claim.group, work=None))
 
 
 class Buffered(Protocol):
@@ -219,7 +230,8 @@ class Between:
         except Exception:  # noqa: BLE001 - the database is away: later, then
             return
         try:
-            commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
+            with at_work(self._claim, "tick"):
+                commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
         except (StaleClaim, PlanOutdated):
             pass  # the claim knows it now, and has told it; or it is another member's turn
         except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on

@@ -5,7 +5,8 @@ that is to be retried gives its slot to others meanwhile. What watches over the 
 retries) is done by whoever fetches, so there is one place for both ways of calling: `_Threads` and `_Loop`.
 
 A thread can't be ended, and a coroutine may ignore that it is cancelled. So a call that takes too long fails at once,
-and holds its slot and its key until it returns.
+and holds its slot and its key until it returns. If it has not when all else is done, it is left to itself; with too
+many of these the process makes no more calls.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ _LOOK: Final = 0.05
 """Seconds between two looks at timeouts and delays."""
 _LAG: Final = 1.0
 """Seconds after which a loop that doesn't answer is worth a warning."""
+_MOST_LEFT: Final = 64
+"""Calls of this process that are left to themselves, at most, or as many as run at once: each may keep a thread."""
 _log = logging.getLogger(__name__)
 
 
@@ -346,6 +349,10 @@ def _spans() -> _SpanOfCall:
         return lambda record, headers: nullcontext()  # noqa: ARG005 - as the other takes them
 
 
+_left: Final = dict["_Call", None]()
+"""This process's calls that had not returned when whoever made them was closed, and have not since."""
+
+
 class Handling:
     """Calls a handler for records that are fed, until it is closed. One thread feeds and fetches.
 
@@ -389,6 +396,9 @@ class Handling:
                 self._queues.add(task.key, task)
             self._finished += without_key
             self.outstanding += len(tasks) + len(without_key)
+            if len(left := [*_left]) >= max(_MOST_LEFT, self.handler.concurrency):
+                what = f"{len(left)} calls of earlier batches have not returned"
+                self._outage = self._outage or _stuck(what, left[0].task.record)
         self._caller.wake()
 
     def finished(self, seconds: float = float("inf")) -> list[Outcome]:
@@ -417,6 +427,8 @@ class Handling:
             self.is_closed = True
             self.may_begin.notify_all()
         self._caller.close()
+        with self.lock:
+            _left.update(self._running | self._late)
 
     @property
     def in_flight(self) -> int:
@@ -465,6 +477,7 @@ class Handling:
 
     def _take(self, call: _Call, rows: Sequence[Any], failure: _Failure | None) -> None:
         task, now = call.task, time.monotonic()
+        _left.pop(call, None)
         self.figures.seconds += now - call.since
         if call in self._late:
             del self._late[call]

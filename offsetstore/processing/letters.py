@@ -40,6 +40,7 @@ from offsetstore.errors import (
     UnsafeTarget,
 )
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
+from offsetstore.processing.between import at_work
 from offsetstore.processing.blame import (
     ALL_REFUSED,
     Found,
@@ -778,7 +779,12 @@ class PutBack:
         claim, run = self._claim, _Replay(check)
         if not claim.read(lambda session: session.has_requested(claim.group)):
             return 0
-        deadline = time.monotonic() + seconds
+        with at_work(claim, "replay"):
+            self._run(run, time.monotonic() + seconds)
+        return run.replayed
+
+    def _run(self, run: _Replay, deadline: float) -> None:
+        claim = self._claim
         try:
             while not is_paused(claim) and (letters := self._next()):
                 before = len(run.settled)
@@ -796,7 +802,6 @@ class PutBack:
                         group=claim.group, replayed=run.replayed, failed=run.failed, without_rows=run.without_rows
                     )
                 )
-        return run.replayed
 
     def _next(self) -> list[Letter]:
         """The next letters, all of one topic each: one that was created again has other records at the same offsets."""

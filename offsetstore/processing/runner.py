@@ -5,6 +5,8 @@ It knows neither Spark nor Kafka: a source hands over each `Delivery`, and a `Po
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -35,7 +37,12 @@ from offsetstore.store.claim import Claim
 LOOK: Final = 0.5
 """Seconds between two looks at whether the source is being stopped."""
 
+_LONG: Final = 30.0
+"""Seconds after which it is worth a warning that a delivery waits for what is done between deliveries."""
+
 _MAX_PLANS: Final = 5
+
+_log = logging.getLogger("offsetstore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,8 @@ class Interrupted(Exception):
 class Runner:
     """Does the deliveries of one source, one after the other, for one claim.
 
-    ``error`` is the error of the last one, if it has failed.
+    ``error`` is the error of the last one, if it has failed. ``is_waiting``: one waits because the group is paused; any
+    thread may read it.
     """
 
     def __init__(self, claim: Claim, source: Source, settings: Settings) -> None:
@@ -149,7 +157,7 @@ class Runner:
         self.policy = self._policy()
         self._lock = threading.RLock()  # for deliveries, and for what is done between them
         self._between: Between | None = None
-        self._is_waiting = False  # a delivery, because the group is paused
+        self.is_waiting = False
         self._ranges: Ranges = {}  # the delivery's, for `BatchEnded`
 
     def begin(self) -> None:
@@ -194,8 +202,12 @@ class Runner:
         :raises Interrupted: the source was stopped.
         :raises Exception: the delivery's; see `TransactionalSink.__call__`.
         """
+        warns_at = time.monotonic() + _LONG
         while not self._lock.acquire(timeout=LOOK):
             check()
+            if time.monotonic() >= warns_at:
+                _log.warning("batch %d waits for more than %g s: for a tick, or a replay of letters", number, _LONG)
+                warns_at = math.inf
         try:
             self._run(number, take)
         finally:
@@ -258,11 +270,11 @@ class Runner:
         )
 
         def sleep(seconds: float) -> None:
-            self._is_waiting = seconds > 0
+            self.is_waiting = seconds > 0
             try:
                 delivery.sleep(seconds)
             finally:
-                self._is_waiting = False
+                self.is_waiting = False
 
         def plan_and_write() -> Written | None:
             if own is not None:
@@ -289,7 +301,7 @@ class Runner:
             paused is not waited for.
         """
         last, is_between = time.monotonic() + timeout, self._lock.acquire(blocking=False)
-        while not is_between and not self._is_waiting and (left := last - time.monotonic()) > 0:
+        while not is_between and not self.is_waiting and (left := last - time.monotonic()) > 0:
             is_between = self._lock.acquire(timeout=min(left, LOOK))
         try:
             stop()

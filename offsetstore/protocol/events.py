@@ -221,6 +221,14 @@ class FlushEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleWorkChanged:
+    """A sink begins to replay dead letters, or to call its `Tick`, while batches wait; or that is over: ``None``."""
+
+    group: str
+    work: Literal["replay", "tick"] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkFailed:
     """The sink's `Tick` raised; it will be called again. ``error`` is `CommitUnknown` if it may be committed."""
 
@@ -370,6 +378,7 @@ Event: TypeAlias = (
     | RecordsDropped
     | DrainChanged
     | FlushEnded
+    | IdleWorkChanged
     | IdleWorkFailed
     | PauseChanged
     | Retried

@@ -18,6 +18,7 @@ from offsetstore.protocol.events import (
     DrainChanged,
     Event,
     FlushEnded,
+    IdleWorkChanged,
     LettersReplayed,
     LettersWritten,
     MirrorTried,
@@ -45,6 +46,7 @@ class JobState:
     :param replays_letters: whether the sink replays requested letters, ``None`` as long as there is no sink.
     :param query: the last that has given the sink a batch.
     :param is_draining: whether dead letters are being replayed without a query.
+    :param idle_work: what is done in place of batches, if anything is, and ``idle_work_since`` since when.
     :param is_active: whether the query runs, ``None`` as long as it was never seen.
     :param has_ended_well: whether it does not run because it was stopped, or had no more to do.
     :param active_since: since when ``is_active`` is so.
@@ -76,6 +78,8 @@ class JobState:
     replays_letters: bool | None = None
     query: QueryStarted | None = None
     is_draining: bool = False
+    idle_work: str | None = None
+    idle_work_since: float = 0.0
     is_active: bool | None = None
     has_ended_well: bool = False
     active_since: float = 0.0
@@ -146,6 +150,8 @@ class JobState:
                 changes = {"query": event}
             case DrainChanged():  # the query has its time after that
                 changes = {"is_draining": event.is_running, "claimed": at, "active_since": at}
+            case IdleWorkChanged():
+                changes = {"idle_work": event.work, "idle_work_since": at}
             case DatabaseAsked():
                 changes = self._of_database(event, at)
             case MirrorTried():

@@ -220,7 +220,7 @@ class Claim:
     def _end_beat(self, session: Session) -> None:
         session.end_beat(self.token.claim_id)
 
-    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:  # noqa: ARG002 - it has all or none
+    def lose(self, lost: Terms | None = None) -> None:  # noqa: ARG002 - it has all or none
         """Record that another claim has taken over, or that the group was reset or renamed."""
         with self._binding:
             was_lost, self.is_lost = self.is_lost, True

@@ -162,12 +162,13 @@ class Member(Claim):
         for tp in partitions:
             self.doubts.pop(tp, None)
 
-    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
-        """Record that others have these partitions; without any, that the group is no longer the fleet's."""
-        if partitions:
-            self.release(partitions)
-        else:
+    def lose(self, lost: Terms | None = None) -> None:
+        """Record that others have taken what had these terms; without any, that the group is no longer the fleet's."""
+        if lost is None:
             super().lose()
+            return
+        with self._binding:
+            self.terms = {tp: term for tp, term in self.terms.items() if lost.get(tp) is not term}
 
     def _beat(self, session: Session) -> bool:
         member_id = self.token.claim_id

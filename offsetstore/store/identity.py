@@ -72,10 +72,11 @@ class ClaimInfo(Protocol):
         """The error of asking what is kept of a partition that has no term; ``None`` if that is nothing."""
         ...
 
-    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
+    def lose(self, lost: Terms | None = None) -> None:
         """Record that another claim has taken over, or that the group was reset or renamed.
 
-        :param partitions: those that other members of the fleet have taken, if it is not that.
+        :param lost: the terms of partitions that other members of the fleet have taken, if it is not that. One that has
+            begun since then goes on.
         """
         ...
 
@@ -138,7 +139,7 @@ class TaskClaim:
             next_step="Read it from the table: cache=False.",
         )
 
-    def lose(self, partitions: Collection[TopicPartition] = ()) -> None:
+    def lose(self, lost: Terms | None = None) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""
 
     def unblock(self, partitions: Collection[TopicPartition]) -> None:

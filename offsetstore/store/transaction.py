@@ -54,6 +54,11 @@ from offsetstore.store.unknown_commit import Advanced, settle
 
 _T = TypeVar("_T")
 
+_IN_A_FLEET = (
+    "A consumer stores the end of each flush. Keep nothing in memory for a later one, since partitions come and go: "
+    "write it to a table of your own, with work.connection."
+)
+
 
 class _Latest(threading.local):
     """The transaction that each thread began last."""
@@ -455,7 +460,9 @@ class Transaction:
         if not self._is_manual:
             raise ProtocolMisuse(
                 "tx.mark was called with automatic marking",
-                next_step='Make the transaction or the sink with marking="manual", or call tx.advance.',
+                next_step=_IN_A_FLEET
+                if self._claim.is_member
+                else 'Make the transaction or the sink with marking="manual", or call tx.advance.',
             )
         if self._is_finished:
             raise ProtocolMisuse("tx.mark was called after tx.finish", next_step="Mark before it.")
@@ -703,7 +710,7 @@ class Transaction:
             if taken := [tp for tp in partitions if (row := self._rows.get(tp)) is None or row.token != claim.token]:
                 owner = session.group(claim.group)
                 self._check_token(None if owner is None else owner.token, None)
-                claim.lose(taken)
+                claim.lose({tp: claim.terms[tp] for tp in taken if tp in claim.terms})
             terms = claim.terms
         if lost := [tp for tp in partitions if tp not in terms or planned.get(tp, terms[tp]) is not terms[tp]]:
             raise self._lost(lost)
@@ -837,13 +844,33 @@ class Transaction:
     def _settle(self, advanced: Advanced, cause: ConnectionLost) -> None:
         happened: bool | None = None
         try:
-            settle(self._database, advanced, timeout=self._commit_timeout, cause=cause)
+            settle(self._database, advanced, timeout=self._commit_timeout, cause=cause, moved=self._let_go)
             happened = True
         except TransactionLost:
             happened = False
             raise
         finally:
             self._observers.on(CommitResolved(group=advanced.group, topic_partition=advanced.first, happened=happened))
+
+    def _let_go(self, rows: Mapping[TopicPartition, LockedRow], owner: Token) -> None:
+        """Give up what this transaction has advanced, if other members of the fleet have it, or have had it, since.
+
+        Then its outcome does not matter to this member: whoever took a partition waited for the end of the transaction,
+        and began where that left it. The member's own records of it are of a term that is over.
+
+        :raises PartitionLost: that is so for all of it.
+        """
+        claim = self._claim
+        if not claim.is_member or owner != claim.group_token:
+            return
+        claim.lose({tp: self._terms[tp] for tp, row in rows.items() if row.token != claim.token})
+        kept = claim.terms
+        if {*rows} == self._advanced and all(kept.get(tp) is not self._terms[tp] for tp in rows):
+            raise PartitionLost(
+                "the answer to COMMIT was lost, and other members of the fleet have gone on with the partition since",
+                topic_partition=min(rows),
+                next_step="Go on with the other partitions: what was not committed is with whoever has this one.",
+            )
 
     def _raise_ours(self, error: BaseException) -> None:
         """Raise our error for a database error, with details of this transaction; return for other errors."""

@@ -9,6 +9,9 @@ may belong to another transaction.
 A batch without ranges advances no row. Its mark gives the answer instead, read under the locks of the group and of the
 rows that the old transaction had locked: these wait for that transaction.
 
+If other members of a fleet have moved all rows on, the outcome is unknown, and does not matter: they began where the
+rows were once the transaction had ended, so what it has not stored they have read themselves.
+
 An error in the look-up itself is no answer, and no reason to repeat the work: the look-up is retried until the time is
 up, and then the fate is unknown.
 """
@@ -16,6 +19,7 @@ up, and then the fate is unknown.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -50,10 +54,19 @@ class Advanced:
         return next(iter((*self.before, *self.locked)), None)
 
 
-def settle(database: Database, advanced: Advanced, *, timeout: float, cause: ConnectionLost) -> None:
+def settle(
+    database: Database,
+    advanced: Advanced,
+    *,
+    timeout: float,
+    cause: ConnectionLost,
+    moved: Callable[[Mapping[TopicPartition, LockedRow], Token], None] = lambda _, __: None,
+) -> None:
     """Return if the COMMIT happened.
 
     :param timeout: seconds to reconnect and to wait for the old transaction to end.
+    :param moved: called with the rows and the group's token if every row has moved on since; it may raise another error
+        than `CommitUnknown`.
     :raises TransactionLost: it did not happen.
     :raises CommitUnknown: its outcome can't be determined: no answer in time, or every row has moved on since.
     """
@@ -83,6 +96,8 @@ def settle(database: Database, advanced: Advanced, *, timeout: float, cause: Con
         ) from cause.__cause__
     if not found.same_group:
         raise _other_group(advanced, cause) from cause.__cause__
+    assert found.owner is not None
+    moved(found.rows, found.owner)
     raise CommitUnknown(
         f"the answer to COMMIT was lost, and the rows of group {advanced.group!r} have been moved or removed since",
         topic_partition=tp,
@@ -116,9 +131,10 @@ def _other_group(advanced: Advanced, cause: ConnectionLost) -> CommitUnknown:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The rows, whether the name still belongs to the same group, and the query's mark if it was requested."""
+    """The rows, the group's token, whether the name still belongs to the same group, and the mark if requested."""
 
     rows: dict[TopicPartition, LockedRow]
+    owner: Token | None
     same_group: bool
     mark: int | None
 
@@ -170,6 +186,6 @@ def _look(database: Database, advanced: Advanced, mark: tuple[UUID, int] | None,
             same_group = (
                 known is not None and known.token.epoch >= epoch and not session.replaced_since(advanced.group, epoch)
             )
-        return _Found(rows, same_group, marked)
+        return _Found(rows, None if known is None else known.token, same_group, marked)
     finally:
         session.rollback()

@@ -197,6 +197,25 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         why="A wrong column would be found when all calls are made.",
     ),
     mutant(
+        "replay-that-goes-on-at-the-end",
+        ("handled:computed_letters", "is_running() and tp in terms and claim.term(tp) is terms[tp]", "True"),
+        ("handled:computed_letters", "not is_running()", "False"),
+        tests=(f"{_DELIVERIES}test_a_letter_is_replayed_by_the_member_that_has_its_partition",),
+        why="A consumer that is being stopped would call a handler for all letters first, until it is killed.",
+    ),
+    mutant(
+        "pause-that-holds-up-a-rebalance",
+        (
+            "Membership._is_held_by_a_pause",
+            "self._runner.is_waiting and self.is_running()",
+            "False",
+        ),
+        tests=(
+            f"{_AGAIN}test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_members_come_and_go_meanwhile",
+        ),
+        why="While a group is paused, each member that comes or goes would keep all others waiting for half a minute.",
+    ),
+    mutant(
         "letter-of-a-lost-partition",
         ("PutBack._replay", "(PlanOutdated, PartitionLost)", "PlanOutdated"),
         tests=(_CAME_BACK,),

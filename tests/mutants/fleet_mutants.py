@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant, mutant, text
 _MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _POSTGRES: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _MEMBERS: Final = "tests/integration/store/test_fleets.py::"
+_DELIVERIES: Final = "tests/integration/consumer/test_deliveries.py::"
 _ORDERS: Final = "tests/faults/interleavings/test_interleavings.py::"
 _RECREATED: Final = f"{_MEMORY}test_a_recreated_topic_is_read_again_by_a_new_fleet_and_by_no_single_member"
 _ANEW: Final = f"{_MEMORY}test_what_was_known_of_a_partition_is_read_anew_when_it_comes_back"
@@ -229,6 +230,24 @@ TAKES: Final[tuple[Mutant, ...]] = (
         ),
         tests=(f"{_MEMBERS}test_a_lost_commit_of_a_partition_s_first_records_is_told_while_a_member_takes_partitions",),
         why="A look-up and another member's assignment would wait for each other until the time is up.",
+    ),
+    mutant(
+        "unknown-commit-that-ends-a-member",
+        ("Transaction._let_go", "not claim.is_member or owner != claim.group_token", "True"),
+        tests=(f"{_DELIVERIES}test_a_commit_whose_outcome_is_unknown_ends_no_member_where_others_have_gone_on",),
+        why="A member that was frozen at COMMIT would end, though other members have all that it had.",
+    ),
+    mutant(
+        "unknown-commit-of-another-s-group",
+        ("Transaction._let_go", "not claim.is_member or owner != claim.group_token", "not claim.is_member"),
+        tests=(f"{_DELIVERIES}test_a_commit_stays_unknown_where_no_other_member_has_gone_on",),
+        why="A member that has lost its group, and whose last transaction nobody knows, would tell of one partition.",
+    ),
+    mutant(
+        "unknown-commit-of-what-the-member-has",
+        ("Transaction._let_go", "kept.get(tp) is not self._terms[tp]", "True"),
+        tests=(f"{_DELIVERIES}test_a_commit_stays_unknown_where_no_other_member_has_gone_on",),
+        why="A transaction of the member's own may have moved the row on: its records are with nobody else.",
     ),
     mutant(
         "start-of-a-new-topic-by-its-first-partition",

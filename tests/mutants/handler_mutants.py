@@ -67,6 +67,18 @@ CALLS: Final[tuple[Mutant, ...]] = (
         why="A thread that hangs may still do its work, after that of a later record of its key.",
     ),
     mutant(
+        "calls-that-are-left-without-number",
+        ("Handling.close", "_left.update(self._running | self._late)", "pass"),
+        tests=(f"{_CALLS}test_calls_that_never_return_are_bounded_however_many_batches_they_come_from",),
+        why="Each batch with a call that hangs would leave a thread behind, until the process has no memory.",
+    ),
+    mutant(
+        "calls-that-are-left-for-ever",
+        ("Handling._take", "_left.pop(call, None)", "pass"),
+        tests=(f"{_CALLS}test_calls_that_never_return_are_bounded_however_many_batches_they_come_from",),
+        why="A handler that is now and then slow would be taken for one that hangs, in the end.",
+    ),
+    mutant(
         "calls-and-outages",
         ("handling:_failure", "tells_of_outage(error)", "False"),
         tests=(f"{_CALLS}test_an_outage_is_no_records_fault",),

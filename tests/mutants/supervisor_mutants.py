@@ -37,7 +37,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "fenced-process-that-is-killed-as-one-that-hangs",
-        ("Supervisor._hangs", "self._care.drain if process.is_fenced else limits.exit", "limits.exit"),
+        ("Supervisor._hangs", "self._patience(process) if process.is_fenced else limits.exit", "limits.exit"),
         tests=(f"{_PROCESSES}{_SLOW}",),
         why="It would be killed before it can say whether the group is still that of its own fleet.",
     ),
@@ -58,6 +58,12 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         ("Supervisor._turn", "self.places if self._has_begun else self.places[:1]", "self.places"),
         tests=(f"{_PROCESSES}test_what_is_wrong_with_all_processes_is_told_by_the_first",),
         why="A mistake in the settings would be told as many times as there are processes.",
+    ),
+    mutant(
+        "drain-that-is-shorter-than-the-consumers",
+        ("Supervisor._patience", "DRAIN if process.report is None else process.report.drain", "DRAIN"),
+        tests=(f"{_PROCESSES}test_a_process_has_as_long_to_end_as_its_own_limits_let_it_take",),
+        why="A process that still writes what it has polled would be killed, and all of that read again.",
     ),
     mutant(
         "drain-without-an-end",

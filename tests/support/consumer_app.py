@@ -21,6 +21,7 @@ def consumer() -> Consumer:
         partitions=given["partitions"],
         kafka=given.get("kafka"),
         flush=Flush(rows=given.get("rows", 100), seconds=given.get("seconds", 0.2)),
+        drain=40.0,
     )
 
 

@@ -15,7 +15,7 @@ from offsetstore.cli.consume import consume
 from offsetstore.cli.relay import relay
 from offsetstore.errors import ExitCode, OutboxUncertain, RelayFenced, exit_code
 from offsetstore.monitoring import Limits
-from offsetstore.monitoring.processes import Care
+from offsetstore.monitoring.processes import DRAIN
 from offsetstore.monitoring.server import PORT
 
 pytestmark = pytest.mark.behaviour("OPS-4")
@@ -94,7 +94,7 @@ def test_the_units_say_who_speaks_to_systemd_and_who_is_sent_sigterm() -> None:
     job, consumer = map(values_of, ("job", "consumer"))
     assert (job["NotifyAccess"], int(job["SuccessExitStatus"])) == ("all", 143)
     assert (consumer["NotifyAccess"], consumer["KillMode"]) == ("main", "mixed")
-    assert float(consumer["TimeoutStopSec"]) > Care().drain
+    assert float(consumer["TimeoutStopSec"]) > DRAIN
 
 
 @pytest.mark.behaviour("OUT-4")
@@ -123,7 +123,7 @@ def test_the_deployment_of_a_consumer_is_one_by_kubernetes_own_schema_and_stops_
     made = manifest("consumer-deployment")
     kubernetes_validate.validate(made, "1.29", strict=True)
     pod = made["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > Care().drain
+    assert pod["terminationGracePeriodSeconds"] > DRAIN
     [container] = pod["containers"]
     [driver] = manifest("driver-pod-template")["spec"]["containers"]
     for name in ("ports", "startupProbe", "livenessProbe", "readinessProbe"):

@@ -314,7 +314,18 @@ class Model:
             return {truth, "CommitUnknown"}
         writers = {tp: self.rows[tp].writer if tp in self.rows else 0 for tp in work.advanced}
         tell = any(writer == (work.number if happened else work.before[tp]) for tp, writer in writers.items())
-        return {truth} if tell else {"CommitUnknown"}
+        return {truth} if tell else {"PartitionLost" if self._have_others_gone_on(work) else "CommitUnknown"}
+
+    def _have_others_gone_on(self, work: Work) -> bool:
+        """Whether other members of its fleet have all that it has advanced."""
+        claim = work.claim
+        if not claim.fleet or self.is_stale(claim):
+            return False
+        return all(tp in self.rows and self.rows[tp].claim != claim.number for tp in work.advanced)
+
+    def let_go(self, work: Work) -> None:
+        """Its member knows that others have what it has advanced."""
+        work.claim.known -= work.advanced.keys()
 
     # -- what an operator decides
 

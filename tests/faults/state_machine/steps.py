@@ -31,6 +31,8 @@ from tests.support.proxy import ADVANCE, CLAIM, JOIN, Lost
 
 _T = TypeVar("_T")
 
+UNKNOWN = "CommitUnknown"
+
 PARTITIONS = 2
 MOST_OF_OWN = 3
 
@@ -205,11 +207,13 @@ class Steps(RuleBasedStateMachine):
     def _lose_the_commit(self, number: int, lost: Lost, then: str) -> None:
         work = self.work.pop(number)
         found = self._lose(work, lost, then, self.jobs[number].commit) or DONE
-        self._report(number, found)
+        self._report(number, UNKNOWN if found == "PartitionLost" else found)
         answers = self.model.answers(work, happened=lost is Lost.ANSWER)
         assert found in answers, f"{found}, and the model says {answers}"
         if found == DONE:
             self.model.learn(work)
+        elif found == "PartitionLost":
+            self.model.let_go(work)
 
     def _lose(self, work: Work, lost: Lost, then: str, commit: Callable[[], _T]) -> _T | str:
         """Lose a COMMIT that would have been well; what it leads to is judged by the caller, after ``then``."""
@@ -228,12 +232,26 @@ class Steps(RuleBasedStateMachine):
             self._rename(None, is_back=False)
         elif then == "delete":
             self._delete(None)
+        elif then == "claim and advance" and (others := self._others(work)):
+            self._assign(others[0], {*work.advanced}, None)
+            self._run(others[0], {one: (at := self._stored(one), at + 1) for one in work.advanced}, KEEP, None)
         elif then == "reset" or (then != "nothing" and len(self.jobs) == 3):
             self._reset({first: -1})
         elif then != "nothing":
             job = self._claim(sees_kafka=False)
             if then == "claim and advance":
                 self._run(job, self._wanted(job, {first: (0, 1)}, again=False), KEEP, None)
+
+    def _others(self, work: Work) -> list[int]:
+        """The other members of its fleet that have no open transaction."""
+        claim = work.claim
+        if not claim.fleet or self.model.is_stale(claim):
+            return []
+        return [
+            number
+            for number, one in self.claims.items()
+            if one is not claim and one.fleet == claim.fleet and self._is_member(number) and number not in self.work
+        ]
 
     # -- a whole batch, repeated as `OffsetStore.run` does
 
@@ -253,6 +271,7 @@ class Steps(RuleBasedStateMachine):
         def run() -> dict[int, str]:
             return job.call(lambda: self.store.run(job.claim, work))
 
+        is_unknown = False
         first, expected = self._try(claim, ranges, note)
         if lost is None or isinstance(expected, str) or not self._may_be_lost(first):
             self._settle(first, expected)
@@ -260,8 +279,10 @@ class Steps(RuleBasedStateMachine):
         else:
             found = self._lose(first, lost, then, run)
             answers = self.model.answers(first, happened=lost is Lost.ANSWER)
-            if found == "CommitUnknown" and found in answers:
-                expected = found
+            if isinstance(found, str) and found in answers & {UNKNOWN, "PartitionLost"}:
+                expected, is_unknown = found, True
+                if found == "PartitionLost":
+                    self.model.let_go(first)
             elif DONE in answers:
                 self.model.learn(first)
             else:
@@ -270,7 +291,7 @@ class Steps(RuleBasedStateMachine):
         for label in tried[:-1]:
             self.reported[label] = "failed, and was repeated"
         if isinstance(found, str):
-            self.reported |= dict.fromkeys(tried[-1:], found)
+            self.reported |= dict.fromkeys(tried[-1:], UNKNOWN if is_unknown else found)
         elif set(found.values()) - {"skip"}:
             self.reported[tried[-1]] = DONE
         assert found == expected, f"{found}, and the model says {expected}"

@@ -101,6 +101,7 @@ def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replace
         cluster.produce(40)
         assert consuming.end() == 0
         assert "process 0 has ended with SIGKILL; the next one starts in 1 s" in consuming.said
+        assert "ending, within 70 s" in consuming.said
         assert query("SELECT count(*) FROM group_members") == [(1,)]  # that of the killed one
     with consumes() as again:
         all_are_there(query, cluster)

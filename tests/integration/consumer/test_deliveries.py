@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 from offsetstore import (
     Append,
     DeadLetters,
+    Execute,
     Handler,
     LetterFilter,
     OffsetRange,
@@ -26,6 +27,7 @@ from offsetstore import (
     Outbox,
     Retries,
     StartPolicy,
+    Timeouts,
     TopicPartition,
     Upsert,
 )
@@ -35,6 +37,7 @@ from offsetstore.consumer.outputs import Outputs, Transform
 from offsetstore.consumer.records import Record
 from offsetstore.errors import (
     ColumnMismatch,
+    CommitUnknown,
     ConfigurationError,
     FunctionFailed,
     PartitionLost,
@@ -49,14 +52,17 @@ from offsetstore.processing import handling
 from offsetstore.processing.letters import Requests
 from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.runner import Runner, Settings, Taken
-from offsetstore.protocol.events import BatchEnded, HandlerCalled
+from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled
 from offsetstore.protocol.letters import Headers, Payload
 from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.work import Work
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.term import Term
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.committing import BOTH
+from tests.support.proxy import CommitProxy, Lost
 from tests.support.recorder import Recorder
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
@@ -85,14 +91,17 @@ def joins(store: OffsetStore) -> Iterator[Callable[[], Member]]:
     members: list[Member] = []
 
     def joins_it() -> Member:
-        broker = StaticBroker.with_topics({"payments": 2}, end=1000)
-        request = ClaimRequest("billing", broker, ("payments",), StartPolicy(), "refuse", 5.0, "billing")
-        members.append(join(store, request))
+        members.append(join(store, request()))
         return members[-1]
 
     yield joins_it
     for member in members:
         member.close()
+
+
+def request() -> ClaimRequest:
+    broker = StaticBroker.with_topics({"payments": 2}, end=1000)
+    return ClaimRequest("billing", broker, ("payments",), StartPolicy(), "refuse", 5.0, "billing")
 
 
 def values_of(records: Any) -> list[bytes]:
@@ -278,6 +287,64 @@ def test_what_was_polled_before_a_partition_came_back_is_left_out(
     assert numbers(query) == [1, 2, 20]
 
 
+@pytest.mark.behaviour("CONS-3", "TX-11")
+@BOTH
+def test_a_commit_whose_outcome_is_unknown_ends_no_member_where_others_have_gone_on(
+    offsetstore_database: str, store: OffsetStore, joins: Callable[[], Member], query: Query, lost: Lost
+) -> None:
+    told, other = Recorder(), joins()
+    taking = Polling(other)
+    with (
+        CommitProxy(offsetstore_database) as proxy,
+        OffsetStore.connect(proxy.url, observers=[told], timeouts=Timeouts(commit=5)) as behind,
+        join(behind, request()) as late,
+    ):
+
+        def go_on() -> None:
+            starts = other.assign([P0, P1]).offsets
+            assert set(starts.values()) == {2 if lost is Lost.ANSWER else 0}
+            records = {P0: ["1", "2", "3"], P1: ["20", "21", "22"]}
+            begin = starts[P0]
+            taking.write(taking.polled({tp: values[begin:] for tp, values in records.items()}, begin=begin))
+            assert late.assign([P1]).offsets == {P1: 3}
+
+        late.assign([P0, P1])
+        polling = Polling(late)
+        with proxy.losing(lost, then=go_on):
+            polling.write(polling.polled({P0: ["1", "2"], P1: ["20", "21"]}))
+
+        assert [one.happened for one in told.of(CommitResolved)] == [None]
+        assert len(told.of(BatchEnded, "skipped")) == 1
+        assert (late.partitions, late.is_lost) == ({P1}, False)
+        polling.write(polling.polled({P1: ["23"]}, begin=3))
+    taking.write(taking.polled({P0: ["4"]}, begin=3))
+    assert numbers(query) == [1, 2, 3, 4, 20, 21, 22, 23]
+    assert stored(store) == {P0: 4, P1: 4}
+
+
+@pytest.mark.behaviour("CONS-4", "TX-11")
+@pytest.mark.parametrize("by", ["a job", "the member"])
+def test_a_commit_stays_unknown_where_no_other_member_has_gone_on(
+    offsetstore_database: str, store: OffsetStore, query: Query, by: str
+) -> None:
+    with (
+        CommitProxy(offsetstore_database) as proxy,
+        OffsetStore.connect(proxy.url, timeouts=Timeouts(commit=5)) as behind,
+        join(behind, request()) as late,
+    ):
+
+        def go_on() -> None:
+            claim = late if by == "the member" else store.claim("billing", request().broker, topics=["payments"])
+            with behind.transaction(claim) as tx:
+                tx.advance({P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining})
+
+        late.assign([P0])
+        polling = Polling(late)
+        with proxy.losing(Lost.COMMIT, then=go_on), pytest.raises(CommitUnknown, match="moved or removed since"):
+            polling.write(polling.polled({P0: ["1", "2"]}))
+    assert (numbers(query), stored(store)[P0]) == ([], 5)
+
+
 @pytest.mark.behaviour("CONS-4")
 def test_a_claim_ends_a_member(store: OffsetStore, joins: Callable[[], Member], query: Query) -> None:
     member = joins()
@@ -291,6 +358,20 @@ def test_a_claim_ends_a_member(store: OffsetStore, joins: Callable[[], Member], 
         polling.write(delivery)
     assert not isinstance(stale.value, PartitionLost)
     assert (numbers(query), member.is_lost) == ([], True)
+
+
+@pytest.mark.behaviour("CONS-1", "MARK-1")
+def test_a_function_that_marks_is_told_what_to_do_in_a_consumer(joins: Callable[[], Member], query: Query) -> None:
+    def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        assert [*batches]
+        work.mark(P0, 1)
+
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, into=Execute(write))
+    with pytest.raises(ProtocolMisuse, match=r"A consumer stores the end of each flush.*a table of your own"):
+        polling.write(polling.polled({P0: ["1", "2"]}))
+    assert numbers(query) == []
 
 
 @pytest.mark.behaviour("CONS-1")
@@ -548,7 +629,7 @@ def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
     store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
 ) -> None:
     members = {P0: joins(), P1: joins()}
-    calls, requests = Calls(), list[Requests]()
+    calls, requests, computes = Calls(), list[Requests](), list[partial[Any]]()
     for tp, member in members.items():
         member.assign([tp])
         transform = calls.handler(ordering="partition") if has_handler else parse
@@ -556,7 +637,8 @@ def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
         polling.write(polling.polled({tp: ["1", "13", "5"]}))
         assert polling.runner.requests is not None
         requests.append(Requests(member, DeadLetters()))
-        requests[-1].compute = partial(computed_letters, polling.outputs, member)
+        computes.append(partial(computed_letters, polling.outputs, member))
+        requests[-1].compute = computes[-1]
     query("ALTER TABLE results DROP CONSTRAINT unlucky")
     store.request_replay("billing", LetterFilter(), reason="the constraint is gone")
     requests[0].look(lambda: None)
@@ -569,7 +651,11 @@ def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
     assert query(LETTERS)[1][3] == "requested"
     members[P1].assign([P1])
     late = Requests(members[P1], DeadLetters())
-    late.compute = requests[1].compute
+    late.compute = partial(computes[1], is_running=lambda: False)
+    late.look(lambda: None)  # the consumer is being stopped
+    assert query(LETTERS)[1][3] == "requested"
+    late = Requests(members[P1], DeadLetters())
+    late.compute = computes[1]
     late.look(lambda: None)
     assert query(LETTERS)[1][3] == "replayed"
     assert numbers(query) == [1, 1, 5, 5, 13, 13]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,10 +114,12 @@ class Running:
 def starts(store: OffsetStore, cluster: Cluster) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
 
-    def start(kafka: dict[str, Any] | None = None, **changes: Any) -> Running:
+    def start(kafka: dict[str, Any] | None = None, patience: float | None = None, **changes: Any) -> Running:
         made = consumer_of(
             store, cluster.bootstrap, cluster.topic, partitions=cluster.partitions, kafka=kafka, **changes
         )
+        if patience is not None:  # when partitions are taken away
+            made.request, made.drain = replace(made.request, takeover_timeout=patience), patience
         running.append(Running(made))
         return running[-1]
 
@@ -504,18 +506,19 @@ def test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_
         assert isinstance(running.ended.exception(timeout=0) if running.ended.done() else None, OffsetOutOfRange)
 
 
-@pytest.mark.behaviour("CONS-1", "OPS-2")
-def test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_can_be_stopped_meanwhile(
+@pytest.mark.behaviour("CONS-1", "CONS-5", "OPS-2")
+def test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_members_come_and_go_meanwhile(
     store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
 ) -> None:
     cluster.produce(100)
-    first = starts()
+    first = starts(patience=100_000.0)
     wait_for(query, cluster, first)
     store.pause("billing", reason="maintenance")
     cluster.produce(350)  # more than one flush
     time.sleep(2.0)
-    first.stop()
     second = starts()
+    wait_until(lambda: owners(query) == 2, timeout=60.0)
+    first.stop()
     time.sleep(4.0)
     assert len(numbers(query)) == 100
     store.resume("billing", reason="done")

@@ -60,6 +60,16 @@ DEAD: list[tuple[dict[str, Any], Code, str]] = [
         Code.BATCH_TOO_LONG,
         "billing: the batch has been in flight for 601 s (limit 600 s)",
     ),
+    (
+        {"idle_work": "replay", "idle_work_since": NOW - 601},
+        Code.BATCH_TOO_LONG,
+        "billing: dead letters have been replayed for 601 s (limit 600 s)",
+    ),
+    (
+        {"idle_work": "tick", "idle_work_since": NOW - 601},
+        Code.BATCH_TOO_LONG,
+        "billing: a tick has been running for 601 s (limit 600 s)",
+    ),
     ({"triggered": NOW - 301}, Code.POLLING_STALLED, "billing: no trigger for 301 s (limit 300 s)"),
     ({"java_answered": NOW - 16}, Code.JVM_GONE, "billing: no answer from Java for 16 s (limit 15 s)"),
 ]
@@ -77,6 +87,8 @@ def test_what_a_restart_can_cure_fails_liveness(changes: dict[str, Any], code: C
     [
         {"is_active": False, "active_since": NOW - 30},
         {"phase": "batch", "phase_since": NOW - 600},
+        {"idle_work": "replay", "idle_work_since": NOW - 600},
+        {"idle_work_since": NOW - 6_000},
         {"triggered": NOW - 300},
         {"triggered": NOW - 9_000, "interval": 3_600.0},
         {"triggered": None},

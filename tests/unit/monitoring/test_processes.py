@@ -33,6 +33,7 @@ REPORTS = {
     for word, report in {
         "ready": Report(Verdict(), SILENCE),
         "dead": Report(DEAD, SILENCE),
+        "slow": Report(Verdict(), SILENCE, drain=150.0),
         "lost": Report(Verdict(), SILENCE, rejoins=True),
         "fenced": Report(LOST, SILENCE),
     }.items()
@@ -272,6 +273,22 @@ def test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so(supervise
     one.skip(1)
     assert one.end() == 75
     assert one.said[-1] == "process 0 has ended with SIGKILL"
+
+
+@pytest.mark.behaviour("CONS-8")
+@pytest.mark.parametrize(("steps", "drain"), [("deaf slow wait", 150), ("deaf ready wait", 60)])
+def test_a_process_has_as_long_to_end_as_its_own_limits_let_it_take(
+    supervised: list[Supervised], steps: str, drain: float
+) -> None:
+    one = supervise(supervised, [steps])
+    soon(one.is_ready)
+    one.supervisor.stop()
+    soon(lambda: one.said)
+    assert f"within {drain} s" in one.said[0]
+    one.skip(drain - 1)
+    assert not one.ended.done()
+    one.skip(1)
+    assert one.end() == 75
 
 
 @pytest.mark.behaviour("CONS-8")

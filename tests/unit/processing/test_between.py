@@ -12,7 +12,7 @@ import pytest
 from offsetstore import Claim, Work
 from offsetstore.errors import RowsRefused, StoreUnavailable
 from offsetstore.processing.between import Between, Tick
-from offsetstore.protocol.events import FlushEnded, IdleWorkFailed
+from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -149,6 +149,7 @@ def test_a_query_that_does_not_answer_ends_no_idle_work(claim: Claim, recorder: 
 
     wait_until(lambda: len(calls) > 1)
     assert recorder.of(IdleWorkFailed) == []
+    assert [one.work for one in recorder.of(IdleWorkChanged)][:3] == ["tick", None, "tick"]
 
 
 @pytest.mark.behaviour("OPS-6")

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from offsetstore.errors import ConfigurationError, HandlerStuck, Outage
 from offsetstore.processing.handling import Handler, Handling, Outcome, Record
 from offsetstore.protocol.retries import Retries
+from tests.support.waiting import wait_until
 
 ONCE = Retries(attempts=1)
 FAST = Retries(attempts=3, shortest=0.001, longest=0.001)
@@ -384,6 +386,34 @@ def test_a_key_behind_a_call_that_never_returns_ends_in_an_error() -> None:
         _ = [handling.finished(10) for _ in range(4)]
     hanging.go_on.set()
     handling.close()
+
+
+@pytest.mark.behaviour("HAND-4")
+def test_calls_that_never_return_are_bounded_however_many_batches_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("offsetstore.processing.handling._MOST_LEFT", 3)
+    monkeypatch.setattr("offsetstore.processing.handling._left", {})
+    hanging, before = Hanging(), {*threading.enumerate()}
+
+    def threads() -> int:
+        return len({*threading.enumerate()} - before)
+
+    def batch() -> list[Outcome]:
+        with closing(Handling(Handler(hanging, None, timeout=0.1, concurrency=1))) as handling:
+            handling.feed([record(0)])
+            return handling.finished(10)
+
+    for _ in range(3):
+        assert [one.error and one.error.error_class for one in batch()] == ["HandlerTimeout"]
+    for _ in range(2):
+        with pytest.raises(HandlerStuck, match=r"3 calls of earlier batches.*payments-0 at offset 0"):
+            batch()
+    assert threads() == 3
+
+    hanging.go_on.set()
+    wait_until(lambda: threads() == 0)
+    assert [one.rows for one in batch()] == [({"id": 0},)]
 
 
 @pytest.mark.behaviour("HAND-4")

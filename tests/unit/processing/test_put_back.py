@@ -28,7 +28,7 @@ from offsetstore.processing.blame import Halve, TooManyFailed
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import PutBack
 from offsetstore.processing.unit import PlanOutdated
-from offsetstore.protocol.events import LettersReplayed
+from offsetstore.protocol.events import IdleWorkChanged, LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.store.claim import ClaimRequest
@@ -268,6 +268,7 @@ def test_requested_letters_are_written_in_order_and_marked_once(
     assert states(store) == ["replayed", "replayed", "dead", "replayed"]
     assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 100, P1: 100}
     assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=3, failed=0)]
+    assert [one.work for one in recorder.of(IdleWorkChanged)] == ["replay", None]
 
 
 @pytest.mark.behaviour("DLQ-7")

@@ -402,6 +402,25 @@ def test_idle_work_waits_for_a_batch(store: InMemoryOffsetStore, claim: Claim) -
 
 
 @pytest.mark.behaviour("OPS-6")
+def test_a_batch_that_waits_for_idle_work_for_long_says_so(
+    claim: Claim, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offsetstore.processing.runner._LONG", 0.1)
+    inside, go = threading.Event(), threading.Event()
+
+    def hang(_: Work) -> None:
+        inside.set()
+        assert go.wait(30)
+
+    source = started(claim, tick=Tick(hang, every=0.05))
+    assert inside.wait(30)
+    polling = in_background(source.poll)
+    wait_until(lambda: "waits for more than 0.1 s: for a tick, or a replay of letters" in caplog.text)
+    go.set()
+    assert polling.result(30)
+
+
+@pytest.mark.behaviour("OPS-6")
 def test_idle_work_that_fails_is_rolled_back_and_called_again(
     store: InMemoryOffsetStore, claim: Claim, told: Recorder
 ) -> None:

@@ -33,6 +33,7 @@ from offsetstore.protocol.events import (
     Event,
     FlushEnded,
     HandlerCalled,
+    IdleWorkChanged,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
@@ -254,6 +255,7 @@ EVENTS = st.one_of(
         error=st.sampled_from([None, OSError("no")]),
     ),
     st.builds(FlushEnded, group=st.just(GROUP), rows=st.just({"": 2}), error=st.sampled_from([None, OSError("no")])),
+    st.builds(IdleWorkChanged, group=st.just(GROUP), work=st.sampled_from([None, "replay", "tick"])),
     st.builds(IdleWorkFailed, group=st.just(GROUP), error=st.just(OSError("no"))),
     st.builds(LettersWritten, group=st.just(GROUP), batch=COUNTS, ranges=st.just({}), letters=st.just({"raised": 2})),
     st.builds(LettersReplayed, group=st.just(GROUP), replayed=COUNTS, failed=COUNTS),
@@ -347,6 +349,8 @@ def test_a_state_is_what_the_whole_history_says(events: list[Event]) -> None:
     assert state.ended_well == (well[-1] if well else None)
     drain = told.last(DrainChanged)
     assert state.is_draining == (drain is not None and drain[1].is_running)
+    idle = told.last(IdleWorkChanged)
+    assert (state.idle_work, state.idle_work_since) == ((idle[1].work, idle[0]) if idle else (None, 0))
     mirror = told.last(MirrorTried)
     assert state.mirror_error == (mirror[1].reason if mirror else None)
     copied = [at for at, event in told.of(MirrorTried) if event.reason is None]

@@ -31,7 +31,7 @@ POINTS: Final = (
 """Where a member has records; each is reached again and again."""
 
 ENDS: Final = ("StaleClaim", "CommitUnknown")
-"""A claim, or a fleet that is founded anew; and who is frozen at COMMIT and finds that others have gone on."""
+"""A claim, or a fleet that is founded anew; and who is frozen at COMMIT and finds that a claim has gone on."""
 
 AT_LENGTH: Final = "at-length"
 _EVERY: Final = 10.0
