@@ -47,7 +47,7 @@ from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import EpochPair, TopicPartition
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
@@ -275,7 +275,8 @@ class Membership:
         self._refused: set[TopicPartition] = set()  # of these, with others or alone
         self._taken_at: dict[TopicPartition, float] = {}
         self._asked = consumer.asked
-        self._commits = Commits(member, consumer.asked, consumer.request.kafka_group)
+        self._pairs: dict[TopicPartition, EpochPair] = {}  # how far each log was read, and in which leader epoch
+        self._commits = Commits(member, consumer.asked, consumer.request.kafka_group, lambda: self._pairs)
         self._polls = 0
         self._has_ended = False
         replays = consumer.settings.dead_letters is not None
@@ -354,6 +355,7 @@ class Membership:
     def _poll(self, most: int, seconds: float) -> None:
         self._polls += 1
         partitions: dict[tuple[str, int], TopicPartition] = {}
+        last: dict[TopicPartition, Any] = {}
         for message in self._kafka.consume(most, seconds):
             place = message.topic(), message.partition()
             if (tp := partitions.get(place)) is None and place[0] is not None:
@@ -362,6 +364,10 @@ class Membership:
                 self._told(error, tp, message.offset())
             elif tp is not None:
                 self._feed.add(record_of(tp, message), self._topic_ids.get(tp.topic, ""))
+                last[tp] = message
+        for tp, message in last.items():
+            if tp in self._feed.partitions and (epoch := message.leader_epoch()) is not None:
+                self._pairs[tp] = EpochPair(message.offset() + 1, epoch)
 
     def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
         code = error.code()
@@ -411,6 +417,7 @@ class Membership:
         self._hold(self._paused.difference(given))  # Kafka's client would remember it when they come back
         for tp in given:
             self._untaken.pop(tp, None)
+            self._pairs.pop(tp, None)
         self._refused.difference_update(given)
         self._member.forget_doubts(given)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
@@ -428,6 +435,8 @@ class Membership:
     def _take(self, wanted: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
         try:
+            if pairs := {tp: self._pairs[tp] for tp in wanted if tp in self._pairs}:
+                self._member.write_pairs(pairs)  # how far it was read; taking it tells whether the log still has that
             starts = self._member.assign(wanted).offsets
         except _PASSING as error:
             is_gone = isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts
@@ -443,6 +452,7 @@ class Membership:
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:
             self._untaken.pop(tp, None)
+            self._pairs.pop(tp, None)
         self._refused -= starts.keys()
         return starts
 
@@ -458,8 +468,13 @@ class Membership:
         due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]
         if apart := [tp for tp in due if tp in self._refused]:
             due = apart[:1]
-        if not due or (self._feed.partitions & {*due} and not self._flush(self._patience)):
+        if not due:
             return
+        if is_read := self._feed.partitions & {*due}:
+            # What the log no longer has is not to be written. What it has is, though retention may remove it.
+            self._feed.drop(self._member.find_lost({tp: self._pairs[tp] for tp in is_read if tp in self._pairs}))
+            if not self._flush(self._patience):
+                return
         for tp, offset in self._take(due).items():
             try:
                 self._kafka.seek(_kafkas(tp, offset))

@@ -38,6 +38,7 @@ class Message(Protocol):
     def value(self) -> Any: ...  # noqa: D102
     def headers(self) -> Any: ...  # noqa: D102
     def timestamp(self) -> tuple[int, int]: ...  # noqa: D102
+    def leader_epoch(self) -> int | None: ...  # noqa: D102
 
 
 class Contents(NamedTuple):

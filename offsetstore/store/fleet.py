@@ -20,10 +20,11 @@ from offsetstore.errors import (
     StaleClaim,
     TopicMissing,
 )
-from offsetstore.offsets import BrokerView, Token, TopicPartition
+from offsetstore.offsets import BrokerView, EpochPair, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, Session
 from offsetstore.protocol.fleet import fleet_name, may_share
+from offsetstore.protocol.log_evidence import look
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.acquire import (
     AGAIN,
@@ -41,10 +42,11 @@ from offsetstore.store.acquire import (
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.mirror import LOOK_SECONDS
-from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read
+from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read, transaction
 from offsetstore.store.term import Terms, begin
 
 _SOON = 1.0  # seconds in which a connection ends that was terminated
+_PAIRS_LOCK = 1.0
 _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
 
 
@@ -147,6 +149,40 @@ class Member(Claim):
         ):
             session.lock_partitions(group, partitions)
 
+    def find_lost(self, pairs: Mapping[TopicPartition, EpochPair]) -> set[TopicPartition]:
+        """Which of these logs may have lost records below what was read of them: an assignment tells what is stored."""
+        find = self._request.find_truncated
+        return set() if find is None else {*find(pairs)}
+
+    def write_pairs(self, pairs: Mapping[TopicPartition, EpochPair], *, asks: bool = True) -> None:
+        """Write how far these logs were read, and in which leader epoch: an assignment compares the log with that.
+
+        A former pair of another epoch is compared before it is replaced. If the log has lost that, it stays, and this
+        member goes on no further (see `require_log`).
+
+        :param pairs: the next offset of each partition, and the epoch of the record before it.
+        :param asks: whether Kafka may be asked; else a pair of another epoch is left as it is.
+        :raises BrokerError: a log could not be compared; the other pairs are written.
+        """
+        found = read(
+            self.database,
+            lambda session: session.read_partitions(self.group, sorted(pairs)),
+            name=self.name,
+            lock_timeout=_PAIRS_LOCK,
+            dedicated=True,
+        )
+        rows = {tp: row for tp, row in found.items() if row.token == self.token}
+        logs = {tp: _as_read(row, pairs[tp]) for tp, row in rows.items()}
+        looked = look(rows, logs, self._request.find_truncated if asks else None)
+        kept = {tp: looked.pair(tp, row, min(row.next_offset, logs[tp].end), logs[tp]) for tp, row in rows.items()}
+        new = {tp: pair for tp, pair in kept.items() if pair is not None and _is_news(pair, rows[tp].pair)}
+        if new:
+            with transaction(self.database, name=self.name, lock_timeout=_PAIRS_LOCK, dedicated=True) as session:
+                session.write_pairs(self.group, self.token, new)
+        if looked.truncated:
+            self.note_lost(looked.truncated)
+        looked.expect_told()
+
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Give partitions back: from now on no transaction of this member locks them.
 
@@ -181,6 +217,17 @@ class Member(Claim):
 
     def _end_beat(self, session: Session) -> None:
         session.drop_member(self.group, self.token.claim_id)
+
+
+def _as_read(row: StoredOffset, read: EpochPair) -> Watermarks:
+    """What a member knows of a log that it reads. No epoch is lower than what was known before: see `EpochPair`."""
+    epoch = read.leader_epoch if row.pair is None else max(read.leader_epoch, row.pair.leader_epoch)
+    return Watermarks(0, read.offset, high=max(read.offset, row.next_offset), leader_epoch=epoch)
+
+
+def _is_news(pair: EpochPair, known: EpochPair | None) -> bool:
+    """Whether it covers as much as the former one: since control records are not read, it may end before that."""
+    return known is None or (pair != known and pair.offset >= known.offset)
 
 
 def join(store: Connected, request: ClaimRequest) -> Member:

@@ -27,7 +27,7 @@ from offsetstore.errors import (
     TopicRecreated,
 )
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import CommittedOffset, OffsetRange, Token, TopicPartition
+from offsetstore.offsets import CommittedOffset, EpochPair, OffsetRange, Token, TopicPartition
 from offsetstore.operations.people import ask
 from offsetstore.processing.pause import GroupPaused, is_paused, read_offsets
 from offsetstore.processing.plan import Plan
@@ -716,6 +716,45 @@ class FleetContract(ContractParts):
         with pytest.raises(LogTruncated):
             second.assign([P0])
         assert second.assign([P2]).offsets == {P2: 0}
+
+    @pytest.mark.behaviour("CONS-13", "START-26")
+    def test_a_log_that_was_truncated_and_has_regrown_is_told_by_what_a_member_read_last(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        first, second = join(), join()
+        first.assign([P0, P1])
+        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
+        read = {P0: EpochPair(50, 0), P1: EpochPair(60, 0)}
+        first.write_pairs(read)
+        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0)] * 2
+        broker.truncate(P1, 55, end=100)
+        assert first.find_lost(read) == {P1}
+        assert second.assign([P1]).offsets == {P1: 50}  # no stored record was lost
+        broker.truncate(P0, 30, end=100)
+        for member in (first, second):
+            with pytest.raises(LogTruncated, match="at offset 30, below the stored offset 50"):
+                member.assign([P0])
+        first.write_pairs({P0: EpochPair(20, 1), P1: EpochPair(60, 1)})  # what it no longer has is not its own
+        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
+
+    @pytest.mark.behaviour("CONS-13", "START-26")
+    def test_a_pair_is_compared_with_the_log_before_one_of_another_epoch_takes_its_place(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        member = join()
+        member.assign([P0, P1])
+        ranges = {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)}
+        give(member, ranges)
+        member.write_pairs({P0: EpochPair(50, 0), P1: EpochPair(50, 0)})
+        broker.change_leader(P1)
+        broker.truncate(P0, 30, end=100)
+        now = {P0: EpochPair(70, 1), P1: EpochPair(50, 1)}
+        member.write_pairs(now, asks=False)
+        assert broker.asked_epochs == []
+        member.write_pairs(now)
+        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
+        with pytest.raises(LogTruncated, match="payments-0"):
+            give(member, {P1: OffsetRange(50, 51)})
 
     @pytest.mark.behaviour("CONS-13", "CONS-12")
     def test_a_recreated_topic_is_read_again_by_a_new_fleet_and_by_no_single_member(

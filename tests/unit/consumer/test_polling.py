@@ -1,0 +1,187 @@
+"""What a consumer does with what Kafka's client says, without Kafka and without a database."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from offsetstore import Flush, TopicPartition
+from offsetstore.consumer import Consumer
+from offsetstore.errors import LogTruncated
+from offsetstore.offsets import EpochPair
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
+
+GROUP = "billing"
+P0, P1 = (TopicPartition("payments", number) for number in range(2))
+
+
+class Cluster(StaticBroker):
+    """Kafka, without connections."""
+
+    def close(self) -> None: ...
+
+
+class Client:
+    """Kafka's client: it is assigned both partitions, and polls what a test says."""
+
+    def __init__(self) -> None:
+        self.polls: deque[Any] = deque()
+        self.reads: dict[TopicPartition, int] = {}
+        self._callbacks: dict[str, Any] = {}
+
+    def subscribe(self, _: Any, **callbacks: Any) -> None:
+        self._callbacks = callbacks
+        self.polls.appendleft(lambda: self.assign(P0, P1))
+
+    def assign(self, *partitions: TopicPartition) -> None:
+        self._callbacks["on_assign"](self, [confluent_kafka.TopicPartition(*tp) for tp in partitions])
+
+    def revoke(self, *partitions: TopicPartition) -> None:
+        self._callbacks["on_revoke"](self, [confluent_kafka.TopicPartition(*tp) for tp in partitions])
+
+    def incremental_assign(self, assigned: Iterable[Any]) -> None:
+        self.reads |= {TopicPartition(one.topic, one.partition): one.offset for one in assigned}
+
+    def incremental_unassign(self, given: Iterable[Any]) -> None:
+        for one in given:
+            if self.reads.pop(TopicPartition(one.topic, one.partition), None) is None:
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    def seek(self, one: Any) -> None:
+        tp = TopicPartition(one.topic, one.partition)
+        if tp not in self.reads:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        self.reads[tp] = one.offset
+
+    def consume(self, *_: float) -> list[Any]:
+        if not self.polls:
+            time.sleep(0.01)
+            return []
+        step: Any = self.polls.popleft()
+        return (step() if callable(step) else step) or []
+
+    def commit(self, **_: Any) -> None: ...
+
+    def pause(self, _: Any) -> None: ...
+
+    def resume(self, _: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Values:
+    """A writer that keeps what was written."""
+
+    splittable = True
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def uses_kafka_column(self, schema: Any) -> bool:  # noqa: ARG002
+        return False
+
+    def check(self, connection: Any, schema: Any) -> None: ...
+
+    def write(self, work: Any, batches: Iterable[Any]) -> int:  # noqa: ARG002
+        values = [value for batch in batches for value in batch.column("value").to_pylist()]
+        self.written += values
+        return len(values)
+
+
+def record(tp: TopicPartition, offset: int, *, epoch: int = 0) -> Message:
+    made: Any = Message
+    return made(
+        topic=tp.topic,
+        partition=tp.partition,
+        offset=offset,
+        value=b"%d" % offset,
+        timestamp=(0, -1),
+        leader_epoch=epoch,
+    )
+
+
+def ended(tp: TopicPartition) -> Message:
+    """Kafka no longer has what comes next."""
+    made: Any = Message
+    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+    return made(topic=tp.topic, partition=tp.partition, offset=-1001, error=error, timestamp=(0, -1))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster.with_topics({"payments": 2}, end=100)
+
+
+@pytest.fixture
+def store() -> InMemoryOffsetStore:
+    return InMemoryOffsetStore()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client()
+
+    def make(_: dict[str, Any]) -> Client:
+        return made
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", make)
+    return made
+
+
+@pytest.fixture
+def values() -> Values:
+    return Values()
+
+
+@pytest.fixture
+def consumer(store: InMemoryOffsetStore, cluster: Cluster, client: Client, values: Values) -> Consumer:
+    given: Any = store
+    made = Consumer(
+        given,
+        GROUP,
+        topics=["payments"],
+        kafka={"bootstrap.servers": "localhost:1"},
+        transform=lambda records: records,
+        into=values,
+        flush=Flush(rows=10),
+    )
+    made.request = replace(made.request, broker=cluster)
+    made.asked = cluster  # type: ignore[assignment]
+    return made
+
+
+def stored(store: InMemoryOffsetStore) -> list[int]:
+    return [row.next_offset for _, row in sorted(store.offsets(GROUP).items())]
+
+
+@pytest.mark.behaviour("CONS-13", "START-26")
+def test_a_log_that_was_truncated_and_has_regrown_ends_the_consumer_and_what_it_lost_is_not_written(
+    store: InMemoryOffsetStore, cluster: Cluster, client: Client, consumer: Consumer, values: Values
+) -> None:
+    def truncated(at: int, what_waits: list[Message]) -> list[Message]:
+        cluster.truncate(P0, at, end=90)
+        return [*what_waits, ended(P0)]
+
+    running = in_background(consumer.run)
+    client.polls.append([record(P0, offset) for offset in range(10)])
+    wait_until(lambda: stored(store) == [10, 0], timeout=30.0)
+    # What was stored is still there: it is read from there again, and what was lost of the rest was not written.
+    client.polls.append(lambda: truncated(12, [record(P0, offset) for offset in range(10, 15)]))
+    wait_until(lambda: client.reads == {P0: 10, P1: 0} and not client.polls, timeout=30.0)
+    assert stored(store) == [10, 0]
+    client.polls.append([record(P0, offset, epoch=1) for offset in range(10, 20)])
+    wait_until(lambda: stored(store) == [20, 0], timeout=30.0)
+    client.polls.append(lambda: truncated(15, []))
+    with pytest.raises(LogTruncated, match="at offset 15, below the stored offset 20"):
+        running.result(timeout=30)
+    assert len(values.written) == 20
+    assert store.offsets(GROUP)[P0].pair == EpochPair(20, 1)  # so that no start ignores it
