@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ class Client:
     """Kafka's client: it is assigned both partitions, and polls what a test says."""
 
     def __init__(self) -> None:
-        self.polls: deque[Any] = deque()
+        self.polls: deque[Callable[[], list[Any] | None]] = deque()
         self.reads: dict[TopicPartition, int] = {}
         self._callbacks: dict[str, Any] = {}
 
@@ -62,12 +62,14 @@ class Client:
             raise KafkaException(KafkaError(KafkaError._STATE))
         self.reads[tp] = one.offset
 
+    def give(self, polled: list[Any]) -> None:
+        self.polls.append(lambda: polled)
+
     def consume(self, *_: float) -> list[Any]:
         if not self.polls:
             time.sleep(0.01)
             return []
-        step: Any = self.polls.popleft()
-        return (step() if callable(step) else step) or []
+        return self.polls.popleft()() or []
 
     def commit(self, **_: Any) -> None: ...
 
@@ -107,6 +109,22 @@ def record(tp: TopicPartition, offset: int, *, epoch: int = 0) -> Message:
         timestamp=(0, -1),
         leader_epoch=epoch,
     )
+
+
+class Undecodable:
+    """A record with a header's name that is no UTF-8, as confluent-kafka 2.16 has it."""
+
+    def __init__(self, tp: TopicPartition, offset: int) -> None:
+        self._record: Any = record(tp, offset)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._record, name)
+
+    def headers(self) -> Any:
+        try:
+            b"h\xff".decode()
+        except UnicodeDecodeError as error:
+            raise SystemError("<method 'headers'> returned a result with an exception set") from error
 
 
 def ended(tp: TopicPartition) -> Message:
@@ -172,16 +190,31 @@ def test_a_log_that_was_truncated_and_has_regrown_ends_the_consumer_and_what_it_
         return [*what_waits, ended(P0)]
 
     running = in_background(consumer.run)
-    client.polls.append([record(P0, offset) for offset in range(10)])
+    client.give([record(P0, offset) for offset in range(10)])
     wait_until(lambda: stored(store) == [10, 0], timeout=30.0)
     # What was stored is still there: it is read from there again, and what was lost of the rest was not written.
     client.polls.append(lambda: truncated(12, [record(P0, offset) for offset in range(10, 15)]))
     wait_until(lambda: client.reads == {P0: 10, P1: 0} and not client.polls, timeout=30.0)
     assert stored(store) == [10, 0]
-    client.polls.append([record(P0, offset, epoch=1) for offset in range(10, 20)])
+    client.give([record(P0, offset, epoch=1) for offset in range(10, 20)])
     wait_until(lambda: stored(store) == [20, 0], timeout=30.0)
     client.polls.append(lambda: truncated(15, []))
+    wait_until(running.done, timeout=30.0)
     with pytest.raises(LogTruncated, match="at offset 15, below the stored offset 20"):
         running.result(timeout=30)
     assert len(values.written) == 20
     assert store.offsets(GROUP)[P0].pair == EpochPair(20, 1)  # so that no start ignores it
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_a_record_whose_headers_cant_be_decoded_is_delivered_without_them(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = in_background(consumer.run)
+    client.give([Undecodable(P1, offset) for offset in range(10)])
+    wait_until(lambda: stored(store) == [0, 10], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    assert [one.getMessage() for one in caplog.records if "UTF-8" in one.message] == [
+        "the names of headers in payments-1 are no UTF-8, first at offset 0: such records come without headers"
+    ]
