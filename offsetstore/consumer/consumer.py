@@ -84,6 +84,7 @@ _MOST: Final = 10_000  # records of one call
 _LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
+_SHARE: Final = 3  # times as long as that took, others are polled: an attempt may wait for Kafka, or for a frozen owner
 _HEARD: Final = 5.0  # seconds in which a member that has lost a partition hears of it from Kafka: some heartbeats
 _PASSING: Final = (TopicMissing, LockTimeout, OffsetOutOfRange, BrokerUnavailable, StoreUnavailable, TransactionLost)
 """While partitions are taken: a topic that other brokers don't know yet, a frozen owner, a leader that does not know
@@ -272,7 +273,8 @@ class Membership:
         self._failed: BaseException | None = None
         self._paused: set[TopicPartition] = set()
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
-        self._refused: set[TopicPartition] = set()  # of these, with others or alone
+        self._refused: dict[TopicPartition, bool] = {}  # of these, and whether alone
+        self._alone_at = 0.0  # when one may be tried that was refused alone
         self._taken_at: dict[TopicPartition, float] = {}
         self._asked = consumer.asked
         self._pairs: dict[TopicPartition, EpochPair] = {}  # how far each log was read, and in which leader epoch
@@ -417,8 +419,8 @@ class Membership:
         self._hold(self._paused.difference(given))  # Kafka's client would remember it when they come back
         for tp in given:
             self._untaken.pop(tp, None)
+            self._refused.pop(tp, None)
             self._pairs.pop(tp, None)
-        self._refused.difference_update(given)
         self._member.forget_doubts(given)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
 
@@ -434,6 +436,7 @@ class Membership:
 
     def _take(self, wanted: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
+        began = time.monotonic()
         try:
             if pairs := {tp: self._pairs[tp] for tp in wanted if tp in self._pairs}:
                 self._member.write_pairs(pairs)  # how far it was read; taking it tells whether the log still has that
@@ -443,8 +446,11 @@ class Membership:
             if isinstance(error, LogTruncated) or is_gone:
                 raise
             _log.warning("partitions are taken later: %s", error)
-            self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
-            self._refused |= {*wanted}  # from now on one by one: it may be one alone that can't be taken
+            now, is_alone = time.monotonic(), len(wanted) == 1
+            again = now + max(_SOON, _SHARE * (now - began) if is_alone else 0.0)
+            self._untaken |= dict.fromkeys(wanted, again)
+            self._refused |= dict.fromkeys(wanted, is_alone)  # from now on one by one: it may be one alone
+            self._alone_at = again if is_alone else self._alone_at
             return {}
         if self._feed.has_filters:
             self._topic_ids |= known_ids(self._member.offsets())
@@ -452,8 +458,8 @@ class Membership:
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:
             self._untaken.pop(tp, None)
+            self._refused.pop(tp, None)
             self._pairs.pop(tp, None)
-        self._refused -= starts.keys()
         return starts
 
     def _take_again(self) -> None:
@@ -465,9 +471,13 @@ class Membership:
             # Not at once: if it was stopped for a while, it hears only now that Kafka has given them to others.
             again = max(self._taken_at.get(tp, 0.0) + _AGAIN, time.monotonic() + _HEARD)
             self._untaken.setdefault(tp, again)
-        due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]
-        if apart := [tp for tp in due if tp in self._refused]:
-            due = apart[:1]
+        now = time.monotonic()
+        due = [tp for tp, at in self._untaken.items() if at <= now]
+        apart = [tp for tp in due if tp in self._refused and (not self._refused[tp] or self._alone_at <= now)]
+        # One at a time, and first those that may have been refused because of another one.
+        due = sorted(apart, key=lambda tp: (self._refused[tp], self._untaken[tp]))[:1] or [
+            tp for tp in due if tp not in self._refused
+        ]
         if not due:
             return
         if is_read := self._feed.partitions & {*due}:

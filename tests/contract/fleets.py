@@ -670,6 +670,16 @@ class FleetContract(ContractParts):
         with pytest.raises(LogTruncated):
             second.assign([P0])
 
+    def test_what_is_wrong_with_another_topic_keeps_no_partition_from_being_taken(
+        self, broker: StaticBroker, join: Join
+    ) -> None:
+        broker.set_log(TopicPartition("refunds", 0), 0, 10)
+        member = join(topics=("payments", "refunds"))
+        broker.current = broker.current.of([P0, P1])  # the topic was deleted
+        assert member.assign([P0]).offsets == {P0: 0}
+        with pytest.raises(TopicMissing):
+            member.assign([TopicPartition("refunds", 0)])
+
     def test_a_partition_that_kafka_does_not_show_yet_is_not_taken(self, store: OffsetStore, join: Join) -> None:
         member = join()
         with pytest.raises(TopicMissing, match="payments-3"):

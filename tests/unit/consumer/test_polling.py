@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,12 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from offsetstore import Flush, TopicPartition
+from offsetstore import Flush, StartingOffsets, TopicPartition
 from offsetstore.consumer import Consumer
-from offsetstore.errors import LogTruncated
+from offsetstore.consumer import consumer as consumer_module
+from offsetstore.errors import BrokerUnavailable, LogTruncated
 from offsetstore.offsets import EpochPair
+from offsetstore.store.fleet import Member
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
@@ -218,3 +220,30 @@ def test_a_record_whose_headers_cant_be_decoded_is_delivered_without_them(
     assert [one.getMessage() for one in caplog.records if "UTF-8" in one.message] == [
         "the names of headers in payments-1 are no UTF-8, first at offset 0: such records come without headers"
     ]
+
+
+@pytest.mark.behaviour("CONS-6")
+def test_a_partition_that_is_long_refused_leaves_most_of_the_time_to_the_others(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assign, tried = Member.assign, deque[tuple[float, float]]()
+
+    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
+        if P1 not in partitions:
+            return assign(member, partitions)
+        began = time.monotonic()
+        time.sleep(0.3)
+        tried.append((began, time.monotonic()))
+        raise BrokerUnavailable("no leader", topic_partition=P1)
+
+    monkeypatch.setattr(Member, "assign", refuse)
+    monkeypatch.setattr(consumer_module, "_SOON", 0.01)
+    running = in_background(consumer.run)
+    wait_until(lambda: len(tried) >= 4, timeout=30.0)
+    client.give([record(P0, offset) for offset in range(10)])
+    wait_until(lambda: stored(store) == [10, 0], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    (_, _), (_, alone), (second, ended_second), (third, _) = [*tried][:4]
+    assert second - alone >= 0.9
+    assert third - ended_second >= 0.9
