@@ -16,6 +16,7 @@ from offsetstore.errors import (
     GroupBusy,
     GroupRenamed,
     LogTruncated,
+    MetadataError,
     OffsetGap,
     OffsetOutOfRange,
     OffsetsDisagree,
@@ -30,7 +31,7 @@ from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, EpochPair, OffsetRange, Token, TopicPartition
 from offsetstore.operations.people import ask
 from offsetstore.processing.pause import GroupPaused, is_paused, read_offsets
-from offsetstore.processing.plan import Plan
+from offsetstore.processing.plan import BatchMetadata, Plan
 from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
@@ -726,6 +727,18 @@ class FleetContract(ContractParts):
         with pytest.raises(LogTruncated):
             second.assign([P0])
         assert second.assign([P2]).offsets == {P2: 0}
+
+    @pytest.mark.behaviour("CONS-1")
+    def test_a_metadata_function_may_name_partitions_that_the_member_has_given_back(self, join: Join) -> None:
+        seen = {P0: "a", P1: "b"}
+        member = join()
+        member.assign([P0, P1])
+        member.release([P1])
+        function = BatchMetadata(member, lambda _: seen)
+        assert function.texts(0, {P0: OffsetRange(0, 5)}, None).keys() == {P0}
+        seen[TopicPartition("refunds", 0)] = "c"
+        with pytest.raises(MetadataError, match="refunds-0"):
+            function.texts(0, {P0: OffsetRange(0, 5)}, None)
 
     @pytest.mark.behaviour("CONS-13", "START-26")
     def test_a_log_that_was_truncated_and_has_regrown_is_told_by_what_a_member_read_last(
