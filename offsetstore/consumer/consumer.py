@@ -40,6 +40,7 @@ from offsetstore.errors import (
     StaleClaim,
     StoreUnavailable,
     TopicMissing,
+    TopicRecreated,
     TransactionLost,
 )
 from offsetstore.kafka.broker import Broker
@@ -181,6 +182,7 @@ class Consumer:
             metadata=formats,
         )
         self.asked = Broker(self.kafka, timeout=LAST_COMMIT)
+        self.fleet_name: str | None = None  # of the fleet that it has joined last
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -192,6 +194,7 @@ class Consumer:
         try:
             with self._as_process():
                 if (joined := self._join()) is not None:
+                    self.fleet_name = joined.fleet_name
                     with joined as member:
                         Membership(self, member, self._stopping).run()
         finally:
@@ -260,6 +263,7 @@ class Membership:
         if consumer.outputs.handler is not None:
             self._delivery = partial(HandledRecords, topic_ids=self._topic_ids)
         self._topics = consumer.request.topics
+        self._restarts = consumer.request.policy.on_recreated == "restart"
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
@@ -306,6 +310,12 @@ class Membership:
             self._flush_at_end()
         except BaseException as error:
             self._failed = self._failed or error
+            if isinstance(error, TopicRecreated) and self._restarts:
+                raise StaleClaim(
+                    "a topic was created again: the next process that joins restarts it for the whole group",
+                    found=error.found,
+                    next_step="Start this process again: it founds a fleet, which fences the other members.",
+                ) from error
             raise
         finally:
             self._has_ended = True

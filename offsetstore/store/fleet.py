@@ -53,14 +53,18 @@ _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were
 class Member(Claim):
     """One process of a fleet: a claim whose ``token`` only the rows of the partitions that it has taken have.
 
-    ``fleet`` is the token of the group's row, which all members share. ``partitions`` are those that it has: a
-    transaction with any other raises `PartitionLost`, and without those it may be made again. Once it ``is_lost``, the
-    group is no longer the fleet's. ``doubts`` are partitions that could not be taken because their logs end below the
-    stored offsets, and since when, by the monotonic clock: for half a minute a new leader may not know the end.
+    ``fleet`` is the token of the group's row, which all members share, and ``fleet_name`` tells the cluster and the
+    group in Kafka. ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and
+    without those it may be made again. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are
+    partitions that could not be taken because their logs end below the stored offsets, and since when, by the monotonic
+    clock: for half a minute a new leader may not know the end.
     """
 
-    def __init__(self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token) -> None:
+    def __init__(
+        self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token, fleet_name: str
+    ) -> None:
         self.fleet = fleet  # the first heartbeat may be sent before this returns
+        self.fleet_name = fleet_name
         self._request = request
         self.doubts: dict[TopicPartition, float] = {}
         super().__init__(store, request, acquired)
@@ -245,16 +249,16 @@ def join(store: Connected, request: ClaimRequest) -> Member:
     request = replace(request, shared=True, mirror_every=None)
     # The same for all attempts: if a COMMIT happened and its answer was lost, the next one finds its own fleet.
     fleet_id, member_id = uuid.uuid4(), uuid.uuid4()
-    fleet, acquired = until_believed(
+    fleet, name, acquired = until_believed(
         store, request, lambda asked, evidence: _join(store, asked, fleet_id, member_id, evidence)
     )
-    return Member(store, request, acquired, fleet)
+    return Member(store, request, acquired, fleet, name)
 
 
 def _join(
     store: Connected, request: ClaimRequest, fleet_id: uuid.UUID, member_id: uuid.UUID, evidence: Evidence
-) -> tuple[Token, Acquired]:
-    """Return the fleet's token, and what the new member has of its own."""
+) -> tuple[Token, str, Acquired]:
+    """Return the fleet's token and name, and what the new member has of its own."""
     group = request.group
 
     def is_shared(view: BrokerView) -> bool:
@@ -274,7 +278,7 @@ def _join(
         if asked.passed_over is not None:
             ask(store, request, fleet_id, evidence)  # all of its partitions have to start
         found, store_id = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
-    return found, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
+    return found, fleet, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
 
 
 def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:

@@ -12,11 +12,12 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from offsetstore import Flush, StartingOffsets, TopicPartition
+from offsetstore import Flush, StartingOffsets, StartPolicy, TopicPartition
 from offsetstore.consumer import Consumer
 from offsetstore.consumer import consumer as consumer_module
-from offsetstore.errors import BrokerUnavailable, LogTruncated
+from offsetstore.errors import BrokerUnavailable, LogTruncated, StaleClaim, TopicRecreated
 from offsetstore.offsets import EpochPair
+from offsetstore.protocol.policy import OnRecreated
 from offsetstore.store.fleet import Member
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.background import in_background
@@ -247,3 +248,29 @@ def test_a_partition_that_is_long_refused_leaves_most_of_the_time_to_the_others(
     (_, _), (_, alone), (second, ended_second), (third, _) = [*tried][:4]
     assert second - alone >= 0.9
     assert third - ended_second >= 0.9
+
+
+@pytest.mark.behaviour("CONS-13")
+@pytest.mark.parametrize(("policy", "error"), [("restart", StaleClaim), ("fail", TopicRecreated)])
+def test_a_topic_that_was_created_again_is_restarted_by_the_next_process_if_the_policy_says_so(
+    store: InMemoryOffsetStore,
+    cluster: Cluster,
+    client: Client,
+    consumer: Consumer,
+    *,
+    policy: OnRecreated,
+    error: type[Exception],
+) -> None:
+    def recreate() -> list[Message]:
+        log = replace(cluster.current.topics["payments"], topic_id="another")
+        cluster.current = replace(cluster.current, topics={"payments": log})
+        return [record(P0, 10), ended(P0)]
+
+    consumer.request = replace(consumer.request, policy=StartPolicy(on_recreated=policy))
+    running = in_background(consumer.run)
+    client.give([record(P0, offset) for offset in range(10)])
+    wait_until(lambda: stored(store) == [10, 0], timeout=30.0)
+    client.polls.append(recreate)
+    wait_until(running.done, timeout=30.0)
+    assert isinstance(running.exception(), error)
+    assert stored(store) == [10, 0]
