@@ -6,21 +6,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from offsetstore import Flush, StartingOffsets, StartPolicy, TopicPartition
-from offsetstore.consumer import Consumer
+from offsetstore import Flush, Handler, Record, StartingOffsets, StartPolicy, TopicPartition
+from offsetstore.consumer import Consumer, handled
 from offsetstore.consumer import consumer as consumer_module
+from offsetstore.consumer.outputs import Outputs
 from offsetstore.errors import BrokerUnavailable, LogTruncated, StaleClaim, TopicRecreated
 from offsetstore.offsets import EpochPair
+from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.policy import OnRecreated
 from offsetstore.store.fleet import Member
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.background import in_background
+from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 GROUP = "billing"
@@ -274,3 +277,27 @@ def test_a_topic_that_was_created_again_is_restarted_by_the_next_process_if_the_
     wait_until(running.done, timeout=30.0)
     assert isinstance(running.exception(), error)
     assert stored(store) == [10, 0]
+
+
+@pytest.mark.behaviour("HAND-9", "OPS-4")
+def test_a_long_flush_of_a_handler_is_told_of_while_its_calls_go_on(
+    client: Client, consumer: Consumer, values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handled, "_TELL", 0.01)
+    recorder = Recorder()
+    consumer.store = cast("Any", InMemoryOffsetStore(observers=[recorder]))
+
+    def call(record: Record) -> tuple[bytes]:
+        time.sleep(0.02)
+        return (record.value or b"",)
+
+    consumer.outputs = Outputs(Handler(call, "value binary", ordering="partition"), values)
+    running = in_background(consumer.run)
+    client.give([record(P0, offset) for offset in range(100)])
+    wait_until(lambda: len(values.written) == 100, timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    told = recorder.of(HandlerCalled)
+    assert len(told) > 1
+    assert sum(one.calls for one in told) == 100
+    assert recorder.events.index(told[0]) < recorder.events.index(recorder.of(BatchEnded)[0])
