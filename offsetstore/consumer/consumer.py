@@ -386,8 +386,9 @@ class Membership:
         if tp is not None and code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes are public
             self._feed.reach(tp, offset)
         elif tp is not None and code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-            _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
-            self._untaken[tp] = 0.0
+            if tp in self._feed.partitions:  # else it was given back while this call polled
+                _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
+                self._untaken[tp] = 0.0
         elif error.fatal() or (code not in PASSING | MISSING and (code > 0 or tp is not None)):
             # One of a partition that is not of Kafka's state is of its records: the client goes on behind these.
             raised = broker_error(error, _READING)

@@ -301,3 +301,20 @@ def test_a_long_flush_of_a_handler_is_told_of_while_its_calls_go_on(
     assert len(told) > 1
     assert sum(one.calls for one in told) == 100
     assert recorder.events.index(told[0]) < recorder.events.index(recorder.of(BatchEnded)[0])
+
+
+@pytest.mark.behaviour("CONS-5")
+def test_what_kafka_says_of_a_partition_that_was_just_given_back_takes_it_from_nobody(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer
+) -> None:
+    def give_back() -> list[Message]:
+        client.revoke(P0)
+        return [ended(P0)]
+
+    running = in_background(consumer.run)
+    client.polls.append(give_back)
+    client.give([record(P1, offset) for offset in range(10)])
+    wait_until(lambda: stored(store) == [0, 10], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    assert client.reads == {P1: 0}
