@@ -202,6 +202,8 @@ class Consumer:
 
     def _join(self) -> Member | None:
         """Join the fleet, as soon as no job has the group if that is asked for; ``None`` if it is stopped before."""
+        if self._stopping.is_set():
+            return None  # and fence nobody
         if self.request.takeover != "wait":
             return join(self.store, self.request)
         request = replace(self.request, takeover="refuse")
@@ -452,6 +454,8 @@ class Membership:
             if pairs := {tp: self._pairs[tp] for tp in wanted if tp in self._pairs}:
                 self._member.write_pairs(pairs)  # how far it was read; taking it tells whether the log still has that
             starts = self._member.assign(wanted).offsets
+            if self._feed.has_filters:
+                self._topic_ids |= known_ids(self._member.offsets())
         except _PASSING as error:
             is_gone = isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts
             if isinstance(error, LogTruncated) or is_gone:
@@ -463,8 +467,6 @@ class Membership:
             self._refused |= dict.fromkeys(wanted, is_alone)  # from now on one by one: it may be one alone
             self._alone_at = again if is_alone else self._alone_at
             return {}
-        if self._feed.has_filters:
-            self._topic_ids |= known_ids(self._member.offsets())
         self._feed.begin(starts, self._member.terms)
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:

@@ -244,13 +244,28 @@ def test_the_end_does_not_wait_for_a_kafka_that_is_away(
     monkeypatch.setattr(consumer_module, "_LEAVING", 0.2)
     client.closing.clear()
     consumer = consumer_of(store, cluster)
-    consumer.stop()
     ended = in_background(consumer.run)
     try:
+        wait_until(lambda: client.config, timeout=15.0)
+        consumer.stop()
         wait_until(ended.done, timeout=15.0)
     finally:
         client.closing.set()
     ended.result()
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_a_consumer_that_was_stopped_before_it_began_fences_nobody(
+    store: InMemoryOffsetStore, cluster: Cluster, client: Client
+) -> None:
+    with store.claim(GROUP, cluster, topics=["payments"]) as job:
+        consumer = consumer_of(store, cluster, takeover="fence")
+        consumer.stop()
+        consumer.run()
+        owner = store.owner(GROUP)
+        assert owner is not None
+        assert owner.token == job.token
+        assert not client.config
 
 
 @pytest.mark.behaviour("CONS-4")

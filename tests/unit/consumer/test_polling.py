@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from offsetstore import Flush, Handler, Record, StartingOffsets, StartPolicy, TopicPartition
-from offsetstore.consumer import Consumer, handled
+from offsetstore.consumer import Consumer, SkipIf, handled
 from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer.outputs import Outputs
-from offsetstore.errors import BrokerUnavailable, LogTruncated, StaleClaim, TopicRecreated
-from offsetstore.offsets import EpochPair
+from offsetstore.errors import BrokerUnavailable, LogTruncated, StaleClaim, StoreUnavailable, TopicRecreated
+from offsetstore.offsets import EpochPair, StoredOffset
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.policy import OnRecreated
 from offsetstore.store.fleet import Member
@@ -318,3 +318,25 @@ def test_what_kafka_says_of_a_partition_that_was_just_given_back_takes_it_from_n
     consumer.stop()
     running.result(timeout=30)
     assert client.reads == {P1: 0}
+
+
+@pytest.mark.behaviour("CONS-6", "CONS-10")
+def test_a_database_that_fails_once_partitions_are_taken_does_not_end_the_consumer(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets, failing = Member.offsets, [StoreUnavailable("gone")]
+
+    def read(member: Member) -> Mapping[TopicPartition, StoredOffset]:
+        if failing:
+            raise failing.pop()
+        return offsets(member)
+
+    monkeypatch.setattr(Member, "offsets", read)
+    monkeypatch.setattr(consumer_module, "_SOON", 0.01)
+    consumer.filters = (SkipIf(lambda record: record.offset == 0),)
+    running = in_background(consumer.run)
+    wait_until(lambda: not failing and not client.polls, timeout=30.0)
+    client.give([record(P0, offset) for offset in range(11)])
+    wait_until(lambda: stored(store) == [11, 0], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
