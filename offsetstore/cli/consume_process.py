@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
 
 _EVERY: Final = 1.0
-_PATIENCE: Final = 10.0  # seconds
 _FOR_EVER: Final = 1e9  # seconds
 _OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)  # what the user's own SQL lacks is not told as ours
+_PATIENCE: Final = 10.0  # seconds for which the database is asked whose the group is
 
 
 @dataclass(frozen=True, slots=True)
