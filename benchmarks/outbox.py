@@ -19,14 +19,14 @@ from typing import Final
 import confluent_kafka as ck
 
 from offsetstore import Broker, OffsetStore, Relay
-from offsetstore.kafka.admin import create_topic
+from offsetstore.kafka.admin import create_topic, read_committed
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.events import Event, OutboxSent
 from offsetstore.protocol.outbox import MOST_ROWS, OutboxRecord
-from tests.support.outbox import put, read
+from tests.support.outbox import put
 
 PARTITIONS: Final = 5
 VALUE: Final = 200  # bytes
@@ -76,7 +76,7 @@ def _round(store: OffsetStore, servers: str, rows: Sequence[OutboxRecord], numbe
     _timed("relay, with its start", relay.drain)
     seconds["relay"] = time.monotonic() - SENT[0]
     for topic in (bare, relayed):
-        found = sorted(message.value() or b"" for message in read(servers, topic))
+        found = sorted(message.value() or b"" for message in read_committed(servers, topic))
         assert found == sorted(row.value or b"" for row in rows), topic
     ratio = seconds["bare"] / seconds["relay"]
     print(f"round {number}: relay {len(rows) / seconds['relay']:.0f} rows/s, {ratio:.2f} of the bare producer")

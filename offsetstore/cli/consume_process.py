@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,7 +36,6 @@ from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.fleet import fleet_name
 from offsetstore.text import describe_error
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ _EVERY: Final = 1.0
 _LEAVING: Final = 30.0  # seconds after its drain= in which a consumer leaves Kafka's group and the fleet
 _FOR_EVER: Final = 1e9  # seconds
 _OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)  # what the user's own SQL lacks is not told as ours
+_PATIENCE: Final = 10.0  # seconds for which the database is asked whose the group is
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,19 @@ def prepare(consumer: Consumer, told: Told) -> None:
 
 
 def rejoins(consumer: Consumer) -> bool:
-    """Whether the group is the consumer's own fleet's, though another process of it may have founded it anew."""
-    with suppress(Exception):  # then the answer is not known
-        request = consumer.request
-        owner, view = consumer.store.owner(request.group), request.view()
-        assert owner is not None
-        assert view is not None
-        return owner.fleet == fleet_name(view.cluster_id, request.kafka_group)
-    return False
+    """Whether the group is the consumer's own fleet's, though another process of it may have founded it anew.
+
+    If the database does not say so for some seconds, the next process finds out, unless it would fence whatever has it.
+    """
+    request, last = consumer.request, time.monotonic() + _PATIENCE
+    while time.monotonic() < last:
+        try:
+            owner = consumer.store.owner(request.group)
+        except OffsetStoreError:
+            time.sleep(_EVERY)
+        else:
+            return owner is not None and owner.fleet is not None and owner.fleet == consumer.fleet_name
+    return request.takeover != "fence"
 
 
 class Reporter:

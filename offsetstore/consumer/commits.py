@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore.errors import BrokerError
+from offsetstore.errors import BrokerError, OffsetStoreError
 from offsetstore.kafka.errors import Doing, broker_error, describe
 from offsetstore.kafka.group_offsets import in_requests
-from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition
+from offsetstore.offsets import CommittedOffset, EpochPair, StoredOffset, TopicPartition
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.fleet import Member
-from offsetstore.store.mirror import INTERVAL, LAST_COMMIT
+from offsetstore.store.mirror import INTERVAL, LAST_COMMIT, LOOK_SECONDS
 from offsetstore.store.sessions import read, transaction
 
 _LOCK_SECONDS: Final = 1.0
@@ -52,10 +53,20 @@ class Commits:
 
     :param broker: is asked whether Kafka is there, and should not take longer than `LAST_COMMIT` to say so.
     :param kafka_group: the member's.
+    :param pairs: how far each log was read, and in which leader epoch. They are kept beside the stored offsets, as a
+        claim's mirror does.
     """
 
-    def __init__(self, member: Member, broker: BrokerOffsets, kafka_group: str) -> None:
+    def __init__(
+        self,
+        member: Member,
+        broker: BrokerOffsets,
+        kafka_group: str,
+        pairs: Callable[[], Mapping[TopicPartition, EpochPair]] = dict,
+    ) -> None:
         self._member = member
+        self._pairs = pairs
+        self._look_at = time.monotonic() + LOOK_SECONDS
         self._broker = broker
         self._kafka_group = kafka_group
         self._stamp = Stamp(member.store_id, member.token.epoch, digest(member.group))
@@ -82,7 +93,7 @@ class Commits:
     def last(self, kafka: Any, partitions: Collection[TopicPartition]) -> None:
         """Commit what is stored of partitions that are given back next; wait for at most `LAST_COMMIT` seconds."""
         if not self._member.is_lost:
-            self._read()  # anew: what is being read may not have all
+            self._read(is_last=True)  # anew: what is being read may not have all
             if self._reading is not None and wait([self._reading], timeout=LAST_COMMIT).done:
                 self._commit(kafka, partitions)
         self._reading = None  # of what was read before, the next owner may have stored more
@@ -108,12 +119,19 @@ class Commits:
         else:
             self._failed(failed)
 
-    def _read(self) -> None:
+    def _read(self, *, is_last: bool = False) -> None:
         self._next = time.monotonic() + INTERVAL
         member, unpin = self._member, sorted(self._unpin)
         self._unpinning, self._unpin = {*unpin}, set()
+        pairs: Mapping[TopicPartition, EpochPair] = {}
+        if is_last or time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            pairs = {**self._pairs()}
 
         def rows() -> Mapping[TopicPartition, StoredOffset]:
+            if pairs:  # first: after a stop, Kafka may come back without these records
+                with suppress(OffsetStoreError):  # the next turn tries again, and so does the next assignment
+                    member.write_pairs(pairs, asks=not is_last)
             self._broker.committed_offsets(self._kafka_group, [TopicPartition(member.topics[0], 0)])
             if unpin:  # Kafka has the copy now, so its offset need not be ignored any longer
                 with transaction(

@@ -40,6 +40,7 @@ from offsetstore.errors import (
     StaleClaim,
     StoreUnavailable,
     TopicMissing,
+    TopicRecreated,
     TransactionLost,
 )
 from offsetstore.kafka.broker import Broker
@@ -47,7 +48,7 @@ from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import TopicPartition
+from offsetstore.offsets import EpochPair, TopicPartition
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
@@ -84,6 +85,7 @@ _MOST: Final = 10_000  # records of one call
 _LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
+_SHARE: Final = 3  # times as long as that took, others are polled: an attempt may wait for Kafka, or for a frozen owner
 _HEARD: Final = 5.0  # seconds in which a member that has lost a partition hears of it from Kafka: some heartbeats
 _PASSING: Final = (TopicMissing, LockTimeout, OffsetOutOfRange, BrokerUnavailable, StoreUnavailable, TransactionLost)
 """While partitions are taken: a topic that other brokers don't know yet, a frozen owner, a leader that does not know
@@ -180,6 +182,7 @@ class Consumer:
             metadata=formats,
         )
         self.asked = Broker(self.kafka, timeout=LAST_COMMIT)
+        self.fleet_name: str | None = None  # of the fleet that it has joined last
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -191,6 +194,7 @@ class Consumer:
         try:
             with self._as_process():
                 if (joined := self._join()) is not None:
+                    self.fleet_name = joined.fleet_name
                     with joined as member:
                         Membership(self, member, self._stopping).run()
         finally:
@@ -198,6 +202,8 @@ class Consumer:
 
     def _join(self) -> Member | None:
         """Join the fleet, as soon as no job has the group if that is asked for; ``None`` if it is stopped before."""
+        if self._stopping.is_set():
+            return None  # and fence nobody
         if self.request.takeover != "wait":
             return join(self.store, self.request)
         request = replace(self.request, takeover="refuse")
@@ -259,6 +265,7 @@ class Membership:
         if consumer.outputs.handler is not None:
             self._delivery = partial(HandledRecords, topic_ids=self._topic_ids)
         self._topics = consumer.request.topics
+        self._restarts = consumer.request.policy.on_recreated == "restart"
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
@@ -274,10 +281,12 @@ class Membership:
         self._failed: BaseException | None = None
         self._paused: set[TopicPartition] = set()
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
-        self._refused: set[TopicPartition] = set()  # of these, with others or alone
+        self._refused: dict[TopicPartition, bool] = {}  # of these, and whether alone
+        self._alone_at = 0.0  # when one may be tried that was refused alone
         self._taken_at: dict[TopicPartition, float] = {}
         self._asked = consumer.asked
-        self._commits = Commits(member, consumer.asked, consumer.request.kafka_group)
+        self._pairs: dict[TopicPartition, EpochPair] = {}  # how far each log was read, and in which leader epoch
+        self._commits = Commits(member, consumer.asked, consumer.request.kafka_group, lambda: self._pairs)
         self._polls = 0
         self._has_ended = False
         replays = consumer.settings.dead_letters is not None
@@ -305,6 +314,12 @@ class Membership:
             self._flush_at_end()
         except BaseException as error:
             self._failed = self._failed or error
+            if isinstance(error, TopicRecreated) and self._restarts:
+                raise StaleClaim(
+                    "a topic was created again: the next process that joins restarts it for the whole group",
+                    found=error.found,
+                    next_step="Start this process again: it founds a fleet, which fences the other members.",
+                ) from error
             raise
         finally:
             self._has_ended = True
@@ -356,6 +371,7 @@ class Membership:
     def _poll(self, most: int, seconds: float) -> None:
         self._polls += 1
         partitions: dict[tuple[str, int], TopicPartition] = {}
+        last: dict[TopicPartition, Any] = {}
         for message in self._kafka.consume(most, seconds):
             place = message.topic(), message.partition()
             if (tp := partitions.get(place)) is None and place[0] is not None:
@@ -364,14 +380,19 @@ class Membership:
                 self._told(error, tp, message.offset())
             elif tp is not None:
                 self._feed.add(record_of(tp, message), self._topic_ids.get(tp.topic, ""))
+                last[tp] = message
+        for tp, message in last.items():
+            if tp in self._feed.partitions and (epoch := message.leader_epoch()) is not None:
+                self._pairs[tp] = EpochPair(message.offset() + 1, epoch)
 
     def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
         code = error.code()
         if tp is not None and code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes are public
             self._feed.reach(tp, offset)
         elif tp is not None and code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-            _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
-            self._untaken[tp] = 0.0
+            if tp in self._feed.partitions:  # else it was given back while this call polled
+                _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
+                self._untaken[tp] = 0.0
         elif error.fatal() or (code not in PASSING | MISSING and (code > 0 or tp is not None)):
             # One of a partition that is not of Kafka's state is of its records: the client goes on behind these.
             raised = broker_error(error, _READING)
@@ -413,7 +434,8 @@ class Membership:
         self._hold(self._paused.difference(given))  # Kafka's client would remember it when they come back
         for tp in given:
             self._untaken.pop(tp, None)
-        self._refused.difference_update(given)
+            self._refused.pop(tp, None)
+            self._pairs.pop(tp, None)
         self._member.forget_doubts(given)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
 
@@ -429,23 +451,30 @@ class Membership:
 
     def _take(self, wanted: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Take partitions that Kafka has assigned; return where they start: none if that has to be done later."""
+        began = time.monotonic()
         try:
+            if pairs := {tp: self._pairs[tp] for tp in wanted if tp in self._pairs}:
+                self._member.write_pairs(pairs)  # how far it was read; taking it tells whether the log still has that
             starts = self._member.assign(wanted).offsets
+            if self._feed.has_filters:
+                self._topic_ids |= known_ids(self._member.offsets())
         except _PASSING as error:
             is_gone = isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts
             if isinstance(error, LogTruncated) or is_gone:
                 raise
             _log.warning("partitions are taken later: %s", error)
-            self._untaken |= dict.fromkeys(wanted, time.monotonic() + _SOON)
-            self._refused |= {*wanted}  # from now on one by one: it may be one alone that can't be taken
+            now, is_alone = time.monotonic(), len(wanted) == 1
+            again = now + max(_SOON, _SHARE * (now - began) if is_alone else 0.0)
+            self._untaken |= dict.fromkeys(wanted, again)
+            self._refused |= dict.fromkeys(wanted, is_alone)  # from now on one by one: it may be one alone
+            self._alone_at = again if is_alone else self._alone_at
             return {}
-        if self._feed.has_filters:
-            self._topic_ids |= known_ids(self._member.offsets())
         self._feed.begin(starts, self._member.terms)
         self._taken_at |= dict.fromkeys(starts, time.monotonic())
         for tp in starts:
             self._untaken.pop(tp, None)
-        self._refused -= starts.keys()
+            self._refused.pop(tp, None)
+            self._pairs.pop(tp, None)
         return starts
 
     def _take_again(self) -> None:
@@ -457,11 +486,20 @@ class Membership:
             # Not at once: if it was stopped for a while, it hears only now that Kafka has given them to others.
             again = max(self._taken_at.get(tp, 0.0) + _AGAIN, time.monotonic() + _HEARD)
             self._untaken.setdefault(tp, again)
-        due = [tp for tp, at in self._untaken.items() if at <= time.monotonic()]
-        if apart := [tp for tp in due if tp in self._refused]:
-            due = apart[:1]
-        if not due or (self._feed.partitions & {*due} and not self._flush(self._patience)):
+        now = time.monotonic()
+        due = [tp for tp, at in self._untaken.items() if at <= now]
+        apart = [tp for tp in due if tp in self._refused and (not self._refused[tp] or self._alone_at <= now)]
+        # One at a time, and first those that may have been refused because of another one.
+        due = sorted(apart, key=lambda tp: (self._refused[tp], self._untaken[tp]))[:1] or [
+            tp for tp in due if tp not in self._refused
+        ]
+        if not due:
             return
+        if is_read := self._feed.partitions & {*due}:
+            # What the log no longer has is not to be written. What it has is, though retention may remove it.
+            self._feed.drop(self._member.find_lost({tp: self._pairs[tp] for tp in is_read if tp in self._pairs}))
+            if not self._flush(self._patience):
+                return
         for tp, offset in self._take(due).items():
             try:
                 self._kafka.seek(_kafkas(tp, offset))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -19,7 +20,15 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import arrow_rows
-from offsetstore.processing.handling import Handler, HandlerFailed, Handling, NoRows, Outcome, service_unavailable
+from offsetstore.processing.handling import (
+    Figures,
+    Handler,
+    HandlerFailed,
+    Handling,
+    NoRows,
+    Outcome,
+    service_unavailable,
+)
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter, LetterError, writable
@@ -33,6 +42,9 @@ _ENOUGH: Final = 256
 """Records that are handed over at a time, and outcomes that are waited for."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the calls are still wanted."""
+
+_TELL: Final = 5.0
+"""Seconds after which observers are told of further calls: a window may take long, and is no less alive for it."""
 
 
 @dataclass(slots=True)
@@ -151,12 +163,22 @@ def handled(
             raise NoRows("the partition was lost")
 
     given = iter(records)
-    fed = 0
+    fed, told, told_at = 0, Figures(), time.monotonic()
     with closing(
         Handling(_guarded(outputs.handler, may_call), enough=_ENOUGH, propagate=outputs.propagate)
     ) as handling_:
+
+        def tell() -> None:
+            nonlocal told, told_at
+            now, told_at = replace(handling_.figures), time.monotonic()
+            if (new := now.since(told)) != Figures(lag=now.lag):
+                claim.observers.on(HandlerCalled(group=claim.group, **asdict(new)))
+                told = now
+
         try:
             while True:
+                if time.monotonic() - told_at >= _TELL:
+                    tell()
                 while handling_.has_room and (some := [as_given(*one) for one in islice(given, _ENOUGH)]):
                     at.update((id(one), fed + number) for number, one in enumerate(some))
                     fed += len(some)
@@ -166,8 +188,7 @@ def handled(
                 claim.require_open()
                 found.update((at.pop(id(one.record)), one) for one in _finished(handling_))
         finally:
-            if handling_.figures.calls:
-                claim.observers.on(HandlerCalled(group=claim.group, **asdict(handling_.figures)))
+            tell()
     by_record, failed = _as_rows(outputs, [one for one, _ in records], [found[n] for n in range(len(records))])
     return by_record, failed, unwanted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -29,6 +30,11 @@ COLUMNS: Final = pa.schema([
 """Kafka's own columns. A record without headers has NULL, and one without a timestamp too."""
 
 
+_undecodable: set[TopicPartition] = set()  # told once
+
+_log = logging.getLogger("offsetstore")
+
+
 class Message(Protocol):
     """What confluent-kafka's ``Message`` has."""
 
@@ -39,6 +45,7 @@ class Message(Protocol):
     def value(self) -> Any: ...  # noqa: D102
     def headers(self) -> Any: ...  # noqa: D102
     def timestamp(self) -> tuple[int, int]: ...  # noqa: D102
+    def leader_epoch(self) -> int | None: ...  # noqa: D102
 
 
 class Contents(NamedTuple):
@@ -67,8 +74,12 @@ class Record(NamedTuple):
 def record_of(tp: TopicPartition, message: Message) -> Record:
     """Take a record over from Kafka's client."""
     kind, timestamp = message.timestamp()  # 0 for none, then as Kafka counts, from 1
-    headers = message.headers()
     offset: Any = message.offset()
+    try:
+        headers = message.headers()
+    except (SystemError, UnicodeError):  # Kafka accepts any bytes as a header's name, confluent-kafka UTF-8 only
+        headers = None
+        _tell_undecodable(tp, offset)
     return Record(
         tp,
         offset,
@@ -80,6 +91,14 @@ def record_of(tp: TopicPartition, message: Message) -> Record:
             kind - 1,
         ),
     )
+
+
+def _tell_undecodable(tp: TopicPartition, offset: int) -> None:
+    if tp not in _undecodable:
+        _undecodable.add(tp)
+        _log.warning(
+            "the names of headers in %s are no UTF-8, first at offset %d: such records come without headers", tp, offset
+        )
 
 
 def batch_of(records: Sequence[Record], names: Collection[str] = ()) -> pa.RecordBatch:

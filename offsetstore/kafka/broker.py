@@ -120,7 +120,7 @@ class Broker:
         check_seconds("timeout", timeout, most=_MAX_TIMEOUT)
         self._timeout = timeout
         self._requests = _Requests(self._settings)
-        # Separate, so that a mirror that looks at the logs does not delay a batch's requests.
+        # Separate, so that a mirror or a member that looks at the logs does not delay a batch's requests.
         self._looks = _Requests(self._settings)
         # Separate, so that a mirror that waits for the group's coordinator does not delay a batch's requests.
         self._committing = Lock()
@@ -155,7 +155,14 @@ class Broker:
         """The topics that the options name."""
         return self._topics
 
-    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+    def view(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        timestamp_ms: int | None = None,
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> BrokerView:
         """Ask for ids, log ends and committed offsets; see `BrokerOffsets`.
 
         The end is the high watermark, because that is how far Spark reads; with ``isolation.level=read_committed`` it
@@ -178,16 +185,16 @@ class Broker:
             cluster, described = client.answers([requests.cluster(), requests.topics(names)], deadline)
             ids = {topic: requests.topic_id(described[topic]) for topic in names}
             numbers = {topic: requests.partition_numbers(described[topic]) for topic in names}
-            partitions = self._partitions(numbers)
-            committed = committed_offsets(self._settings, group, partitions, deadline)
-            found, *at = self._logs(client, partitions, deadline, timestamp_ms=timestamp_ms)
+            asked = [tp for tp in self._partitions(numbers) if partitions is None or tp in partitions]
+            committed = committed_offsets(self._settings, group, asked, deadline)
+            found, *at = self._logs(client, asked, deadline, timestamp_ms=timestamp_ms)
             if at:  # asked at the same time, so a record may have come in between
                 found = {tp: replace(one, end=max(one.end, at[0][tp])) for tp, one in found.items()}
             logs = {topic: TopicLog(topic_id, {}, len(numbers[topic])) for topic, topic_id in ids.items()}
-            for tp in partitions:
+            for tp in asked:
                 logs[tp.topic].partitions[tp.partition] = found[tp]
             # Kafka answers -1 if no record is that recent.
-            timestamps = {tp: found[tp].end if at[0][tp] < 0 else at[0][tp] for tp in partitions} if at else None
+            timestamps = {tp: found[tp].end if at[0][tp] < 0 else at[0][tp] for tp in asked} if at else None
             return BrokerView(
                 cluster_id=requests.cluster_id(cluster),
                 topics=logs,
@@ -195,7 +202,8 @@ class Broker:
                 timestamps=timestamps,
             )
 
-        return self._ask(ask)
+        self._refuse_after_fork()
+        return self._looks.ask(ask, Deadline.after(self._timeout))
 
     def _logs(
         self,

@@ -166,8 +166,9 @@ def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, i
         yield Finding(Code.BATCH_TOO_LONG, name, f"{name}: {text}")
     elif group.phase == "paused":
         yield Finding(Code.PAUSED, name, f"{name}: the group is paused", is_live=True, is_ready=True)
-    elif running is not None and age(running) > limits.batch:
-        text = f"the batch has been in flight for {_seconds(now - running, limits.batch)}"
+    elif running is not None and age(since := max(running, group.called)) > limits.batch:
+        what = "in flight" if since == running else "in flight without another call of its handler"
+        text = f"the batch has been {what} for {_seconds(now - since, limits.batch)}"
         yield Finding(Code.BATCH_TOO_LONG, name, f"{name}: {text}")
     elif group.is_active is False and not is_java_gone and age(group.active_since) > limits.query:
         ended = _seconds(now - group.active_since, limits.query)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextvars import Token
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Final
 
@@ -57,6 +57,7 @@ class _Batch:
     token: Token[Context]
     letters: int = 0
     flushed: int | None = None
+    handler: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class _Here(threading.local):
@@ -172,14 +173,9 @@ def _note(batch: _Batch, event: Event) -> None:
         case LettersWritten():
             batch.letters += sum(event.letters.values())
         case HandlerCalled():
-            batch.span.set_attributes(
-                {
-                    "offsetstore.handler.calls": event.calls,
-                    "offsetstore.handler.retries": event.retries,
-                    "offsetstore.handler.timeouts": event.timeouts,
-                    "offsetstore.handler.seconds": event.seconds,
-                }
-            )
+            for name in ("calls", "retries", "timeouts", "seconds"):
+                batch.handler[name] = batch.handler.get(name, 0) + getattr(event, name)
+                batch.span.set_attribute(f"offsetstore.handler.{name}", batch.handler[name])
         case Retried():
             error = type(event.error).__name__
             told = {_ERROR: error, "offsetstore.attempt": event.attempt, "offsetstore.wait": event.wait}

@@ -242,6 +242,16 @@ class Figures:
     seconds: float = 0.0
     lag: float = 0.0
 
+    def since(self, earlier: Figures) -> Figures:
+        """What has been done since then."""
+        return Figures(
+            self.calls - earlier.calls,
+            self.retries - earlier.retries,
+            self.timeouts - earlier.timeouts,
+            self.seconds - earlier.seconds,
+            self.lag,
+        )
+
     def __add__(self, other: Figures) -> Figures:
         """Those of both."""
         return Figures(

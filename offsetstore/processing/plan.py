@@ -170,6 +170,8 @@ class BatchMetadata:
             return dump(formats, ranges, returned)
         by_partition = cast("Mapping[TopicPartition, object]", returned)
         unknown = sorted(by_partition.keys() - ranges.keys() - self._claim.partitions)
+        if self._claim.is_member:  # others have them, or it has given them back: the function may remember them
+            unknown = [tp for tp in unknown if tp.topic not in self._claim.topics]
         if unknown:
             raise MetadataError(
                 "the sink's metadata function names a partition that the claim does not know",

@@ -162,7 +162,9 @@ class LettersReplayed:
 class HandlerCalled:
     """A `Handler` was called for the records of a micro-batch, which has not ended yet, or for those of letters.
 
-    :param calls: how many, ``retries`` among them; ``timeouts`` of them took too long.
+    A consumer tells of long flushes several times.
+
+    :param calls: how many since the last time, ``retries`` among them; ``timeouts`` of them took too long.
     :param seconds: in all calls together.
     :param lag: the longest time in seconds for which an event loop did not answer.
     """

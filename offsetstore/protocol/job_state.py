@@ -18,6 +18,7 @@ from offsetstore.protocol.events import (
     DrainChanged,
     Event,
     FlushEnded,
+    HandlerCalled,
     IdleWorkChanged,
     LettersReplayed,
     LettersWritten,
@@ -58,6 +59,7 @@ class JobState:
     :param phase_since: since when ``phase`` is so; a pause within a batch makes it begin anew.
     :param batch: the number of the batch in flight, or of the last one; ``batch_offsets`` is how many it reads.
     :param batch_began: when the batch in flight reached the sink.
+    :param called: when calls of its handler were last told of.
     :param error: the class of the error that ended the last batch, if one did.
     :param ended_well: when a batch last ended well.
     :param database_answered: when the database last answered.
@@ -93,6 +95,7 @@ class JobState:
     batch: int | None = None
     batch_offsets: int | None = None
     batch_began: float | None = None
+    called: float = 0.0
     error: str | None = None
     ended_well: float | None = None
     database_answered: float = 0.0
@@ -156,6 +159,8 @@ class JobState:
                 changes = self._of_database(event, at)
             case MirrorTried():
                 changes = self._of_mirror(event, at)
+            case HandlerCalled():
+                changes = {"called": at}
             case BatchStarted() | PauseChanged() | BatchEnded():
                 changes = self._of_batch(event, at)
             case _:

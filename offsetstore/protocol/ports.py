@@ -27,10 +27,18 @@ class BrokerOffsets(Protocol):
         """The topics that the broker's own options name (Spark's ``subscribe``), else ``None``."""
         ...
 
-    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+    def view(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        timestamp_ms: int | None = None,
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> BrokerView:
         """Fetch ids, log ends and committed offsets, in a number of round trips that does not depend on the partitions.
 
         :param timestamp_ms: also look up each partition's first offset at or after it (the log's end if there is none).
+        :param partitions: ask about these alone; only the consumer gives any. ``None`` for all of the topics.
         :raises BrokerUnavailable: no answer within the configured time.
         :raises BrokerRefused: wrong credentials, or no permission.
         :raises TopicMissing: one of the topics does not exist.

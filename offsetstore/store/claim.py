@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self, TypeVar, get_args
 from urllib.parse import quote
@@ -94,8 +95,11 @@ class ClaimRequest:
         """Kafka's current offsets, ``None`` without a broker."""
         if self.broker is None:
             return None
-        view = self.broker.view(self.kafka_group, self.topics, timestamp_ms=self.policy.timestamp_ms)
-        return view if self.partitions is None else view.of(self.partitions)
+        ask = partial(self.broker.view, self.kafka_group, timestamp_ms=self.policy.timestamp_ms)
+        if self.partitions is None:
+            return ask(self.topics)
+        topics = sorted({tp.topic for tp in self.partitions})  # what is wrong with others is not this member's
+        return ask(topics, partitions=self.partitions)
 
     @property
     def find_truncated(self) -> FindTruncated | None:

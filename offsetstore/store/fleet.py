@@ -20,10 +20,11 @@ from offsetstore.errors import (
     StaleClaim,
     TopicMissing,
 )
-from offsetstore.offsets import BrokerView, Token, TopicPartition
+from offsetstore.offsets import BrokerView, EpochPair, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, Session
 from offsetstore.protocol.fleet import fleet_name, may_share
+from offsetstore.protocol.log_evidence import look
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.acquire import (
     AGAIN,
@@ -41,24 +42,29 @@ from offsetstore.store.acquire import (
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
 from offsetstore.store.mirror import LOOK_SECONDS
-from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read
+from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read, transaction
 from offsetstore.store.term import Terms, begin
 
 _SOON = 1.0  # seconds in which a connection ends that was terminated
+_PAIRS_LOCK = 1.0
 _TAKE_AGAIN = "Assign the partitions again; that changes nothing where they were taken."
 
 
 class Member(Claim):
     """One process of a fleet: a claim whose ``token`` only the rows of the partitions that it has taken have.
 
-    ``fleet`` is the token of the group's row, which all members share. ``partitions`` are those that it has: a
-    transaction with any other raises `PartitionLost`, and without those it may be made again. Once it ``is_lost``, the
-    group is no longer the fleet's. ``doubts`` are partitions that could not be taken because their logs end below the
-    stored offsets, and since when, by the monotonic clock: for half a minute a new leader may not know the end.
+    ``fleet`` is the token of the group's row, which all members share, and ``fleet_name`` tells the cluster and the
+    group in Kafka. ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and
+    without those it may be made again. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are
+    partitions that could not be taken because their logs end below the stored offsets, and since when, by the monotonic
+    clock: for half a minute a new leader may not know the end.
     """
 
-    def __init__(self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token) -> None:
+    def __init__(
+        self, store: Connected, request: ClaimRequest, acquired: Acquired, fleet: Token, fleet_name: str
+    ) -> None:
         self.fleet = fleet  # the first heartbeat may be sent before this returns
+        self.fleet_name = fleet_name
         self._request = request
         self.doubts: dict[TopicPartition, float] = {}
         super().__init__(store, request, acquired)
@@ -147,6 +153,40 @@ class Member(Claim):
         ):
             session.lock_partitions(group, partitions)
 
+    def find_lost(self, pairs: Mapping[TopicPartition, EpochPair]) -> set[TopicPartition]:
+        """Which of these logs may have lost records below what was read of them: an assignment tells what is stored."""
+        find = self._request.find_truncated
+        return set() if find is None else {*find(pairs)}
+
+    def write_pairs(self, pairs: Mapping[TopicPartition, EpochPair], *, asks: bool = True) -> None:
+        """Write how far these logs were read, and in which leader epoch: an assignment compares the log with that.
+
+        A former pair of another epoch is compared before it is replaced. If the log has lost that, it stays, and this
+        member goes on no further (see `require_log`).
+
+        :param pairs: the next offset of each partition, and the epoch of the record before it.
+        :param asks: whether Kafka may be asked; else a pair of another epoch is left as it is.
+        :raises BrokerError: a log could not be compared; the other pairs are written.
+        """
+        found = read(
+            self.database,
+            lambda session: session.read_partitions(self.group, sorted(pairs)),
+            name=self.name,
+            lock_timeout=_PAIRS_LOCK,
+            dedicated=True,
+        )
+        rows = {tp: row for tp, row in found.items() if row.token == self.token}
+        logs = {tp: _as_read(row, pairs[tp]) for tp, row in rows.items()}
+        looked = look(rows, logs, self._request.find_truncated if asks else None)
+        kept = {tp: looked.pair(tp, row, min(row.next_offset, logs[tp].end), logs[tp]) for tp, row in rows.items()}
+        new = {tp: pair for tp, pair in kept.items() if pair is not None and _is_news(pair, rows[tp].pair)}
+        if new:
+            with transaction(self.database, name=self.name, lock_timeout=_PAIRS_LOCK, dedicated=True) as session:
+                session.write_pairs(self.group, self.token, new)
+        if looked.truncated:
+            self.note_lost(looked.truncated)
+        looked.expect_told()
+
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Give partitions back: from now on no transaction of this member locks them.
 
@@ -184,6 +224,17 @@ class Member(Claim):
         session.drop_member(self.group, self.token.claim_id)
 
 
+def _as_read(row: StoredOffset, read: EpochPair) -> Watermarks:
+    """What a member knows of a log that it reads. No epoch is lower than what was known before: see `EpochPair`."""
+    epoch = read.leader_epoch if row.pair is None else max(read.leader_epoch, row.pair.leader_epoch)
+    return Watermarks(0, read.offset, high=max(read.offset, row.next_offset), leader_epoch=epoch)
+
+
+def _is_news(pair: EpochPair, known: EpochPair | None) -> bool:
+    """Whether it covers as much as the former one: since control records are not read, it may end before that."""
+    return known is None or (pair != known and pair.offset >= known.offset)
+
+
 def join(store: Connected, request: ClaimRequest) -> Member:
     """Join the fleet that has the group; if there is no live one of this cluster and Kafka group, found one.
 
@@ -199,16 +250,16 @@ def join(store: Connected, request: ClaimRequest) -> Member:
     request = replace(request, shared=True, mirror_every=None)
     # The same for all attempts: if a COMMIT happened and its answer was lost, the next one finds its own fleet.
     fleet_id, member_id = uuid.uuid4(), uuid.uuid4()
-    fleet, acquired = until_believed(
+    fleet, name, acquired = until_believed(
         store, request, lambda asked, evidence: _join(store, asked, fleet_id, member_id, evidence)
     )
-    return Member(store, request, acquired, fleet)
+    return Member(store, request, acquired, fleet, name)
 
 
 def _join(
     store: Connected, request: ClaimRequest, fleet_id: uuid.UUID, member_id: uuid.UUID, evidence: Evidence
-) -> tuple[Token, Acquired]:
-    """Return the fleet's token, and what the new member has of its own."""
+) -> tuple[Token, str, Acquired]:
+    """Return the fleet's token and name, and what the new member has of its own."""
     group = request.group
 
     def is_shared(view: BrokerView) -> bool:
@@ -228,7 +279,7 @@ def _join(
         if asked.passed_over is not None:
             ask(store, request, fleet_id, evidence)  # all of its partitions have to start
         found, store_id = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
-    return found, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
+    return found, fleet, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
 
 
 def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:

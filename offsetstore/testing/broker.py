@@ -109,7 +109,14 @@ class StaticBroker:
     def topics(self) -> tuple[str, ...]:
         return tuple(self.current.topics)
 
-    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
+    def view(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        timestamp_ms: int | None = None,
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> BrokerView:
         self.asked.append(group)
         step = self.script.pop(0) if self.script else None
         if isinstance(step, OffsetStoreError):
@@ -118,12 +125,13 @@ class StaticBroker:
             step()
         shown = step if isinstance(step, BrokerView) else self.current
         self._check(topics, shown)
-        return replace(
+        view = replace(
             shown,
             topics={topic: self._log(topic, shown) for topic in topics},
             committed={tp: offset for tp, offset in shown.committed.items() if tp.topic in topics},
             timestamps=None if timestamp_ms is None else _timestamps(topics, shown),
         )
+        return view if partitions is None else view.of(partitions)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str | None]:
         shown = self.current

@@ -16,6 +16,7 @@ from offsetstore.errors import (
     GroupBusy,
     GroupRenamed,
     LogTruncated,
+    MetadataError,
     OffsetGap,
     OffsetOutOfRange,
     OffsetsDisagree,
@@ -27,10 +28,10 @@ from offsetstore.errors import (
     TopicRecreated,
 )
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import CommittedOffset, OffsetRange, Token, TopicPartition
+from offsetstore.offsets import CommittedOffset, EpochPair, OffsetRange, Token, TopicPartition
 from offsetstore.operations.people import ask
 from offsetstore.processing.pause import GroupPaused, is_paused, read_offsets
-from offsetstore.processing.plan import Plan
+from offsetstore.processing.plan import BatchMetadata, Plan
 from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
@@ -670,6 +671,16 @@ class FleetContract(ContractParts):
         with pytest.raises(LogTruncated):
             second.assign([P0])
 
+    def test_what_is_wrong_with_another_topic_keeps_no_partition_from_being_taken(
+        self, broker: StaticBroker, join: Join
+    ) -> None:
+        broker.set_log(TopicPartition("refunds", 0), 0, 10)
+        member = join(topics=("payments", "refunds"))
+        broker.current = broker.current.of([P0, P1])  # the topic was deleted
+        assert member.assign([P0]).offsets == {P0: 0}
+        with pytest.raises(TopicMissing):
+            member.assign([TopicPartition("refunds", 0)])
+
     def test_a_partition_that_kafka_does_not_show_yet_is_not_taken(self, store: OffsetStore, join: Join) -> None:
         member = join()
         with pytest.raises(TopicMissing, match="payments-3"):
@@ -716,6 +727,57 @@ class FleetContract(ContractParts):
         with pytest.raises(LogTruncated):
             second.assign([P0])
         assert second.assign([P2]).offsets == {P2: 0}
+
+    @pytest.mark.behaviour("CONS-1")
+    def test_a_metadata_function_may_name_partitions_that_the_member_has_given_back(self, join: Join) -> None:
+        seen = {P0: "a", P1: "b"}
+        member = join()
+        member.assign([P0, P1])
+        member.release([P1])
+        function = BatchMetadata(member, lambda _: seen)
+        assert function.texts(0, {P0: OffsetRange(0, 5)}, None).keys() == {P0}
+        seen[TopicPartition("refunds", 0)] = "c"
+        with pytest.raises(MetadataError, match="refunds-0"):
+            function.texts(0, {P0: OffsetRange(0, 5)}, None)
+
+    @pytest.mark.behaviour("CONS-13", "START-26")
+    def test_a_log_that_was_truncated_and_has_regrown_is_told_by_what_a_member_read_last(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        first, second = join(), join()
+        first.assign([P0, P1])
+        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
+        read = {P0: EpochPair(50, 0), P1: EpochPair(60, 0)}
+        first.write_pairs(read)
+        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0)] * 2
+        broker.truncate(P1, 55, end=100)
+        assert first.find_lost(read) == {P1}
+        assert second.assign([P1]).offsets == {P1: 50}  # no stored record was lost
+        broker.truncate(P0, 30, end=100)
+        for member in (first, second):
+            with pytest.raises(LogTruncated, match="at offset 30, below the stored offset 50"):
+                member.assign([P0])
+        first.write_pairs({P0: EpochPair(20, 1), P1: EpochPair(60, 1)})  # what it no longer has is not its own
+        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
+
+    @pytest.mark.behaviour("CONS-13", "START-26")
+    def test_a_pair_is_compared_with_the_log_before_one_of_another_epoch_takes_its_place(
+        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+    ) -> None:
+        member = join()
+        member.assign([P0, P1])
+        ranges = {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)}
+        give(member, ranges)
+        member.write_pairs({P0: EpochPair(50, 0), P1: EpochPair(50, 0)})
+        broker.change_leader(P1)
+        broker.truncate(P0, 30, end=100)
+        now = {P0: EpochPair(70, 1), P1: EpochPair(50, 1)}
+        member.write_pairs(now, asks=False)
+        assert broker.asked_epochs == []
+        member.write_pairs(now)
+        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
+        with pytest.raises(LogTruncated, match="payments-0"):
+            give(member, {P1: OffsetRange(50, 51)})
 
     @pytest.mark.behaviour("CONS-13", "CONS-12")
     def test_a_recreated_topic_is_read_again_by_a_new_fleet_and_by_no_single_member(

@@ -31,8 +31,30 @@ _COMMITTED: Final = (
 _AGAIN: Final = "tests/integration/consumer/test_members.py::"
 _AWAY: Final = "tests/unit/consumer/test_commits.py::"
 _FEED: Final = "tests/unit/consumer/test_records.py::"
+_POLLING: Final = "tests/unit/consumer/test_polling.py::"
+_REGROWN: Final = (
+    f"{_POLLING}test_a_log_that_was_truncated_and_has_regrown_ends_the_consumer_and_what_it_lost_is_not_written"
+)
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
+    mutant(
+        "pair-of-the-assignment",
+        ("Membership._take", "self._member.write_pairs(pairs)", "pass"),
+        tests=(_REGROWN,),
+        why="A log that lost stored records, and has grown again, would be read on: what took their place is skipped.",
+    ),
+    mutant(
+        "records-that-are-no-more",
+        ("Membership._take_again", "self._member.find_lost(...)", "()"),
+        tests=(_REGROWN,),
+        why="Rows of records that Kafka has no longer would be written, and what took their place be skipped.",
+    ),
+    mutant(
+        "pairs-that-are-not-kept",
+        ("Commits._read", "is_last or time.monotonic() >= self._look_at", "False"),
+        tests=(f"{_AWAY}test_how_far_each_log_was_read_is_kept_beside_the_stored_offset_and_at_the_end_without_kafka",),
+        why="After a kill or a stop, a start would compare the log with what was read at the last assignment.",
+    ),
     mutant(
         "commit-while-kafka-is-away",
         (

@@ -59,6 +59,18 @@ WRITES: Final[tuple[Mutant, ...]] = (
         why="The same.",
     ),
     mutant(
+        "pair-that-is-not-compared",
+        ("Member.write_pairs", "looked.pair(...)", "logs[tp].pair(min(row.next_offset, logs[tp].end))"),
+        tests=(f"{_MEMORY}test_a_pair_is_compared_with_the_log_before_one_of_another_epoch_takes_its_place",),
+        why="The only evidence that a log lost stored records would be written over.",
+    ),
+    mutant(
+        "pair-beyond-what-is-stored",
+        ("Member.write_pairs", "min(row.next_offset, logs[tp].end)", "logs[tp].end"),
+        tests=(f"{_MEMORY}test_a_log_that_was_truncated_and_has_regrown_is_told_by_what_a_member_read_last",),
+        why="A log that lost only what was not stored would be refused until a reset.",
+    ),
+    mutant(
         "member-of-a-row",
         ("Transaction._locked_terms", "row.token != claim.token", "False"),
         ("Transaction._lock", "self._check_token(row.token if row else None, tp)", ""),

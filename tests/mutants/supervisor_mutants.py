@@ -43,7 +43,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "fenced-process-that-rejoins-whoever-has-the-group",
-        ("rejoins", "owner.fleet == fleet_name(view.cluster_id, request.kafka_group)", "True"),
+        ("rejoins", "owner.fleet == consumer.fleet_name", "True"),
         tests=(f"{_CONSUME}test_a_process_rejoins_its_own_fleet_and_no_other",),
         why="A consumer that a Spark job has fenced would come back once that job is not live for a moment.",
     ),

@@ -60,9 +60,16 @@ def tp(partition: int) -> TopicPartition:
 class Kafka(StaticBroker):
     """A topic whose log is long enough, with what is committed for each group apart."""
 
-    def view(self, group: str, topics: Collection[str], *, timestamp_ms: int | None = None) -> BrokerView:
-        shown = super().view(group, topics, timestamp_ms=timestamp_ms)
-        return replace(shown, committed=self.committed.get(group, {}))
+    def view(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        timestamp_ms: int | None = None,
+        partitions: Collection[TopicPartition] | None = None,
+    ) -> BrokerView:
+        shown = replace(super().view(group, topics, timestamp_ms=timestamp_ms), committed=self.committed.get(group, {}))
+        return shown if partitions is None else shown.of(partitions)
 
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition]

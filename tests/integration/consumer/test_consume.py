@@ -16,10 +16,11 @@ import pytest
 from confluent_kafka import Producer
 
 from offsetstore import OffsetStore
+from offsetstore.cli import consume_process
 from offsetstore.cli.consume_process import Told, load, prepare, rejoins
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import Membership
-from offsetstore.errors import ConfigurationError, MissingDependency
+from offsetstore.errors import ConfigurationError, MissingDependency, StoreUnavailable
 from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.store.fleet import join
@@ -175,7 +176,8 @@ def test_a_process_is_replaced_that_another_one_of_its_fleet_has_fenced(
 def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluster: Mock) -> None:
     consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
     assert not rejoins(consumer)
-    with join(store, consumer.request):
+    with join(store, consumer.request) as member:
+        consumer.fleet_name = member.fleet_name
         assert rejoins(consumer)
     with join(store, replace(consumer.request, kafka_group="other")):
         assert not rejoins(consumer)
@@ -183,6 +185,22 @@ def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluste
         assert rejoins(consumer)
     with store.claim("billing", topics=["payments"]):
         assert not rejoins(consumer)
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_while_the_database_is_away_a_process_that_was_fenced_leaves_it_to_the_next_to_find_out(
+    store: OffsetStore, cluster: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: str) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(consume_process, "_PATIENCE", 0.1)
+    monkeypatch.setattr(consume_process, "_EVERY", 0.05)
+    monkeypatch.setattr(store, "owner", away)
+    consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
+    assert rejoins(consumer)
+    consumer.request = replace(consumer.request, takeover="fence")
+    assert not rejoins(consumer)
 
 
 @pytest.mark.behaviour("CONS-7", "OPS-4")

@@ -29,12 +29,12 @@ from offsetstore import (
     TransactionalSink,
 )
 from offsetstore.errors import KafkaColumnsMissing
+from offsetstore.kafka.admin import read_committed
 from offsetstore.monitoring import Tracing
 from offsetstore.monitoring.tracing import LINKS
 from offsetstore.protocol.observers import Observers
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import serving
-from tests.support.outbox import read
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "context.md"
@@ -196,7 +196,7 @@ def test_a_producers_trace_is_seen_in_the_handler_the_letter_and_the_record_that
     world.run(claim, lambda batch: batch.selectExpr(*rename), Outbox(events), atomicity="partition", **settings)
     Relay(world.store, Broker({"bootstrap.servers": world.kafka.bootstrap_servers}), anchor=anchor).drain()
 
-    found = {one.key(): (one.value(), one.headers()) for one in read(world.kafka.bootstrap_servers, events)}
+    found = {one.key(): (one.value(), one.headers()) for one in read_committed(world.kafka.bootstrap_servers, events)}
     assert found == {
         b"good": (parent(0), sent[0][1:]),
         b"bad": (parent(1), sent[1][1:]),

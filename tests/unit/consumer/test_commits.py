@@ -20,7 +20,7 @@ from offsetstore.consumer.commits import Commits
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, GroupBusy
 from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector
-from offsetstore.offsets import CommittedOffset
+from offsetstore.offsets import CommittedOffset, EpochPair
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.store.claim import ClaimRequest
@@ -177,6 +177,22 @@ def test_a_commit_that_had_no_answer_is_told_as_an_outage_and_one_that_was_refus
         assert type(recorder.of(MirrorTried, "failed")[-1].error) is kind
 
 
+@pytest.mark.behaviour("CONS-13", "START-26")
+def test_how_far_each_log_was_read_is_kept_beside_the_stored_offset_and_at_the_end_without_kafka(
+    store: InMemoryOffsetStore, member: Member, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits_module, "LOOK_SECONDS", 0.01)
+    read = {P0: EpochPair(5, 0)}
+    client, commits = Client(), Commits(member, cluster, GROUP, lambda: read)
+    advance(store, member, 0, 5)
+    wait_until(lambda: commits.turn(client, member.partitions) or store.offsets(GROUP)[P0].pair == read[P0])
+    cluster.is_away = True
+    advance(store, member, 5, 7)
+    read = {P0: EpochPair(7, 0)}
+    commits.last(client, [P0])
+    assert store.offsets(GROUP)[P0].pair == read[P0]
+
+
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
@@ -228,13 +244,28 @@ def test_the_end_does_not_wait_for_a_kafka_that_is_away(
     monkeypatch.setattr(consumer_module, "_LEAVING", 0.2)
     client.closing.clear()
     consumer = consumer_of(store, cluster)
-    consumer.stop()
     ended = in_background(consumer.run)
     try:
+        wait_until(lambda: client.config, timeout=15.0)
+        consumer.stop()
         wait_until(ended.done, timeout=15.0)
     finally:
         client.closing.set()
     ended.result()
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_a_consumer_that_was_stopped_before_it_began_fences_nobody(
+    store: InMemoryOffsetStore, cluster: Cluster, client: Client
+) -> None:
+    with store.claim(GROUP, cluster, topics=["payments"]) as job:
+        consumer = consumer_of(store, cluster, takeover="fence")
+        consumer.stop()
+        consumer.run()
+        owner = store.owner(GROUP)
+        assert owner is not None
+        assert owner.token == job.token
+        assert not client.config
 
 
 @pytest.mark.behaviour("CONS-4")

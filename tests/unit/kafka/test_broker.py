@@ -452,3 +452,32 @@ def test_a_look_at_the_logs_delays_no_batch(clinging: type[Clinging], monkeypatc
     assert look.result(timeout=20) == {P0: "seen"}
     assert clinging.made == 2
     broker.close()
+
+
+def test_a_member_that_takes_a_partition_asks_about_that_alone_and_delays_no_batch(
+    clinging: type[Clinging], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, asking, go_on = Broker(NOBODY, timeout=0.6), Event(), Event()
+    described = {"payments": SimpleNamespace(topic_id=Uuid(0, 1), partitions=[SimpleNamespace(id=n) for n in range(3)])}
+
+    def answers(_: object, asked: list[object], __: object) -> list[Any]:
+        return [{"cluster": SimpleNamespace(cluster_id="cluster")}, described][-len(asked) :]
+
+    def nothing(*_: object) -> dict[TopicPartition, CommittedOffset]:
+        return {}
+
+    def ask_long(*asked: Any, **_: object) -> tuple[dict[TopicPartition, Watermarks]]:
+        asking.set()
+        go_on.wait(20)
+        return (dict.fromkeys(asked[1], Watermarks(0, 9)),)
+
+    monkeypatch.setattr(clinging, "answers", answers)
+    monkeypatch.setattr("offsetstore.kafka.broker.committed_offsets", nothing)
+    monkeypatch.setattr(broker, "_logs", ask_long)
+    view = in_background(lambda: broker.view("billing", ["payments"], partitions=[P0]))
+    assert asking.wait(20)
+    assert broker.topic_ids(["payments"])["payments"]
+    go_on.set()
+    log = view.result(timeout=20).topics["payments"]
+    assert (log.partitions, log.partition_count) == ({0: Watermarks(0, 9)}, 3)
+    broker.close()

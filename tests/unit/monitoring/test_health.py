@@ -162,6 +162,12 @@ def test_after_an_outage_the_limits_begin_again(changes: dict[str, Any], limit: 
     assert after(**changes, outage_ended=NOW - limit - 1).codes == (code,)
 
 
+def test_a_batch_whose_handler_is_called_again_and_again_is_live_however_long_it_takes() -> None:
+    batch: dict[str, Any] = {"phase": "batch", "phase_since": NOW - 6_000}
+    assert after(**batch, called=NOW - 600).findings == ()
+    assert after(**batch, called=NOW - 601).codes == (Code.BATCH_TOO_LONG,)
+
+
 def test_a_paused_job_is_ready_for_as_long_as_it_takes() -> None:
     verdict = after(phase="paused", phase_since=NOW - 9_000)
     assert (verdict.codes, verdict.is_live, verdict.is_ready) == ((Code.PAUSED,), True, True)

@@ -55,7 +55,8 @@ MEANWHILE: list[Event] = [
     CommitResolved(group=GROUP, topic_partition=P0, happened=None),
     LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 2, "rejected": 1}),
     LettersWritten(group=GROUP, batch=3, ranges={}, letters={"refused": 1}),
-    HandlerCalled(group=GROUP, calls=9, retries=3, timeouts=1, seconds=2.5),
+    HandlerCalled(group=GROUP, calls=5, retries=1, timeouts=1, seconds=0.5),
+    HandlerCalled(group=GROUP, calls=4, retries=2, timeouts=0, seconds=2.0),
 ]
 
 
