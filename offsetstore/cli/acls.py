@@ -19,7 +19,7 @@ _KEYS: Final = "principal resource name pattern operation host permission purpos
 
 @click.group()
 def acls() -> None:
-    """Print, check and create the ACLs that a job or a relay needs in Kafka."""
+    """Print, check and create the ACLs that are needed in Kafka."""
 
 
 _acl_options = options.together(

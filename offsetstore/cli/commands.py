@@ -42,7 +42,7 @@ COMMANDS: Final = {
     for command in (
         LazyCommand("migrate", "Create or upgrade offsetstore's tables."),
         LazyCommand("grants", "Print the GRANT statements for the job's role."),
-        LazyCommand("acls", "Print, check and create the ACLs that a job needs in Kafka.", "cli,kafka"),
+        LazyCommand("acls", "Print, check and create the ACLs that are needed in Kafka.", "cli,kafka"),
         LazyCommand("resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "Show what a job would take over from a checkpoint."),
         LazyCommand("consume", "Run a consumer's processes, and keep them running.", "cli,consumer"),

@@ -14,6 +14,7 @@ from offsetstore.offsets import Pause, StoredOffset, Suspect, Token, TopicPartit
 from offsetstore.operations.letters import LettersDecided, LettersPruned
 from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.operations.operation import Plan
+from offsetstore.operations.outbox import RefusedDecided, RefusedRow
 from offsetstore.operations.resets import Move, Reset
 from offsetstore.operations.wording import in_words
 from offsetstore.protocol.database import GroupRow
@@ -141,6 +142,15 @@ def test_a_prune_counts_its_letters() -> None:
 def letters(decision: str, *, executed: bool = False, forced: bool = False, owner: GroupRow = LIVE) -> LettersDecided:
     chosen: Any = {LetterKey(P0, 1, ""): None}
     return LettersDecided("billing", decision, forced, chosen, owner, digest="", executed=executed)
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize(("more", "left"), [(0, []), (2, ["The limit leaves 2 more rows: repeat this, or raise it."])])
+def test_what_a_limit_leaves_of_the_outbox_is_said(more: int, left: list[str]) -> None:
+    row = RefusedRow(7, "events", "too large", AT, AT)
+    outcome, *notes, warning = said(RefusedDecided("billing", "outbox-discard", (row,), more, TOKEN, digest=""))
+    assert (outcome, notes) == ("1 row would be discarded.", left)
+    assert warning == "! Their records never get into Kafka."
 
 
 @pytest.mark.behaviour("DLQ-7")
