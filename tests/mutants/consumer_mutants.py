@@ -139,7 +139,11 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "partitions-taken-together",
-        ("Membership._take_again", "due = apart[:1]", "pass"),
+        (
+            "Membership._take_again",
+            "sorted(apart, key=lambda tp: (self._refused[tp], self._untaken[tp]))[:1]",
+            "due",
+        ),
         tests=(f"{_AGAIN}test_one_partition_that_cant_be_taken_keeps_no_other_waiting[mock-error0]",),
         why="One row that is locked would keep all partitions of the process waiting.",
     ),
