@@ -161,8 +161,9 @@ def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, i
         return
     if group.replays_letters is not None and group.is_active is None:
         yield _starting(name, "its query does not run yet", age(group.claimed), limits)
-    elif group.idle_work is not None and age(group.idle_work_since) > limits.batch:
-        text = f"{_IDLE_WORK[group.idle_work]} for {_seconds(now - group.idle_work_since, limits.batch)}"
+    elif group.idle_work is not None and age(since := max(group.idle_work_since, group.called)) > limits.batch:
+        what = _IDLE_WORK[group.idle_work] + ("" if since > group.called else " without another call of its handler")
+        text = f"{what} for {_seconds(now - since, limits.batch)}"
         yield Finding(Code.BATCH_TOO_LONG, name, f"{name}: {text}")
     elif group.phase == "paused":
         yield Finding(Code.PAUSED, name, f"{name}: the group is paused", is_live=True, is_ready=True)

@@ -66,6 +66,11 @@ DEAD: list[tuple[dict[str, Any], Code, str]] = [
         "billing: dead letters have been replayed for 601 s (limit 600 s)",
     ),
     (
+        {"idle_work": "replay", "idle_work_since": NOW - 900, "called": NOW - 601},
+        Code.BATCH_TOO_LONG,
+        "billing: dead letters have been replayed without another call of its handler for 601 s (limit 600 s)",
+    ),
+    (
         {"idle_work": "tick", "idle_work_since": NOW - 601},
         Code.BATCH_TOO_LONG,
         "billing: a tick has been running for 601 s (limit 600 s)",
@@ -88,6 +93,7 @@ def test_what_a_restart_can_cure_fails_liveness(changes: dict[str, Any], code: C
         {"is_active": False, "active_since": NOW - 30},
         {"phase": "batch", "phase_since": NOW - 600},
         {"idle_work": "replay", "idle_work_since": NOW - 600},
+        {"idle_work": "replay", "idle_work_since": NOW - 900, "called": NOW - 600},
         {"idle_work_since": NOW - 6_000},
         {"triggered": NOW - 300},
         {"triggered": NOW - 9_000, "interval": 3_600.0},
