@@ -195,8 +195,12 @@ def test_json_of_every_kind_is_what_to_json_makes_of_it(world: World, route: dic
 @pytest.mark.parametrize(
     ("writer", "found", "made"),
     [
-        (Append("spans"), "Spark's interval", 'regexp_replace(col("length").cast("string"), "(^| )([0-9])", "$1+$2")'),
-        (Execute(lambda _, batches: list(batches)), "interval", 'col("length").cast("string")'),
+        (
+            Append("spans"),
+            "Spark's interval",
+            '; in Spark: regexp_replace(col("length").cast("string"), "(^| )([0-9])", "$1+$2")',
+        ),
+        (Execute(lambda _, batches: list(batches)), "interval", ': col("length").cast("string")'),
     ],
     ids=["append", "execute"],
 )
@@ -212,7 +216,7 @@ def test_a_type_that_arrow_does_not_have_is_refused_before_anything_is_computed(
     )
     assert isinstance(failed.error, ColumnMismatch)
     assert failed.error.found == {"length": found}
-    assert failed.error.next_step == f"Convert it in the transform; in Spark: {made}."
+    assert failed.error.next_step == f"Convert it in the transform{made}."
     assert world.stored(topic) == {0: 0}
 
 
