@@ -90,6 +90,7 @@ class JobProcess:
         cwd: Path | None = None,
     ) -> None:
         self.log = log
+        log.touch()  # before a thread does: it may be read at once
         self.events: list[Event] = []
         self._changed = Condition()
         self._process = subprocess.Popen(  # noqa: S603 - our own jobs
