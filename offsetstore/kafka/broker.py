@@ -202,8 +202,7 @@ class Broker:
                 timestamps=timestamps,
             )
 
-        self._refuse_after_fork()
-        return self._looks.ask(ask, Deadline.after(self._timeout))
+        return self._look(ask)
 
     def _logs(
         self,
@@ -232,8 +231,7 @@ class Broker:
         wanted = sorted(partitions)
         if not wanted:
             return {}
-        self._refuse_after_fork()
-        return self._looks.ask(lambda client, rest: self._logs(client, wanted, rest)[0], Deadline.after(self._timeout))
+        return self._look(lambda client, rest: self._logs(client, wanted, rest)[0])
 
     def find_truncated(
         self, pairs: Mapping[TopicPartition, EpochPair]
@@ -474,6 +472,11 @@ class Broker:
     def _ask(self, asking: Callable[[Client, Deadline], _T], *, seconds: float | None = None) -> _T:
         self._refuse_after_fork()
         return self._requests.ask(asking, Deadline.after(self._timeout if seconds is None else seconds))
+
+    def _look(self, asking: Callable[[Client, Deadline], _T]) -> _T:
+        """The same by the other client, which delays nobody else's requests."""
+        self._refuse_after_fork()
+        return self._looks.ask(asking, Deadline.after(self._timeout))
 
     def _drop_group_offsets(self) -> None:
         if self._group_offsets is not None:

@@ -503,7 +503,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "looks-have-a-client-of-their-own",
-        ("Broker.log_ends", "self._looks.ask(...)", "self._requests.ask(...)"),
+        ("Broker._look", "self._looks.ask(...)", "self._requests.ask(...)"),
         tests=(f"{_BROKERS}test_a_look_at_the_logs_delays_no_batch",),
         why="A batch would wait while the mirror looks at the logs.",
     ),
