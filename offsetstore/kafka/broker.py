@@ -182,7 +182,8 @@ class Broker:
             check_whole("timestamp_ms", timestamp_ms, "milliseconds since 1970")
 
         def ask(client: Client, deadline: Deadline) -> BrokerView:
-            cluster, described = client.answers([requests.cluster(), requests.topics(names)], deadline)
+            [described] = client.answers([requests.topics(names)], deadline)
+            cluster_id = client.cluster_id(names[0], deadline)
             ids = {topic: requests.topic_id(described[topic]) for topic in names}
             numbers = {topic: requests.partition_numbers(described[topic]) for topic in names}
             asked = [tp for tp in self._partitions(numbers) if partitions is None or tp in partitions]
@@ -196,7 +197,7 @@ class Broker:
             # Kafka answers -1 if no record is that recent.
             timestamps = {tp: found[tp].end if at[0][tp] < 0 else at[0][tp] for tp in asked} if at else None
             return BrokerView(
-                cluster_id=requests.cluster_id(cluster),
+                cluster_id=cluster_id,
                 topics=logs,
                 committed=committed,
                 timestamps=timestamps,
@@ -370,6 +371,7 @@ class Broker:
         principals = dict.fromkeys(acl.principal for acl in acls)
 
         def ask(client: Client, deadline: Deadline) -> tuple[Acl, ...]:
+            client.cluster_id(requests.OFFSETS_TOPIC, deadline)  # before the permissions: see there
             asked = [requests.cluster_permissions(), *map(requests.acls_of, principals)]
             cluster, *found = client.answers(asked, deadline)
             if "ALTER" not in requests.allowed(cluster["cluster"]):

@@ -30,6 +30,8 @@ LOG.addHandler(logging.NullHandler())
 
 _OWN_SHARE: Final = 0.9  # of the time left: librdkafka then tells which part of a request was not answered
 _GLANCE: Final = 0.02  # seconds between two looks at the errors that librdkafka reports meanwhile
+_CLUSTER_ID: Final = "asking for the cluster's id"
+_FIRST_TRY: Final = 1.0  # seconds of a request that waits in librdkafka, where nothing reports wrong credentials
 PATIENCE: Final = 3.0  # seconds without an answer, after which people are told what is being waited for
 BACKOFF: Final = 0.1  # seconds before the same request is sent again
 MISSING_GRACE: Final = 1.0  # seconds that a new topic may take to become known to every broker
@@ -103,7 +105,12 @@ class Client:
         self._on_silence = on_silence
         self._patient_until = math.inf
         self._reported: deque[KafkaError] = deque(maxlen=100)
-        config: dict[str, Any] = {"logger": LOG, **settings, "error_cb": self._reported.append}
+        config: dict[str, Any] = {
+            "logger": LOG,
+            **settings,
+            "allow.auto.create.topics": False,  # `cluster_id` names a topic
+            "error_cb": self._reported.append,
+        }
         self._admin: Any = make(AdminClient, config, settings)
 
     def close(self) -> None:
@@ -133,7 +140,9 @@ class Client:
         started = time.monotonic()
         while len(answers) < len(requests):
             open_ = [number for number in range(len(requests)) if number not in answers]
-            asked = {number: requests[number].ask(self._admin, max(deadline.rest, 0.001)) for number in open_}
+            # A client that is closed while librdkafka reads an answer about topics ends the process: none may be open.
+            seconds = max(deadline.rest * _OWN_SHARE, 0.001)
+            asked = {number: requests[number].ask(self._admin, seconds) for number in open_}
             for number, futures in asked.items():
                 answer = self._gather(requests[number], futures, deadline, started)
                 if answer is not None:
@@ -178,6 +187,27 @@ class Client:
     def explained(self, error: KafkaError, doing: str, deadline: Deadline) -> BrokerError:
         """Translate an error of `outcomes`, with what librdkafka has reported meanwhile."""
         return no_answer(error, self._reported, doing, deadline.seconds)
+
+    def cluster_id(self, topic: str, deadline: Deadline) -> str | None:
+        """Ask which cluster this is.
+
+        A question about a topic tells it too, be there such a topic or not. librdkafka's own request for it ends
+        the whole process where a broker knows of no broker, as in a cluster that is starting: docs/decisions/0010.
+
+        :raises BrokerUnavailable: no answer by the deadline.
+        :raises BrokerRefused: wrong credentials.
+        """
+        seconds = _FIRST_TRY
+        while True:
+            try:
+                return self._admin.list_topics(topic, timeout=max(0.001, min(seconds, deadline.rest))).cluster_id
+            except KafkaException as failure:
+                error = _kafka_error(failure)
+            self._serve(_CLUSTER_ID)
+            if deadline.rest <= BACKOFF or (error.code() not in PASSING and error.code() != KafkaError._TIMED_OUT):  # noqa: SLF001
+                raise no_answer(error, self._reported, _CLUSTER_ID, deadline.seconds)
+            self._pause(deadline)
+            seconds *= 2
 
     def all_topics(self, deadline: Deadline) -> list[str]:
         """Every topic that this principal may see, for a hint; empty if Kafka does not say."""

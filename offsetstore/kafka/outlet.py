@@ -150,12 +150,11 @@ class Outlet:
         self._admin().forget()
         while True:
             try:
-                answer, _ = self._admin().answers([requests.cluster(), requests.topics([self.anchor.topic])], deadline)
-                return requests.cluster_id(answer)
+                self._admin().answers([requests.topics([self.anchor.topic])], deadline)
+                return self._admin().cluster_id(self.anchor.topic, deadline)
             except Missing:
                 if not may_create:
-                    [answer] = self._admin().answers([requests.cluster()], deadline)
-                    return requests.cluster_id(answer)
+                    return self._admin().cluster_id(self.anchor.topic, deadline)
                 if is_new and not deadline.rest:
                     raise TopicMissing(f"Kafka has no topic {self.anchor.topic}") from None
             if not is_new:

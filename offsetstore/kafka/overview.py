@@ -79,11 +79,9 @@ def take_snapshot(
     :raises BrokerError: Kafka does not answer at all, or refuses the credentials.
     """
     names = sorted({topic for topics in groups.values() for topic in topics})
-    first, described = [requests.cluster()], requests.topics(names)
-    cluster, *found = client.outcomes([*first, *([described] if names else [])], deadline)
-    if isinstance(failure := cluster["cluster"], ck.KafkaError):
-        raise client.explained(failure, first[0].doing, deadline)
-    topics = found[0] if found else {}
+    described = requests.topics(names)
+    topics = client.outcomes([described], deadline)[0] if names else {}
+    cluster_id = client.cluster_id(names[0] if names else requests.OFFSETS_TOPIC, deadline)
     there = {name: one for name, one in topics.items() if not isinstance(one, ck.KafkaError)}
     numbers = {name: requests.partition_numbers(one) for name, one in there.items()}
     committed = connections.read(
@@ -96,7 +94,7 @@ def take_snapshot(
     members = _members(client, groups, deadline) if groups else {}
     ends = _ends(client, {name: requests.led_partitions(one) for name, one in there.items()}, deadline)
     return KafkaSnapshot(
-        requests.cluster_id(cluster),
+        cluster_id,
         {
             name: _topic(name, there[name], ends[name], client, deadline)
             if name in there

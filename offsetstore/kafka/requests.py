@@ -18,6 +18,9 @@ _OffsetSpec: Final[Any] = _ADMIN.OffsetSpec
 _ZERO_ID: Final = str(ck.Uuid(0, 0))  # the answer of a broker that is older than topic ids
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+"""A topic of each cluster, to ask about where no other is known."""
+
 EARLIEST: Final[Any] = _OffsetSpec.earliest()
 LATEST: Final[Any] = _OffsetSpec.latest()
 
@@ -25,20 +28,6 @@ LATEST: Final[Any] = _OffsetSpec.latest()
 def at(timestamp_ms: int) -> Any:
     """The first offset at or after a time, in milliseconds since 1970."""
     return _OffsetSpec.for_timestamp(timestamp_ms)
-
-
-def cluster() -> Request[str]:
-    """Which cluster this is; one answer, under the key ``cluster``."""
-
-    def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
-        return {"cluster": admin.describe_cluster(request_timeout=seconds)}
-
-    return Request("asking for the cluster's id", ask)
-
-
-def cluster_id(answer: Mapping[str, Any]) -> str | None:
-    """The id that `cluster` asked for."""
-    return answer["cluster"].cluster_id
 
 
 def topics(names: Sequence[str]) -> Request[str]:
@@ -137,7 +126,10 @@ def topic_permissions(names: Sequence[str]) -> Request[str]:
 
 
 def cluster_permissions() -> Request[str]:
-    """What this principal may do with the cluster, for `allowed`; one answer, under the key ``cluster``."""
+    """What this principal may do with the cluster, for `allowed`; one answer, under the key ``cluster``.
+
+    Ask for `Client.cluster_id` first, and ask this seldom: docs/decisions/0010 says what it can end.
+    """
 
     def ask(admin: Any, seconds: float) -> Mapping[str, Future[Any]]:
         return {"cluster": admin.describe_cluster(include_authorized_operations=True, request_timeout=seconds)}

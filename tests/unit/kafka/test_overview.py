@@ -69,8 +69,8 @@ class FakeAdmin:
 
     def poll(self, _seconds: float) -> None: ...
 
-    def describe_cluster(self, **_given: Any) -> Future[Any]:
-        return future(SimpleNamespace(cluster_id="c"))
+    def list_topics(self, _topic: str, **_given: Any) -> Any:
+        return SimpleNamespace(cluster_id="c")
 
     def describe_topics(self, names: Any, **_given: Any) -> dict[str, Future[Any]]:
         partitions = [SimpleNamespace(id=0, leader="node"), SimpleNamespace(id=1, leader=None)]
