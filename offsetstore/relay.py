@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -161,6 +161,7 @@ class Relay:
         self._outlet: Outlet | None = None
         self._listener: Listener | None = None
         self._ahead: tuple[Sequence[int], Future[Sequence[OutboxRow]]] | None = None
+        self._recording: Future[None] | None = None
         self._ends_at_rest = False
         self._sent_at = -math.inf  # each start sets Kafka's mark again: processes may be short-lived
         self._has_taken = self._has_begun = self._has_sent = False
@@ -200,6 +201,7 @@ class Relay:
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
         self._has_taken = False  # another relay may have run in between
+        self._token = uuid4()  # what an earlier run of this object has left can't record anything
         self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
         attempt = 0
         limit = self._most
@@ -216,7 +218,8 @@ class Relay:
                         if self._has_taken and isinstance(error, BrokerError):
                             self._tell_of_successor(error)
                         raise
-                    limit = max(1, self._sending // 2) if self._sending else self._most  # a slow line may take these
+                    is_slow = self._sending and isinstance(error, BrokerError)
+                    limit = max(1, self._sending // 2) if is_slow else self._most  # a slow line may take these
                     attempt = 1 if time.monotonic() - began > _RETRIES.longest else attempt + 1
                     wait = _RETRIES.wait(attempt)
                     self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
@@ -231,11 +234,14 @@ class Relay:
     def _follow(self, machine: Any) -> None:
         """Do one step after the other, until it is time to stop."""
         answer: Any = None
+        self._end_recording()
         self._ahead = None
         self._has_sent = False
         self._sending = 0
         while True:
             step: Step = machine.send(answer)
+            if not isinstance(step, Send):
+                self._expect_recorded()
             if isinstance(step, (Look, Rest)) and self._stopping.is_set():
                 if isinstance(step, Rest) or not step.without:
                     return
@@ -277,8 +283,11 @@ class Relay:
                 self._has_begun = True
                 return self._look(step)
             case Record():
-                self._record(step)
-                failpoints.reach("outbox_recorded")
+                if self._has_sent and step.before is not None and not step.refused:
+                    self._recording = meanwhile("offsetstore-relay-record", lambda: self._record(step))
+                else:  # at a start, what can't be recorded is not produced, again and again
+                    self._record(step)
+                    failpoints.reach("outbox_recorded")
             case Send():
                 return self._send(step)
             case Pause():
@@ -294,7 +303,7 @@ class Relay:
         began = time.monotonic()
         self._look_ahead(step.rows)
         self._sending = len(step.rows)
-        refusal = cast("Outlet", self._outlet).send(step.mark, step.rows)
+        refusal = cast("Outlet", self._outlet).send(step.mark, step.rows, before_commit=self._expect_recorded)
         failpoints.reach("outbox_sent")
         self._sending = 0
         if refusal is None:
@@ -326,6 +335,7 @@ class Relay:
             since = max((self._lacking.setdefault(topic, now) for topic in lacking), default=now)
             if not lacking:
                 return None
+            self._expect_recorded()  # else rows that are in Kafka would still seem to wait
             is_over = now - since >= _PATIENCE
             if self._stopping.is_set() or (is_over and (topics - lacking.keys() or self._holds_others_up(topics))):
                 return Refusal(certain={row.id: lacking[row.topic].what for row in rows if row.topic in lacking})
@@ -435,9 +445,32 @@ class Relay:
         """While a full batch is being sent, look for the next one: there are probably more rows."""
         self._ahead = None
         if len(rows) == self._most or sum(len(row.value or b"") for row in rows) > _MOST_BYTES / 2:
-            sent = [row.id for row in rows]
+            sent, recording = [row.id for row in rows], self._recording
             asked = {"without": _array(sent), "most": self._most, "bytes": _MOST_BYTES}
-            self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))
+
+            def look() -> Sequence[OutboxRow]:
+                if recording is not None:
+                    recording.result()  # else it would see the rows of the batch before, which that deletes
+                return self._rows(LOOK, **asked)
+
+            self._ahead = sent, meanwhile("offsetstore-relay-look", look)
+
+    def _expect_recorded(self) -> None:
+        """Wait until what is being recorded is committed, and raise what has kept it from that.
+
+        A batch is produced meanwhile, in a transaction that Kafka commits only after this.
+        """
+        recording = self._recording
+        if recording is not None:
+            recording.result()
+            self._recording = None
+            failpoints.reach("outbox_recorded")
+
+    def _end_recording(self) -> None:
+        """Wait until nothing is being recorded, whatever comes of it: later, it would change what a new start reads."""
+        if self._recording is not None:
+            wait([self._recording])
+            self._recording = None
 
     def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:
         with needing(_RIGHT):

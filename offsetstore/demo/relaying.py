@@ -16,7 +16,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.testing.job_process import JobProcess
 
 POINTS: Final = {
-    "outbox_recorded": "before its batch is produced",
+    "outbox_recorded": "before Kafka commits its batch",
     "outbox_produced": "after its batch is produced",
     "outbox_in_transaction": "before Kafka's COMMIT",
     "outbox_sent": "after Kafka's COMMIT",

@@ -223,9 +223,10 @@ class Outlet:
                 self._writable.add(topic)
         return lacking
 
-    def send(self, mark: Mark, rows: Sequence[OutboxRow]) -> Refusal | None:
+    def send(self, mark: Mark, rows: Sequence[OutboxRow], *, before_commit: Callable[[], object]) -> Refusal | None:
         """Produce the rows and commit the mark, in one transaction.
 
+        :param before_commit: called when all is in the transaction, which nobody sees yet; if it raises, nobody will.
         :return: ``None`` if it was committed. Otherwise it was not, because of some rows, or of Kafka's or the
             producer's state; begin anew with `fence` if no row is certain.
         :raises BrokerUnavailable: whether it was committed is not known, or it can't be. Begin anew with `fence`.
@@ -266,6 +267,13 @@ class Outlet:
             if error.code() == ck.KafkaError._TIMED_OUT and (topics := self._unanswered(producer)):  # noqa: SLF001
                 doing += f", of which records of {topics} have no answer"
             raise self._trouble(error, doing, has_rows=bool(rows)) from None
+        try:
+            before_commit()
+        except BaseException:
+            with suppress(ck.KafkaException):
+                producer.abort_transaction(_GOODBYE)  # readers would wait for it
+                self._is_open = False
+            raise
         try:
             producer.commit_transaction(self._timeout)
         except ck.KafkaException as raised:
@@ -356,8 +364,8 @@ class Outlet:
             return BrokerUnavailable(
                 f"Kafka ended the producer while {doing}",
                 found=describe(error),
-                next_step="Another relay has begun, the transaction took longer than transaction.timeout.ms, or that "
-                "is above the brokers' transaction.max.timeout.ms.",
+                next_step="Another relay has begun, the transaction took longer than transaction.timeout.ms (while the "
+                "database did not answer, perhaps), or that is above the brokers' transaction.max.timeout.ms.",
             )
         if error.retriable():
             return BrokerUnavailable(

@@ -19,6 +19,7 @@ from offsetstore.kafka.errors import MISSING
 from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.protocol.outbox import is_topic
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
 Committed = dict[str, "dict[TopicPartition, CommittedOffset] | BrokerError"]
@@ -81,7 +82,7 @@ def take_snapshot(
     names = sorted({topic for topics in groups.values() for topic in topics})
     described = requests.topics(names)
     topics = client.outcomes([described], deadline)[0] if names else {}
-    cluster_id = client.cluster_id(names[0] if names else requests.OFFSETS_TOPIC, deadline)
+    cluster_id = client.cluster_id(next(filter(is_topic, names), requests.OFFSETS_TOPIC), deadline)
     there = {name: one for name, one in topics.items() if not isinstance(one, ck.KafkaError)}
     numbers = {name: requests.partition_numbers(one) for name, one in there.items()}
     committed = connections.read(

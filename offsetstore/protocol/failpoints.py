@@ -38,7 +38,7 @@ POINTS = {
     "letters_replayed": "P14: the rows of dead letters are written and these are marked, COMMIT has not been sent",
     "outbox_taken": "P15: a relay has the token, and the earlier one may have begun anew in Kafka",
     "outbox_fenced": "P16: it has fenced the earlier one in Kafka too",
-    "outbox_recorded": "P17: a batch is recorded, and nothing of it produced",
+    "outbox_recorded": "P17: a batch is recorded, and nothing of it is committed in Kafka",
     "outbox_produced": "P18: its records are produced, Kafka's number is not in the transaction",
     "outbox_in_transaction": "P19: the number is in the transaction, Kafka has not been told to commit",
     "outbox_sent": "P20: Kafka has committed, the rows are still there",

@@ -217,6 +217,8 @@ class Look:
 class Record:
     """Database: in one transaction, make this the batch, and delete rows. No answer; raise if the token is not ours.
 
+    With rows, `Send` is next: it may begin meanwhile, and must not commit before this has.
+
     :param before: the word of the batch before; ``None`` if no rows are to be sent.
     :param done: rows that are in Kafka.
     :param refused: why, for each row that is set aside.

@@ -119,6 +119,36 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="A COMMIT of its own that becomes visible later would change what it is sending.",
     ),
     mutant(
+        "relay-commits-what-is-recorded",
+        ("Outlet.send", "before_commit()", "None"),
+        tests=(f"{_RELAY}test_a_batch_is_produced_while_it_is_recorded_and_committed_only_after_that",),
+        why="Kafka would have a batch of which the database knows nothing, and get its rows again.",
+    ),
+    mutant(
+        "relay-looks-after-it-has-deleted",
+        ("Relay._look_ahead", "recording.result()", "None"),
+        tests=(f"{_RELAY}test_the_next_rows_are_looked_for_when_those_of_the_batch_before_are_deleted",),
+        why="Rows that are still being deleted would be sent again.",
+    ),
+    mutant(
+        "relay-records-one-after-the-other",
+        ("Relay._follow", "not isinstance(step, Send)", "False"),
+        tests=(f"{_RELAY}test_what_is_recorded_instead_of_a_refused_batch_waits_for_that_batch_s_record",),
+        why="Of two records at once, the one that counts would be whichever is committed last.",
+    ),
+    mutant(
+        "relay-waits-for-a-topic-when-it-has-deleted",
+        ("Relay._refused_topics", "self._expect_recorded()", "None"),
+        tests=(f"{_RELAY}test_a_topic_that_is_missing_hides_no_trouble_and_sees_no_row_that_is_sent",),
+        why="Rows that were sent would count as held up, and a relay that is replaced would not end.",
+    ),
+    mutant(
+        "relay-begins-anew-when-nothing-is-recorded",
+        ("Relay._end_recording", "wait([self._recording])", "None"),
+        tests=(f"{_RELAY}test_what_is_being_recorded_is_waited_for_before_it_begins_anew",),
+        why="A record that is committed later would change what the new start has read.",
+    ),
+    mutant(
         "relay-looks-whether-rows-are-gone",
         ("_expect_gone", "left.rows", "False"),
         tests=(f"{_RELAY}test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again",),

@@ -78,15 +78,16 @@ def unprivileged_account() -> Account:
     )
 
 
-def temporary_directory(account: Account, *, prefix: str) -> Path:
+def temporary_directory(account: Account, *, prefix: str, first: str | None = None) -> Path:
     """Make a directory that the account owns, and that only it can enter.
 
     Usually below the directory for temporary files; if that one is closed to the account (``TMPDIR`` below root's
     home), below the system's.
 
+    :param first: where to make it, if the account can enter that.
     :raises ConfigurationError: there is none.
     """
-    candidates = (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mkdtemp makes a private one there
+    candidates = (first or tempfile.gettempdir(), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - mkdtemp makes a private one there
     for parent in dict.fromkeys(candidates):
         if not Path(parent).is_dir() or not account.can_enter(Path(parent)):
             continue

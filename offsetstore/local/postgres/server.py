@@ -20,7 +20,7 @@ from offsetstore.local.postgres.binaries import (
     temporary_directory,
     unprivileged_account,
 )
-from offsetstore.local.servers import EmbeddedServer, is_process_of, known, tail
+from offsetstore.local.servers import EmbeddedServer, is_process_of, known, memory, tail
 from offsetstore.postgres.errors import DATABASE_ERRORS
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
@@ -40,8 +40,8 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
     :param user: the superuser.
     :param password: required of every connection (SCRAM). Without one, every connection from this machine is
         trusted, which is for short-lived tests.
-    :param durability: ``"none"`` does without fsync: faster, and safe against a crash of the server but not of the
-        machine.
+    :param durability: ``"none"`` does without fsync, and keeps a temporary directory in memory if there is room:
+        faster, and safe against a crash of the server but not of the machine.
     :param settings: of postgresql.conf, on top of ours.
     """
 
@@ -62,6 +62,7 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         self._account = unprivileged_account()
         self._user = user
         self._password = password
+        self._durability = durability
         self._settings = {
             "listen_addresses": LOOPBACK,
             "unix_socket_directories": "",
@@ -185,7 +186,10 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         """Make the directory and the database cluster, if they are not there yet."""
         account = self._account
         if self._directory is None:
-            self._temporary = self._temporary or temporary_directory(account, prefix="offsetstore-postgres-")
+            first = memory() if self._durability == "none" else None
+            self._temporary = self._temporary or temporary_directory(
+                account, prefix="offsetstore-postgres-", first=first
+            )
         elif not self._directory.exists():
             self._directory.mkdir(parents=True)
             account.own(self._directory)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -28,12 +29,14 @@ from offsetstore.errors import (
     RelayFenced,
     SinkError,
     StoreMoved,
+    TopicMissing,
 )
 from offsetstore.kafka import admin
 from offsetstore.kafka.acls import Acl, relay_acls
 from offsetstore.kafka.outlet import Outlet
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_relay
+from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Position, Read, Record, Take
 from offsetstore.testing import InMemoryOffsetStore
@@ -110,6 +113,14 @@ def place(  # noqa: PLR0917 - fixtures
         yield Place(store, broker, offsetstore_kafka, offsetstore_database, made, made(1), query, recorder)
 
 
+def delete_late(place: Place) -> None:
+    """Let each deletion take so long that the next batch is produced before it is committed."""
+    place.query(
+        "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END'"
+    )
+    place.query("CREATE TRIGGER late AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION late()")
+
+
 @contextmanager
 def running(relay: Relay) -> Generator[Future[None]]:
     """Run it until the end of the block, which it must reach well."""
@@ -151,6 +162,7 @@ def test_a_kill_between_any_two_steps_leaves_each_row_once_and_in_order(place: P
             command, cwd=ROOT, env={**os.environ, **armed}, check=False, capture_output=True, text=True, timeout=120
         )
 
+    delete_late(place)  # at "outbox_in_transaction:2" the batch is not recorded yet
     written = 0
     for failpoint in STEPS:
         put(place.store, numbered(topic, range(written, written + 10)))
@@ -495,9 +507,9 @@ def test_each_start_sets_kafka_s_number_again_lest_it_expires(place: Place, monk
     sent: list[tuple[int, int]] = []
     send = Outlet.send
 
-    def watched(outlet: Outlet, mark: Mark, rows: Any) -> Any:
+    def watched(outlet: Outlet, mark: Mark, rows: Any, **given: Any) -> Any:
         sent.append((mark.number, len(rows)))
-        return send(outlet, mark, rows)
+        return send(outlet, mark, rows, **given)
 
     monkeypatch.setattr(Outlet, "send", watched)
     place.relay().drain()
@@ -513,11 +525,11 @@ def test_a_batch_that_takes_too_long_is_sent_in_smaller_ones(place: Place, monke
     topic, sizes = place.topics(1), list[int]()
     send = Outlet.send
 
-    def slow(outlet: Outlet, mark: Mark, rows: Any) -> Any:
+    def slow(outlet: Outlet, mark: Mark, rows: Any, **given: Any) -> Any:
         sizes.append(len(rows))
         if len(rows) > 20:
             raise BrokerUnavailable("no answer from Kafka")
-        return send(outlet, mark, rows)
+        return send(outlet, mark, rows, **given)
 
     put(place.store, numbered(topic, range(100)))
     monkeypatch.setattr(Outlet, "send", slow)
@@ -541,6 +553,127 @@ def test_a_record_of_its_own_whose_outcome_is_not_known_is_waited_for(place: Pla
         open_.commit()
     checked.result(30)
     relay._outlet.close()
+
+
+@pytest.mark.behaviour("OUT-2", "OUT-4")
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_batch_is_produced_while_it_is_recorded_and_committed_only_after_that(
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    topic, produced = place.topics(1), Event()
+
+    def reach(name: str) -> None:
+        if name == "outbox_in_transaction":
+            produced.set()
+
+    monkeypatch.setattr(failpoints, "reach", reach)
+    put(place.store, numbered(topic, [0]))  # a reader who meets an open transaction behind it would say so
+    place.relay().drain()
+    relay = place.relay()
+    done = in_background(relay.run)
+    wait_until(lambda: relay._listener is not None)  # it rests
+    produced.clear()
+    with psycopg.connect(place.url) as other:
+        other.execute("UPDATE outbox_relays SET token = gen_random_uuid()")
+        put(place.store, numbered(topic, range(1, 5)))
+        assert produced.wait(20)
+        assert not done.done()
+        assert place.left() == 4
+        if is_replaced:
+            other.commit()
+            with pytest.raises(RelayFenced):
+                done.result(20)
+            assert place.values(topic) == [0]
+        else:
+            other.rollback()
+            place.wait_until_empty()
+            relay.stop()
+            done.result(20)
+            assert place.values(topic) == list(range(5))
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_what_is_being_recorded_is_waited_for_before_it_begins_anew(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, slow, failed, checked = place.topics(1), Event(), Event(), Event()
+    record, send, check = Relay._record, Outlet.send, Relay._check
+
+    def record_late(relay: Relay, step: Record) -> None:
+        assert step.mark.number != 2 or slow.wait(20)
+        record(relay, step)
+
+    def fail_once(outlet: Outlet, mark: Mark, rows: Any, **given: Any) -> Any:
+        if mark.number == 2 and not failed.is_set():
+            failed.set()
+            raise BrokerUnavailable("no answer from Kafka")
+        return send(outlet, mark, rows, **given)
+
+    def watched(relay: Relay) -> None:
+        checked.set()
+        check(relay)
+
+    monkeypatch.setattr(Relay, "_record", record_late)
+    monkeypatch.setattr(Outlet, "send", fail_once)
+    monkeypatch.setattr(Relay, "_check", watched)
+    put(place.store, numbered(topic, range(4)))
+    with running(place.relay(most=2)):
+        assert failed.wait(20)
+        assert not checked.wait(0.5)
+        slow.set()
+        place.wait_until_empty()
+    assert place.values(topic) == list(range(4))
+
+
+@pytest.mark.behaviour("OUT-2")
+def test_the_next_rows_are_looked_for_when_those_of_the_batch_before_are_deleted(place: Place) -> None:
+    topic = place.topics(1)
+    delete_late(place)
+    put(place.store, numbered(topic, range(10)))
+    place.relay(most=2).drain()
+    assert place.values(topic) == list(range(10))
+
+
+@pytest.mark.behaviour("OUT-2", "OUT-6")
+def test_what_is_recorded_instead_of_a_refused_batch_waits_for_that_batch_s_record(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, record, at_once, most = place.topics(1), Relay._record, list[Record](), list[int]()
+    too_large = OutboxRecord(topic, b"key 0", bytes(2 << 20))
+
+    def watched(relay: Relay, step: Record) -> None:
+        at_once.append(step)
+        most.append(len(at_once))
+        time.sleep(0.2)
+        record(relay, step)
+        at_once.remove(step)
+
+    monkeypatch.setattr(Relay, "_record", watched)
+    put(place.store, [*numbered(topic, range(2)), too_large, *numbered(topic, range(2, 4))])
+    place.relay(most=2).drain()
+    assert place.values(topic) == list(range(4))
+    assert place.query("SELECT count(*)::int FROM outbox_refused") == [(1,)]
+    assert max(most) == 1
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("becomes", ["late", "forbidden"])
+def test_a_topic_that_is_missing_hides_no_trouble_and_sees_no_row_that_is_sent(place: Place, becomes: str) -> None:
+    """While its rows wait for it, those of the batch before are still being deleted."""
+    topic, missing = place.topics(1), f"missing-{place.anchor}"
+    relay = place.relay(most=1)
+    relay._lacking[missing] = time.monotonic() - 3600
+    if becomes == "late":
+        delete_late(place)
+    else:
+        place.query("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        place.query("CREATE TRIGGER keep BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION keep()")
+    put(place.store, [*numbered(topic, [0]), OutboxRecord(missing, None, b"")])
+    with pytest.raises(TopicMissing if becomes == "late" else SinkError):
+        relay.drain()
+    assert place.values(topic) == [0]
+    assert place.query("SELECT count(*)::int FROM outbox_refused") == [(0,)]
+    assert place.left() == (1 if becomes == "late" else 2)
 
 
 @pytest.mark.behaviour("OUT-6")

@@ -218,7 +218,7 @@ def test_a_transaction_of_which_a_record_has_failed_is_not_committed_whatever_th
     monkeypatch.setattr(outlet, "_producer", [producer])
     monkeypatch.setattr(outlet, "_is_open", False)
     with pytest.raises(BrokerUnavailable, match="producing batch 7"):
-        outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)])
+        outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)], before_commit=int)
     assert not producer.committed
 
 
@@ -249,4 +249,6 @@ def test_the_topics_of_records_without_an_answer_are_named(outlet: Outlet, monke
     with pytest.raises(
         BrokerUnavailable, match="producing batch 7, of which records of events, letters have no answer"
     ):
-        outlet.send(Mark(7, "seven"), [OutboxRow(1, "letters", None, b""), OutboxRow(2, "events", None, b"")])
+        outlet.send(
+            Mark(7, "seven"), [OutboxRow(1, "letters", None, b""), OutboxRow(2, "events", None, b"")], before_commit=int
+        )
