@@ -106,7 +106,8 @@ def _parse(wanted: str) -> tuple[str, int, str]:
 
 
 def _fire(name: str, action: str) -> None:
-    print(f"offsetstore failpoint {name}: {action} (pid {os.getpid()})", file=sys.stderr, flush=True)  # noqa: T201 - for tests that watch the process
+    line = f"offsetstore failpoint {name}: {action} (pid {os.getpid()})\n"
+    print(line, end="", file=sys.stderr, flush=True)  # noqa: T201 - for tests that watch the process; one write, as others write too
     if action == "raise":
         raise FailpointReached(name)
     if action == "kill":

@@ -37,7 +37,8 @@ class Event:
 
 def print_event(kind: str, **what: Any) -> None:
     """Print an event, in the job; ``jvm=`` is the process id of its Java."""
-    print(json.dumps({"job": kind, "at": time.monotonic(), **what}), flush=True)  # noqa: T201 - this is the output
+    line = json.dumps({"job": kind, "at": time.monotonic(), **what})
+    print(f"{line}\n", end="", flush=True)  # noqa: T201 - this is the output; threads print, so it is one write
 
 
 def parse_event(line: str) -> Event | None:

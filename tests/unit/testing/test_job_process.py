@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import io
 import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.testing.job_process import BatchPrinter, JobProcess, parse_event, print_event
 
@@ -71,3 +76,31 @@ def test_an_event_that_does_not_come_fails_with_the_end_of_the_log(tmp_path: Pat
     ):
         job.wait_for("ready")
     assert job.exit_status == 1
+
+
+class Slow(io.StringIO):
+    """Lets another thread write between two writes."""
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        time.sleep(0.001)
+        return written
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_lines_that_threads_print_are_lines(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    into = Slow()
+    monkeypatch.setattr(sys, stream, into)
+
+    def write() -> None:
+        if stream == "stdout":
+            print_event("begun")
+        else:
+            with pytest.raises(failpoints.FailpointReached):
+                failpoints._fire("after_sink", "raise")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: write(), range(40)))
+    assert [event and event.kind for event in map(parse_event, into.getvalue().splitlines())] == [
+        "begun" if stream == "stdout" else "reached"
+    ] * 40
