@@ -57,6 +57,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("shard", name="outbox_relays_pkey"),
         postgresql_with={"fillfactor": 50},
     )
+    # To compress ten thousand ids, which hardly get smaller, took nine tenths of the statement that writes them.
+    op.execute("ALTER TABLE outbox_relays ALTER COLUMN ids SET STORAGE EXTERNAL")
 
 
 def downgrade() -> None:
