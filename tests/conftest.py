@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
@@ -32,10 +31,6 @@ LONG = tuple(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((n for n, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()  # thousands of tests, which each full collection would look at again
 
 
 @pytest.fixture(autouse=True)

@@ -92,7 +92,7 @@ def test_lines_that_threads_print_are_lines(stream: str, monkeypatch: pytest.Mon
     into = Slow()
     monkeypatch.setattr(sys, stream, into)
 
-    def write() -> None:
+    def write(_: int) -> None:
         if stream == "stdout":
             print_event("begun")
         else:
@@ -100,7 +100,7 @@ def test_lines_that_threads_print_are_lines(stream: str, monkeypatch: pytest.Mon
                 failpoints._fire("after_sink", "raise")
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: write(), range(40)))
+        list(pool.map(write, range(40)))
     assert [event and event.kind for event in map(parse_event, into.getvalue().splitlines())] == [
         "begun" if stream == "stdout" else "reached"
     ] * 40
