@@ -204,7 +204,7 @@ class Client:
             except KafkaException as failure:
                 error = _kafka_error(failure)
             self._serve(_CLUSTER_ID)
-            if deadline.rest <= BACKOFF or (error.code() not in PASSING and error.code() != KafkaError._TIMED_OUT):  # noqa: SLF001
+            if deadline.rest <= BACKOFF or (error.code() not in PASSING and error.code() != KafkaError._TIMED_OUT):  # noqa: SLF001 - public all the same
                 raise no_answer(error, self._reported, _CLUSTER_ID, deadline.seconds)
             self._pause(deadline)
             seconds *= 2
