@@ -88,9 +88,9 @@ def _row(record: Record) -> dict[str, object]:
     return {"partition": record.partition, "offset": record.offset, "value": (record.value or b"").decode()}
 
 
-def key_of(number: int) -> bytes:
-    """The key of a record, by its number: 10,000 in all, each in one partition, in no pattern."""
-    return f"{number % PARTITIONS}-{zlib.crc32(number.to_bytes(8)) % _KEYS}".encode()
+def key_of(number: int, partitions: int = PARTITIONS) -> bytes:
+    """The key of a record, by its number: 2,000 in each partition, in no pattern."""
+    return f"{number % partitions}-{zlib.crc32(number.to_bytes(8)) % _KEYS}".encode()
 
 
 def calls_in(directory: Path) -> Iterator[Call]:

@@ -40,6 +40,8 @@ RESULTS: Final = BUILD / "consumer.json"
 RECORDS: Final = 500_000
 SMALL: Final = SHAPES["small"]
 PROCESSES: Final = 2
+SHARED: Final = 6
+"""Partitions of the topic that the processes share: as many for each."""
 NAMES: Final = ("consumers", *HANDLERS)
 _LOOK: Final = 0.02
 _LIMIT: Final = 900.0
@@ -123,14 +125,18 @@ def _counted(shape: Shape, records: int) -> Generator[Record]:
 def measure_calls(servers: str, url: str, records: int, rounds: int, kind: str) -> Figures:
     """Have two processes make a call for each record, in each round."""
     topic = f"calls-{uuid4().hex}"
-    create_topic(servers, topic, partitions=PARTITIONS)
-    made = (Record(str(number).encode(), key_of(number), number % PARTITIONS) for number in range(records))
+    create_topic(servers, topic, partitions=SHARED)
+    made = (Record(str(number).encode(), _key_of(number), number % SHARED) for number in range(records))
     produce(servers, topic, made, settings={"linger.ms": 50})
     found: list[Figures] = []
     for number in range(rounds):
         found.append(_measure_calls(servers, url, topic, records, kind))
         print(f"{kind:12} {number + 1:>7} {found[-1]}", flush=True)
     return {"records": records, "processes": PROCESSES, "samples": found}
+
+
+def _key_of(number: int) -> bytes:
+    return key_of(number, SHARED)
 
 
 def _measure_calls(servers: str, url: str, topic: str, records: int, kind: str) -> Figures:
@@ -153,8 +159,8 @@ def _measure_calls(servers: str, url: str, topic: str, records: int, kind: str) 
                     _expect_running(second, began)
                 seconds = time.monotonic() - began
                 times = [psutil.Process(each.pid).cpu_times() for each in (first, second)]
-        spent = check(calls_in(Path(log)), records)
-        place = f'value::bigint = "offset" * {PARTITIONS} + partition'
+        spent = check(calls_in(Path(log)), records, _key_of)
+        place = f'value::bigint = "offset" * {SHARED} + partition'
         query = f"SELECT count(*), count(DISTINCT value), count(*) FILTER (WHERE {place}) FROM {TABLE}"  # noqa: S608
         assert one(connection, query) == (records,) * 3, "expected the row of each record, once"
     used = sum(each.user + each.system for each in times)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import datetime
-from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -33,8 +31,8 @@ def parsed(loads: Callable[[bytes], Any], records: Any) -> pa.RecordBatch:
     columns: dict[str, Any] = {
         "id": pa.array([each["id"] for each in found], pa.int64()),
         "customer": pa.array([each["customer"] for each in found], pa.string()),
-        "amount": pa.array([Decimal(str(each["amount"])) for each in found], _AMOUNT),
-        "at": pa.array([datetime.fromisoformat(each["at"]) for each in found], _MOMENT),
+        "amount": pa.array([each["amount"] for each in found], pa.float64()).cast(_AMOUNT),
+        "at": pa.array([each["at"] for each in found], pa.string()).cast(_MOMENT),
         "partition": records.column("partition"),
         "offset": records.column("offset"),
     }

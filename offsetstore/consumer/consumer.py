@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
-from offsetstore.consumer.records import record_of
+from offsetstore.consumer.records import read_messages
 from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -370,20 +371,22 @@ class Membership:
 
     def _poll(self, most: int, seconds: float) -> None:
         self._polls += 1
-        partitions: dict[tuple[str, int], TopicPartition] = {}
-        last: dict[TopicPartition, Any] = {}
+        polled, events = defaultdict[tuple[str, int], list[Any]](list), list[Any]()
         for message in self._kafka.consume(most, seconds):
-            place = message.topic(), message.partition()
-            if (tp := partitions.get(place)) is None and place[0] is not None:
-                tp = partitions[place] = TopicPartition(*place)
-            if (error := message.error()) is not None:
-                self._told(error, tp, message.offset())
-            elif tp is not None:
-                self._feed.add(record_of(tp, message), self._topic_ids.get(tp.topic, ""))
-                last[tp] = message
-        for tp, message in last.items():
-            if tp in self._feed.partitions and (epoch := message.leader_epoch()) is not None:
-                self._pairs[tp] = EpochPair(message.offset() + 1, epoch)
+            if message.error() is None:
+                polled[message.topic(), message.partition()].append(message)
+            else:
+                events.append(message)
+        for place, messages in polled.items():
+            tp, last = TopicPartition(*place), messages[-1]
+            self._feed.add(tp, read_messages(tp, messages), self._topic_ids.get(tp.topic, ""))
+            if tp in self._feed.partitions and (epoch := last.leader_epoch()) is not None:
+                self._pairs[tp] = EpochPair(last.offset() + 1, epoch)
+        for event in events:  # an end of a log comes behind its records
+            topic = event.topic()
+            self._told(
+                event.error(), None if topic is None else TopicPartition(topic, event.partition()), event.offset()
+            )
 
     def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
         code = error.code()

@@ -225,8 +225,7 @@ class ComputedRecords:
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """See `CarefulPart`."""
-        found = {n: self.listed[n].payload for n in numbers}
-        return {n: one if isinstance(one, Payload) else Payload(*one) for n, one in found.items()}
+        return {n: self.listed[n].payload for n in numbers}
 
 
 class Computation:

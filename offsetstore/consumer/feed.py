@@ -97,22 +97,27 @@ class Feed:
         if not any(one.end > one.begin for one in self._partitions.values()):
             self._since = None
 
-    def add(self, record: Record, topic_id: str = "") -> None:
-        """Gather a record, unless it was gathered before, or is of another partition.
+    def add(self, tp: TopicPartition, records: Iterable[Record], topic_id: str = "") -> None:
+        """Gather a partition's records, unless they were gathered before, or it was not given the partition.
 
         :param topic_id: for filters, see `offsetstore.Record`.
         """
-        one = self._partitions.get(record.topic_partition)
-        if one is None or record.offset < one.until:
+        one = self._partitions.get(tp)
+        if one is None:
             return
-        one.until = record.offset + 1
-        self._count += 1
-        self._bytes += _size(record)
+        new = list[Record]()
+        for record in records:
+            if record.offset >= one.until:
+                one.until = record.offset + 1
+                new.append(record)
+        self._count += len(new)
+        self._bytes += sum(map(_size, new))
         if self._filters:
-            one.pending.add(record, as_given(record, topic_id))
-            self._defer([record], 1)
-        else:
-            one.records.append(record)
+            for record in new:
+                one.pending.add(record, as_given(record, topic_id))
+            self._defer(new, 1)
+        elif new:
+            one.records += new
             self._since = self._since or time.monotonic()
 
     def reach(self, tp: TopicPartition, offset: int) -> None:

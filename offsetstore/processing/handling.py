@@ -798,6 +798,8 @@ def rows_of(returned: object) -> Sequence[Row]:
     :raises NoRows: they are none.
     """
     match returned:
+        case dict():  # which most rows are; that something is another mapping takes long to tell
+            return ({**cast("dict[str, Any]", returned)},)
         case None:
             return ()
         case Mapping() | tuple():

@@ -42,9 +42,8 @@ _LONGEST: Final = 8_192  # characters of a text
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """A record as Kafka had it.
+class Payload(NamedTuple):
+    """A record as Kafka had it. A tuple, because the consumer makes one of each record.
 
     :param headers: in order; names may repeat. ``None`` if the reader did not read them (``includeHeaders``).
     :param timestamp_type: Kafka's number: 0 for the producer's time, 1 for the broker's, -1 for none.

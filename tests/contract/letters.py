@@ -64,7 +64,7 @@ class GiveUp(Protocol):
 
 def dead(offset: int, tp: TopicPartition = P0, key: bytes | None = None, **other: Any) -> NewLetter:
     """A letter that the database has refused after two attempts; with a key, the head of its sequence."""
-    made = NewLetter(tp, offset, "refused", CHECK, 2, digest(tp, key), replace(RECORD, key=key))
+    made = NewLetter(tp, offset, "refused", CHECK, 2, digest(tp, key), RECORD._replace(key=key))
     return replace(made, **other)
 
 
@@ -585,7 +585,7 @@ class LetterContract(ContractParts):
         assert requested(store, max_bytes=1) == ["payments:0:2"]
         [letter] = reading(store.database, lambda one: one.requested_letters(GROUP, ["payments"], limit=1, max_bytes=1))
         assert letter == store.letter(GROUP, P0, 2)
-        assert letter.payload == replace(RECORD, key=b"k")
+        assert letter.payload == RECORD._replace(key=b"k")
         assert reading(store.database, lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
 
     @pytest.mark.behaviour("DLQ-7")
@@ -696,7 +696,7 @@ class LetterContract(ContractParts):
         letter = store.letter(GROUP, P0, 2)
         assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "rejected", 3, 1)
         assert letter.error == replace(PARSE, text="ab")
-        assert (letter.forced, letter.actor, letter.payload) == (False, "the job", replace(RECORD, key=b"k"))
+        assert (letter.forced, letter.actor, letter.payload) == (False, "the job", RECORD._replace(key=b"k"))
         assert store.letter(GROUP, P1, 1).cause == "rejected"
         assert store.letter(GROUP, P0, 4).attempts == 2
 

@@ -13,7 +13,7 @@ _SHORT: Final = (
 )
 _UNPINNED: Final = (
     "tests/integration/consumer/test_members.py::"
-    "test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed[mock]"
+    "test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed"
 )
 _CHECK: Final = "outputs.check(claim, {name: pa.schema([*one, _COORDINATES]) for name, one in outputs.schemas.items()})"
 _CAME_BACK: Final = (
@@ -26,7 +26,7 @@ _FILTER_MODEL: Final = (
 )
 _COMMITTED: Final = (
     "tests/integration/consumer/test_members.py::"
-    "test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back[mock]"
+    "test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back"
 )
 _AGAIN: Final = "tests/integration/consumer/test_members.py::"
 _AWAY: Final = "tests/unit/consumer/test_commits.py::"
@@ -112,13 +112,13 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
             "isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts",
             "isinstance(error, OffsetOutOfRange)",
         ),
-        tests=(f"{_SHORT}[mock-perhaps a new leader]",),
+        tests=(f"{_SHORT}[perhaps a new leader]",),
         why="A leader that knows a low end for a second would end all consumers.",
     ),
     mutant(
         "log-that-begins-too-late",
         ("Membership._take", "error.topic_partition not in self._member.doubts", "not self._member.doubts"),
-        tests=(f"{_SHORT}[mock-records that are gone]",),
+        tests=(f"{_SHORT}[records that are gone]",),
         why="A consumer whose records are gone would look for them again each second, and never say so.",
     ),
     mutant(
@@ -128,7 +128,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
             "self._hold(self._paused.difference(given))",
             "self._paused.difference_update(given)",
         ),
-        tests=(f"{_AGAIN}test_a_partition_that_is_given_back_while_it_is_paused_is_read_when_it_comes_back[mock]",),
+        tests=(f"{_AGAIN}test_a_partition_that_is_given_back_while_it_is_paused_is_read_when_it_comes_back",),
         why="A partition that comes back would not be read any more, by a process that is live and ready.",
     ),
     mutant(
@@ -144,7 +144,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
             "sorted(apart, key=lambda tp: (self._refused[tp], self._untaken[tp]))[:1]",
             "due",
         ),
-        tests=(f"{_AGAIN}test_one_partition_that_cant_be_taken_keeps_no_other_waiting[mock-error0]",),
+        tests=(f"{_AGAIN}test_one_partition_that_cant_be_taken_keeps_no_other_waiting[error0]",),
         why="One row that is locked would keep all partitions of the process waiting.",
     ),
     mutant(
@@ -155,7 +155,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-that-are-not-the-member-s",
-        ("Feed.add", "one is None or record.offset < one.until", "one is None"),
+        ("Feed.add", "record.offset >= one.until", "True"),
         tests=(f"{_FEED}test_what_is_not_the_member_s_or_was_gathered_before_is_left_out",),
         why="A record that Kafka's client hands out again would be written again.",
     ),

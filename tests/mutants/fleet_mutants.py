@@ -21,8 +21,7 @@ _SHARE: Final = 'database.unblocking(session, after=timeout, older_than=f"{name_
 
 _TURNS: Final = "test_members_take_turns_and_none_waits_for_another"
 _TICKS: Final = (
-    "tests/integration/consumer/test_members.py::"
-    "test_a_tick_is_called_once_a_group_however_many_members_there_are[mock]"
+    "tests/integration/consumer/test_members.py::test_a_tick_is_called_once_a_group_however_many_members_there_are"
 )
 
 WRITES: Final[tuple[Mutant, ...]] = (

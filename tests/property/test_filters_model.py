@@ -65,7 +65,9 @@ def test_each_record_is_delivered_or_dropped_once_and_no_offset_passes_one_that_
             offset = next_[partition] + gap - 1
             next_[partition] = offset + 1
             there.add((partition, offset))
-            feed.add(PolledRecord(PARTITIONS[partition], offset, Payload(None, b"1", (), 0, 0)))
+            feed.add(
+                PARTITIONS[partition], [PolledRecord(PARTITIONS[partition], offset, Payload(None, b"1", (), 0, 0))]
+            )
         if second < len(polled) and ends[second]:
             feed.reach(PARTITIONS[0], next_[0])
         feed.decide(float(second), float(second))

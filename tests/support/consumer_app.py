@@ -18,7 +18,6 @@ def consumer() -> Consumer:
         OffsetStore.connect(),
         given["bootstrap"],
         given["topic"],
-        partitions=given["partitions"],
         kafka=given.get("kafka"),
         flush=Flush(rows=given.get("rows", 100), seconds=given.get("seconds", 0.2)),
         drain=40.0,

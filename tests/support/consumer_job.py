@@ -1,21 +1,18 @@
-"""A consumer as its own process: ``python -m tests.support.consumer_job URL BOOTSTRAP TOPIC PARTITIONS [CALLS]``.
+"""A consumer as its own process: ``python -m tests.support.consumer_job URL BOOTSTRAP TOPIC [CALLS]``.
 
-A record's value is its row. PARTITIONS is 0 if Kafka is asked, or the number that a cluster has which can't be. With a
-file for CALLS, a handler makes the rows, and writes each of its calls there.
+A record's value is its row. With a file for CALLS, a handler makes the rows, and writes each of its calls there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from offsetstore import Append, Flush, Handler, OffsetStore, Record, Retries
 from offsetstore.consumer import Consumer
-from offsetstore.testing import StaticBroker
 
 
 def parse(records: Any) -> pa.RecordBatch:
@@ -29,7 +26,6 @@ def consumer_of(
     bootstrap: str,
     topic: str,
     *,
-    partitions: int,
     kafka: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Consumer:
@@ -40,11 +36,7 @@ def consumer_of(
         "heartbeat.interval.ms": 500,
     }
     arguments: dict[str, Any] = {"transform": parse, "into": Append("results"), "flush": Flush(rows=100, seconds=0.2)}
-    consumer = Consumer(store, "billing", topics=[topic], kafka=settings | {**(kafka or {})}, **arguments | changes)
-    if partitions:
-        broker = StaticBroker.with_topics({topic: partitions}, end=1_000_000)
-        consumer.request = replace(consumer.request, broker=broker)
-    return consumer
+    return Consumer(store, "billing", topics=[topic], kafka=settings | {**(kafka or {})}, **arguments | changes)
 
 
 def _handler(calls: str) -> Handler:
@@ -56,10 +48,10 @@ def _handler(calls: str) -> Handler:
     return Handler(handle, "record long", concurrency=4)
 
 
-def _main(url: str, bootstrap: str, topic: str, partitions: str, calls: str | None = None) -> None:
+def _main(url: str, bootstrap: str, topic: str, calls: str | None = None) -> None:
     changes: dict[str, Any] = {} if calls is None else {"transform": _handler(calls)}
     with OffsetStore.connect(url, retries=Retries(shortest=0.001)) as store:
-        consumer_of(store, bootstrap, topic, partitions=int(partitions), **changes).run()
+        consumer_of(store, bootstrap, topic, **changes).run()
 
 
 if __name__ == "__main__":

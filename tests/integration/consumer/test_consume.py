@@ -1,4 +1,4 @@
-"""``offsetstore consume``: processes of a consumer that share a topic, on PostgreSQL and librdkafka's mock cluster."""
+"""``offsetstore consume``: processes of a consumer that share a topic, on PostgreSQL and Kafka."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 
 from offsetstore import OffsetStore
 from offsetstore.cli import consume_process
@@ -25,33 +23,10 @@ from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.store.fleet import join
 from tests.integration.conftest import Query
+from tests.integration.consumer.conftest import Cluster
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of
 from tests.support.consuming import APP, SECONDS, Consuming, soon
-
-PARTITIONS = 4
-
-
-class Mock:
-    """A topic whose records are numbers that count up."""
-
-    def __init__(self, producer: Any) -> None:
-        self._producer = producer
-        found = producer.list_topics("payments", timeout=30)
-        self.bootstrap = ",".join(f"{one.host}:{one.port}" for one in found.brokers.values())
-        self.count = 0
-
-    def produce(self, count: int) -> None:
-        for number in range(self.count, self.count + count):
-            self._producer.produce("payments", str(number).encode(), partition=number % PARTITIONS)
-        assert self._producer.flush(30) == 0
-        self.count += count
-
-
-@pytest.fixture
-def cluster() -> Iterator[Mock]:
-    with Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0}) as producer:
-        yield Mock(producer)
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +35,8 @@ def _table(query: Query) -> None:
 
 
 @pytest.fixture
-def consumes(cluster: Mock, offsetstore_database: str, tmp_path: Path) -> Callable[..., Consuming]:
-    given = {"bootstrap": cluster.bootstrap, "topic": "payments", "partitions": PARTITIONS}
+def consumes(cluster: Cluster, offsetstore_database: str, tmp_path: Path) -> Callable[..., Consuming]:
+    given = {"bootstrap": cluster.bootstrap, "topic": cluster.topic}
     return lambda *arguments: Consuming(*arguments, url=offsetstore_database, given=given, log=tmp_path / "log")
 
 
@@ -69,7 +44,7 @@ def numbers(query: Query) -> list[int]:
     return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
 
 
-def all_are_there(query: Query, cluster: Mock) -> None:
+def all_are_there(query: Query, cluster: Cluster) -> None:
     soon(lambda: query("SELECT count(*) FROM results")[0][0] >= cluster.count)
     assert numbers(query) == list(range(cluster.count))
 
@@ -80,7 +55,7 @@ def owners(query: Query) -> int:
 
 @pytest.mark.behaviour("CONS-8", "CONS-11")
 def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replaced_and_sigterm_drains_all(
-    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+    cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(500)
     with consumes("--processes", "2", "--port", "0") as consuming:
@@ -104,6 +79,7 @@ def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replace
         assert "process 0 has ended with SIGKILL; the next one starts in 1 s" in consuming.said
         assert "ending, within 70 s" in consuming.said
         assert query("SELECT count(*) FROM group_members") == [(1,)]  # that of the killed one
+    cluster.produce(10)
     with consumes() as again:
         all_are_there(query, cluster)
         assert again.end() == 0
@@ -111,7 +87,7 @@ def test_processes_share_the_partitions_one_that_is_killed_or_stopped_is_replace
 
 @pytest.mark.behaviour("CONS-11")
 def test_a_static_member_is_replaced_in_its_place(
-    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+    cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(100)
     with consumes("--processes", "2", "--static", "--port", "0") as consuming:
@@ -130,7 +106,7 @@ def test_a_static_member_is_replaced_in_its_place(
 
 @pytest.mark.behaviour("CONS-8")
 def test_processes_whose_supervisor_is_killed_end_by_themselves(
-    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+    cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(100)
     with consumes() as consuming:
@@ -143,12 +119,13 @@ def test_processes_whose_supervisor_is_killed_end_by_themselves(
 
 @pytest.mark.behaviour("CONS-4", "CONS-11")
 def test_a_claim_ends_all_and_while_it_lives_none_start(
-    store: OffsetStore, cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+    store: OffsetStore, cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(100)
     with consumes("--processes", "2") as consuming:
+        soon(lambda: owners(query) == 2)
         all_are_there(query, cluster)
-        with store.claim("billing", topics=["payments"]):
+        with store.claim("billing", topics=[cluster.topic]):
             assert consuming.process.wait(SECONDS) == 6
             assert "has ended with exit code 6, and a restart does not help: ending" in consuming.said
             with consumes("--processes", "2") as refused:
@@ -158,7 +135,7 @@ def test_a_claim_ends_all_and_while_it_lives_none_start(
 
 @pytest.mark.behaviour("CONS-11")
 def test_a_process_is_replaced_that_another_one_of_its_fleet_has_fenced(
-    cluster: Mock, query: Query, consumes: Callable[..., Consuming]
+    cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
     cluster.produce(100)
     with consumes() as consuming:
@@ -173,8 +150,8 @@ def test_a_process_is_replaced_that_another_one_of_its_fleet_has_fenced(
 
 
 @pytest.mark.behaviour("CONS-12")
-def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluster: Mock) -> None:
-    consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
+def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluster: Cluster) -> None:
+    consumer = consumer_of(store, cluster.bootstrap, cluster.topic)
     assert not rejoins(consumer)
     with join(store, consumer.request) as member:
         consumer.fleet_name = member.fleet_name
@@ -183,13 +160,13 @@ def test_a_process_rejoins_its_own_fleet_and_no_other(store: OffsetStore, cluste
         assert not rejoins(consumer)
     with join(store, consumer.request):
         assert rejoins(consumer)
-    with store.claim("billing", topics=["payments"]):
+    with store.claim("billing", topics=[cluster.topic]):
         assert not rejoins(consumer)
 
 
 @pytest.mark.behaviour("CONS-11")
 def test_while_the_database_is_away_a_process_that_was_fenced_leaves_it_to_the_next_to_find_out(
-    store: OffsetStore, cluster: Mock, monkeypatch: pytest.MonkeyPatch
+    store: OffsetStore, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: str) -> None:
         raise StoreUnavailable("gone")
@@ -197,7 +174,7 @@ def test_while_the_database_is_away_a_process_that_was_fenced_leaves_it_to_the_n
     monkeypatch.setattr(consume_process, "_PATIENCE", 0.1)
     monkeypatch.setattr(consume_process, "_EVERY", 0.05)
     monkeypatch.setattr(store, "owner", away)
-    consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
+    consumer = consumer_of(store, cluster.bootstrap, cluster.topic)
     assert rejoins(consumer)
     consumer.request = replace(consumer.request, takeover="fence")
     assert not rejoins(consumer)
@@ -205,7 +182,7 @@ def test_while_the_database_is_away_a_process_that_was_fenced_leaves_it_to_the_n
 
 @pytest.mark.behaviour("CONS-7", "OPS-4")
 def test_a_consumer_is_ready_when_it_polls_and_not_live_when_it_no_longer_does(
-    offsetstore_database: str, cluster: Mock, query: Query, monkeypatch: pytest.MonkeyPatch
+    offsetstore_database: str, cluster: Cluster, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, limits = RunningClock(), Limits(jvm=0.3, polling=3.0, starting=60.0)
     facts = FactCollector(clock, limits)
@@ -215,7 +192,7 @@ def test_a_consumer_is_ready_when_it_polls_and_not_live_when_it_no_longer_does(
 
     assert codes() == (Code.STARTING,)
     with OffsetStore.connect(offsetstore_database, observers=[facts]) as store:
-        consumer = consumer_of(store, cluster.bootstrap, "payments", partitions=PARTITIONS)
+        consumer = consumer_of(store, cluster.bootstrap, cluster.topic)
         ended = in_background(consumer.run)
         soon(lambda: ended.done() or codes() == ())  # there are no records yet
         with monkeypatch.context() as patch:
@@ -238,7 +215,7 @@ class Blocked:
 @pytest.mark.behaviour("CONS-11")
 def test_static_members_have_an_instance_of_their_own(store: OffsetStore) -> None:
     def made(**more: str) -> Consumer:
-        return consumer_of(store, "localhost:1", "payments", partitions=1, kafka=more)
+        return consumer_of(store, "localhost:1", "payments", kafka=more)
 
     def told(*, count: int, is_static: bool) -> Told:
         return Told("app:consumer", 1, count, is_static=is_static, has_metrics=False)

@@ -58,7 +58,7 @@ def test_a_deploy_one_by_one_writes_each_record_once_and_leaves_no_partition_idl
     query("CREATE TABLE results (record bigint, at timestamptz DEFAULT clock_timestamp())")
     bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(PARTITIONS)
     kafka = {"session.timeout.ms": 45_000, "heartbeat.interval.ms": 3000}  # librdkafka's defaults
-    given = {"bootstrap": bootstrap, "topic": topic, "partitions": 0, "kafka": kafka, "rows": 50_000, "seconds": 1.0}
+    given = {"bootstrap": bootstrap, "topic": topic, "kafka": kafka, "rows": 50_000, "seconds": 1.0}
     with ExitStack() as closing:
 
         def start(number: int) -> Consuming:

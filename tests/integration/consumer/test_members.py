@@ -1,4 +1,4 @@
-"""Consumers that share the partitions of a topic, on PostgreSQL, with Kafka and with librdkafka's own mock cluster."""
+"""Consumers that share the partitions of a topic, on PostgreSQL and Kafka."""
 
 from __future__ import annotations
 
@@ -42,52 +42,13 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
+from tests.integration.consumer.conftest import Cluster
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of, parse
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-PARTITIONS = 4
-
-
-@dataclass
-class Cluster:
-    """A topic with four partitions, whose records are numbers that count up."""
-
-    bootstrap: str
-    topic: str
-    is_mock: bool
-    producer: Any
-    count: int = 0
-
-    def produce(self, count: int) -> None:
-        for number in range(self.count, self.count + count):
-            self.producer.produce(self.topic, str(number).encode(), partition=number % PARTITIONS)
-        assert self.producer.flush(30) == 0
-        self.count += count
-
-    @property
-    def partitions(self) -> int:
-        return PARTITIONS if self.is_mock else 0
-
-    @property
-    def tps(self) -> list[TopicPartition]:
-        return [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
-
-
-@pytest.fixture(params=["mock", "kafka"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    if request.param == "mock":
-        with Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "none", "log_level": 0}) as producer:
-            found = producer.list_topics("payments", timeout=30)
-            bootstrap = ",".join(f"{one.host}:{one.port}" for one in found.brokers.values())
-            yield Cluster(bootstrap, "payments", is_mock=True, producer=producer)
-        return
-    bootstrap = request.getfixturevalue("offsetstore_kafka").bootstrap_servers
-    topic = request.getfixturevalue("offsetstore_topic")(PARTITIONS)
-    with Producer({"bootstrap.servers": bootstrap}) as producer:
-        yield Cluster(bootstrap, topic, is_mock=False, producer=producer)
 
 
 @pytest.fixture(autouse=True)
@@ -115,9 +76,7 @@ def starts(store: OffsetStore, cluster: Cluster) -> Iterator[Callable[..., Runni
     running: list[Running] = []
 
     def start(kafka: dict[str, Any] | None = None, patience: float | None = None, **changes: Any) -> Running:
-        made = consumer_of(
-            store, cluster.bootstrap, cluster.topic, partitions=cluster.partitions, kafka=kafka, **changes
-        )
+        made = consumer_of(store, cluster.bootstrap, cluster.topic, kafka=kafka, **changes)
         if patience is not None:  # when partitions are taken away
             made.request, made.drain = replace(made.request, takeover_timeout=patience), patience
         running.append(Running(made))
@@ -252,29 +211,26 @@ def test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_comm
 
 @pytest.mark.behaviour("CONS-14", "CONS-2")
 def test_a_group_goes_from_a_job_to_consumers_and_back_without_a_gap_or_a_double(
-    store: OffsetStore, query: Query, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+    store: OffsetStore, query: Query, cluster: Cluster
 ) -> None:
-    bootstrap, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(PARTITIONS)
-    with Producer({"bootstrap.servers": bootstrap}) as producer:
-        cluster = Cluster(bootstrap, topic, is_mock=False, producer=producer)
-        for round_ in range(2):
-            cluster.produce(100)
-            with store.claim("billing", Broker({"bootstrap.servers": bootstrap}), topics=[topic]) as claim:
-                assert claim.starting is not None
-                begins = claim.starting.offsets
-                assert begins == dict.fromkeys(cluster.tps, round_ * 50)
-                with store.transaction(claim) as tx:
-                    tx.lock({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
-                    tx.advance({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
-                claim.close()
-                assert claim.mirror is not None
-                assert claim.mirror.ended == "the claim was closed"
-            cluster.produce(100)
-            running = Running(consumer_of(store, bootstrap, topic, partitions=0))
-            wait_until(lambda: len(numbers(query)) == 100 * (round_ + 1), timeout=60.0)  # noqa: B023
-            running.stop()
-            expected = round_ * 50 + 50
-            assert {at for at, _ in committed(cluster).values()} == {expected}
+    for round_ in range(2):
+        cluster.produce(100)
+        with store.claim("billing", Broker({"bootstrap.servers": cluster.bootstrap}), topics=[cluster.topic]) as claim:
+            assert claim.starting is not None
+            begins = claim.starting.offsets
+            assert begins == dict.fromkeys(cluster.tps, round_ * 50)
+            with store.transaction(claim) as tx:
+                tx.lock({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
+                tx.advance({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
+            claim.close()
+            assert claim.mirror is not None
+            assert claim.mirror.ended == "the claim was closed"
+        cluster.produce(100)
+        running = Running(consumer_of(store, cluster.bootstrap, cluster.topic))
+        wait_until(lambda: len(numbers(query)) == 100 * (round_ + 1), timeout=60.0)  # noqa: B023
+        running.stop()
+        expected = round_ * 50 + 50
+        assert {at for at, _ in committed(cluster).values()} == {expected}
     assert numbers(query) == [*range(100, 200), *range(300, 400)]
 
 
@@ -379,7 +335,7 @@ def test_a_partition_that_another_member_takes_too_late_is_taken_again(
     running = starts()
     cluster.produce(100)
     wait_for(query, cluster, running)
-    other = consumer_of(store, cluster.bootstrap, cluster.topic, partitions=cluster.partitions)
+    other = consumer_of(store, cluster.bootstrap, cluster.topic)
     with join(store, other.request) as late:
         late.assign([cluster.tps[1]])
         cluster.produce(100)
@@ -538,7 +494,7 @@ def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted
             producer.produce(topic, str(number).encode(), partition=0)
             producer.flush(30)
             (producer.abort_transaction if number % 2 else producer.commit_transaction)()
-    running = Running(consumer_of(store, bootstrap, topic, partitions=0))
+    running = Running(consumer_of(store, bootstrap, topic))
     try:
         wait_until(lambda: numbers(query) == [0, 2], timeout=60.0)
         wait_until(lambda: store.offsets("billing")[tp].next_offset == 8, timeout=20.0)
@@ -559,7 +515,6 @@ def job(
             url,
             cluster.bootstrap,
             cluster.topic,
-            str(cluster.partitions),
             *([] if calls is None else [str(calls)]),
         ],
         cwd=ROOT,

@@ -88,7 +88,7 @@ def test_a_letter_that_the_database_refuses_is_no_record_s_fault(
 ) -> None:
     query(spoil)
     with pytest.raises(errors.SinkError, match="refused to store dead letters") as caught:
-        give_up(store, claim, dead(1), dead(2, payload=replace(RECORD, value=b"secret")))
+        give_up(store, claim, dead(1), dead(2, payload=RECORD._replace(value=b"secret")))
 
     assert not isinstance(caught.value, errors.RowsRefused)
     assert "secret" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_values_of_ten_megabytes_are_written_in_several_statements_and_read_in_p
     store: OffsetStore, claim: Claim
 ) -> None:
     values = [os.urandom(HUGE) for _ in range(5)]
-    letters = [dead(number, payload=replace(RECORD, value=value)) for number, value in enumerate(values)]
+    letters = [dead(number, payload=RECORD._replace(value=value)) for number, value in enumerate(values)]
     give_up(store, claim, *letters, until=5)
 
     assert [store.letter(GROUP, P0, number).payload for number in range(5)] == [one.payload for one in letters]
@@ -169,7 +169,7 @@ def test_values_of_ten_megabytes_are_written_in_several_statements_and_read_in_p
 
 def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetStore, claim: Claim, query: Query) -> None:
     value = os.urandom(1 << 20)
-    give_up(store, claim, *(dead(number, payload=replace(RECORD, value=value)) for number in range(10)), until=10)
+    give_up(store, claim, *(dead(number, payload=RECORD._replace(value=value)) for number in range(10)), until=10)
     store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
     query("ANALYZE dead_letters")
 
@@ -206,10 +206,10 @@ def test_texts_that_postgresql_cant_store_are_cleaned_and_bytes_are_as_they_were
 ) -> None:
     headers = (("a\0b", b"\0"), ("", None), ("", b""), ("x", b"\xff"), ("x", b"\xfe"))
     error = LetterError("Bad\0Name", "nul \0, lone \ud800, " + "x" * 10_000, column="a\0", traceback="\0" * 9)
-    give_up(store, claim, dead(1, error=error, payload=replace(RECORD, headers=headers, timestamp_ms=-(2**63))))
+    give_up(store, claim, dead(1, error=error, payload=RECORD._replace(headers=headers, timestamp_ms=-(2**63))))
 
     letter = store.letter(GROUP, P0, 1)
-    assert letter.payload == replace(RECORD, headers=headers, timestamp_ms=-(2**63))
+    assert letter.payload == RECORD._replace(headers=headers, timestamp_ms=-(2**63))
     assert (letter.error.error_class, letter.error.column, letter.error.traceback) == ("BadName", "a", "")
     assert letter.error.text.startswith("nul , lone ?, xxx")
     assert len(letter.error.text) < 9_000

@@ -73,7 +73,7 @@ def fed(*filters: Any, count: int = 4, **limits: Any) -> Feed:
     feed = Feed(Flush(**{"seconds": 1000, **limits}), filters, metadata=metadata)
     feed.begin({P0: 5, P1: 0}, {P0: Term(metadata="kept"), P1: Term()})
     for offset in range(5, 5 + count):
-        feed.add(PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0)), "id")
+        feed.add(P0, [PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0))], "id")
     return feed
 
 
@@ -122,7 +122,7 @@ def test_deferred_records_hold_the_offset_and_count_for_memory_and_those_dropped
     feed.decide(0.0, 9.0)
     assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(7, 12), 1)}
     assert (feed.room, [*feed.deferred]) == (5, [])
-    feed.add(PolledRecord(P0, 12, Payload(None, b"", (), 0, 0)))
+    feed.add(P0, [PolledRecord(P0, 12, Payload(None, b"", (), 0, 0))])
     feed.drop([P0])
     assert feed.room == 5
 
@@ -130,7 +130,7 @@ def test_deferred_records_hold_the_offset_and_count_for_memory_and_those_dropped
 def test_a_limit_for_all_partitions_goes_round() -> None:
     feed = fed(Throttle(2, per=1.0), count=4)
     for offset in range(4):
-        feed.add(PolledRecord(P1, offset, Payload(None, b"", (), 0, 0)))
+        feed.add(P1, [PolledRecord(P1, offset, Payload(None, b"", (), 0, 0))])
     taken: list[TopicPartition] = []
     for second in range(4):
         feed.decide(float(second), float(second))

@@ -22,7 +22,7 @@ from offsetstore import (
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import Membership
 from offsetstore.consumer.feed import Feed
-from offsetstore.consumer.records import Record, batch_of, record_of
+from offsetstore.consumer.records import Record, batch_of, read_messages
 from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.processing.handled_rows import schema_of
 from offsetstore.protocol.letters import Payload
@@ -47,7 +47,7 @@ def test_records_have_the_columns_of_spark_s_source_and_their_coordinates() -> N
         topic="payments", partition=1, offset=7, key=b"k", value=b"v", headers=[("a", b"b")], timestamp=(2, 5)
     )
     bare = made(topic="payments", partition=1, offset=9, value=None, timestamp=(0, -1))
-    batch: Any = batch_of([record_of(P1, message), record_of(P1, bare)])
+    batch: Any = batch_of(read_messages(P1, [message, bare]))
     first, second = batch.select(
         ["key", "value", "topic", "partition", "offset", "timestampType", "headers"]
     ).to_pylist()
@@ -74,11 +74,11 @@ def test_no_records_have_the_same_columns() -> None:
 def test_a_range_ends_where_the_client_is_also_beyond_the_last_record() -> None:
     feed = Feed(Flush(seconds=1000))
     feed.begin({P0: 5, P1: 0}, {P0: Term(), P1: Term()})
-    feed.add(record(P0, 7))
+    feed.add(P0, [record(P0, 7)])
     feed.reach(P0, 9)
     assert offsets(feed) == {P0: (OffsetRange(5, 9), [7])}
     feed.reach(P1, 2)  # nothing but transactions that were aborted
-    feed.add(record(P0, 9))
+    feed.add(P0, [record(P0, 9)])
     assert offsets(feed) == {P0: (OffsetRange(9, 10), [9]), P1: (OffsetRange(0, 2), [])}
     assert offsets(feed) == {}
 
@@ -88,13 +88,13 @@ def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
     feed = Feed(Flush(seconds=1000))
     feed.begin({P0: 5}, {P0: Term()})
     feed.reach(P1, 8)
-    for one in (record(P0, 4), record(P0, 5), record(P0, 5), record(P1, 0)):
-        feed.add(one)
+    feed.add(P0, [record(P0, offset) for offset in (4, 5, 5)])
+    feed.add(P1, [record(P1, 0)])
     feed.reach(P0, 3)
     assert offsets(feed) == {P0: (OffsetRange(5, 6), [5])}
-    feed.add(record(P0, 6))
+    feed.add(P0, [record(P0, 6)])
     feed.drop([P0])
-    feed.add(record(P0, 7))
+    feed.add(P0, [record(P0, 7)])
     assert offsets(feed) == {}
     assert not feed.is_due
 
@@ -102,9 +102,9 @@ def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
 def test_headers_count_as_bytes() -> None:
     feed = Feed(Flush(bytes=8))
     feed.begin({P0: 0}, {P0: Term()})
-    feed.add(Record(P0, 0, Payload(None, b"1234", (("id", b"x"),), 0, 0)))
+    feed.add(P0, [Record(P0, 0, Payload(None, b"1234", (("id", b"x"),), 0, 0))])
     assert feed.room
-    feed.add(Record(P0, 1, Payload(None, None, (("a", None),), 0, 0)))
+    feed.add(P0, [Record(P0, 1, Payload(None, None, (("a", None),), 0, 0))])
     assert not feed.room
 
 
@@ -133,11 +133,11 @@ def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None
         assert not feed.is_due
         feed.begin({P0: 0}, {P0: Term()})
         assert not feed.is_due
-        feed.add(record(P0, 0))
+        feed.add(P0, [record(P0, 0)])
     assert (by_rows.is_due, by_bytes.is_due, by_time.is_due) == (False, False, True)
     assert (by_rows.room, by_time.room) == (1, 49_999)
     for feed in (by_rows, by_bytes):
-        feed.add(record(P0, 1))
+        feed.add(P0, [record(P0, 1)])
         assert (feed.is_due, feed.room) == (True, 0)
         feed.drop([P0])
         assert feed.room > 0

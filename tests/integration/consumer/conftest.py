@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from offsetstore import TopicPartition
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.testing.fixtures import NewTopic
+
+PARTITIONS = 4
+
+
+@dataclass
+class Cluster:
+    """A topic with four partitions, whose records are numbers that count up."""
+
+    bootstrap: str
+    topic: str
+    producer: Any
+    count: int = 0
+
+    def produce(self, count: int) -> None:
+        for number in range(self.count, self.count + count):
+            self.producer.produce(self.topic, str(number).encode(), partition=number % PARTITIONS)
+        assert self.producer.flush(30) == 0
+        self.count += count
+
+    @property
+    def tps(self) -> list[TopicPartition]:
+        return [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+
+
+@pytest.fixture
+def cluster(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> Iterator[Cluster]:
+    bootstrap = offsetstore_kafka.bootstrap_servers
+    with Producer({"bootstrap.servers": bootstrap}) as producer:
+        yield Cluster(bootstrap, offsetstore_topic(PARTITIONS), producer)
