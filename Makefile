@@ -70,7 +70,7 @@ bench: setup ## measure the sink and Spark's own writers, into build/bench; half
 bench-handlers: setup ## measure calls of a handler, and write them into docs/performance.md; a quarter of an hour (ROUNDS= ONLY=)
 	@$(BIN)/python -m benchmarks.handlers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)")
 
-bench-consumer: setup ## measure the consumer beside one by hand, and calls in two processes; a quarter of an hour (ROUNDS= ONLY=)
+bench-consumer: setup ## measure the consumer beside one by hand, its calls and its memory, for docs/performance.md; half an hour (ROUNDS= ONLY=)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check orjson==3.13.0
 	@$(BIN)/python -m benchmarks.consumer $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)")
 

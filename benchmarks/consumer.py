@@ -1,11 +1,11 @@
-"""A `Consumer` beside a careful consumer written by hand, and calls of a handler in two processes.
+"""A `Consumer` beside one written by hand, calls of a handler in two processes, and memory over many records.
 
 Run it with ``make bench-consumer``, alone on its machine. The rate is taken from the stored offsets, from the first
 that is seen to the end, so that starting and joining don't count; "used" are the processor seconds of the consumer's
 own process from its start. After each run, the table must have each record once. In each round the two consumers take
 turns, and their ratio is that of one round. Calls are counted from the moment at which a paused group is resumed, and
 by their own log (`benchmarks.calls`). The figures go into build/bench/consumer.json, where they replace earlier ones of
-the same name.
+the same name, and from there into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.calls import PARTITIONS, calls_in, check, key_of
 from benchmarks.consuming import HANDLERS
-from benchmarks.report import BUILD, table
+from benchmarks.report import BUILD, table, with_figures
 from benchmarks.run import commit
 from benchmarks.scale import TABLE, Figures, create_tables, observing, one, settings
 from benchmarks.shapes import SHAPES, Shape
@@ -42,7 +42,11 @@ SMALL: Final = SHAPES["small"]
 PROCESSES: Final = 2
 SHARED: Final = 6
 """Partitions of the topic that the processes share: as many for each."""
-NAMES: Final = ("consumers", *HANDLERS)
+NAMES: Final = ("consumers", *HANDLERS, "memory")
+MANY: Final = 10_000_000
+"""Records of the run whose memory is measured, ten times in equal steps."""
+PAGE: Final = Path("docs/performance.md")
+MARK: Final = "<!-- figures: written by python -m benchmarks.consumer -->\n"
 _LOOK: Final = 0.02
 _LIMIT: Final = 900.0
 
@@ -181,6 +185,27 @@ def _rows(connection: Any) -> int:
     return int(one(connection, f"SELECT count(*) FROM {TABLE}")[0])  # noqa: S608 - ours
 
 
+# -- memory
+
+
+def measure_memory(servers: str, url: str, records: int) -> Figures:
+    """Have one process consume many records, and look at its memory each time it has stored another tenth."""
+    with observing(url) as connection:
+        connection.execute(f"DROP TABLE IF EXISTS {SMALL.table}".encode())
+        connection.execute(SMALL.ddl.encode())
+        topic, way, found = _small_topic(servers, records), _WAYS["consumer"], list[float]()
+        with _process(*way.command, url, servers, topic) as process:
+            began = time.monotonic()
+            for step in range(1, 11):
+                while _stored(connection, way, topic) < records * step // 10:
+                    time.sleep(_LOOK)
+                    _expect_running(process, began)
+                found.append(psutil.Process(process.pid).memory_info().rss / 2**20)
+        assert one(connection, f"SELECT count(*) FROM {SMALL.table}") == (records,)  # noqa: S608 - ours
+    print(f"memory       {found}", flush=True)
+    return {"records": records, "megabytes": found}
+
+
 # -- processes
 
 
@@ -201,7 +226,9 @@ def _expect_running(process: subprocess.Popen[bytes], began: float) -> None:
 
 def shown(figures: Figures) -> str:
     """The figures as tables."""
-    parts: list[str] = []
+    had: Figures = figures["settings"]
+    on = f"on {had['cores']} cores and {had['memory_gb']} GB with a load of {had['load']:.1f} before"
+    parts = [f"Measured on {had['at']} at commit {had['commit']}, {on};\nmedians of the rounds.\n"]
     if "consumers" in figures:
         samples: dict[str, list[Figures]] = figures["consumers"]["samples"]
         ratios = [
@@ -211,8 +238,8 @@ def shown(figures: Figures) -> str:
             [name, *(f"{median(each[key] for each in of):,.1f}" for key in ("rate", "used"))]
             for name, of in samples.items()
         ]
-        parts += [table(["", "records/s", "processor, s"], rows, texts=1)]
-        parts += [f"ratio of a round: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})\n"]
+        parts += [table(["500,000 records", "records/s", "processor, s"], rows, texts=1)]
+        parts += [f"The consumer's rate ÷ that by hand, in each round: {_spread(ratios)}.\n"]
     rows = [
         [
             kind,
@@ -221,8 +248,16 @@ def shown(figures: Figures) -> str:
         for kind in HANDLERS
         if kind in figures
     ]
-    parts += [table(["calls", "seconds", "in calls, s", "processor, s"], rows, texts=1)] if rows else []
+    parts += [table(["500,000 calls", "seconds", "in calls, s", "processor, s"], rows, texts=1)] if rows else []
+    if "memory" in figures:
+        found: list[float] = figures["memory"]["megabytes"]
+        heads = ["million records", *(f"{figures['memory']['records'] * n / 1e7:g}" for n in range(1, 11))]
+        parts += [table(heads, [["resident memory, MB", *(f"{each:.0f}" for each in found)]], texts=1)]
     return "\n".join(parts)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def main() -> None:
@@ -230,6 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.consumer", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="that count; the consumers have one more, to warm up")
     parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--many", type=int, default=MANY, help="for the memory")
     parser.add_argument("--only", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
     given = parser.parse_args()
     names = given.only.split(",")
@@ -241,10 +277,17 @@ def main() -> None:
         for kind in HANDLERS:
             if kind in names:
                 figures[kind] = measure_calls(servers, url, given.records, given.rounds, kind)
+        if "memory" in names:
+            figures["memory"] = measure_memory(servers, url, given.many)
         figures["settings"] = {**settings(postgres), "commit": commit()}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
     print(shown(figures))
+    if missing := {*NAMES} - figures.keys():
+        print(f"the page needs these too: {', '.join(sorted(missing))}")
+        return
+    PAGE.write_text(with_figures(PAGE.read_text(), shown(figures), MARK))
+    print(f"wrote {PAGE}")
 
 
 if __name__ == "__main__":

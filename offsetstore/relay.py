@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -469,7 +469,7 @@ class Relay:
     def _end_recording(self) -> None:
         """Wait until nothing is being recorded, whatever comes of it: later, it would change what a new start reads."""
         if self._recording is not None:
-            wait([self._recording])
+            self._recording.exception()
             self._recording = None
 
     def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:

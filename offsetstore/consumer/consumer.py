@@ -83,6 +83,7 @@ _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _MOST: Final = 10_000  # records of one call
+_SELDOM: Final = 100_000  # new objects from one garbage collection to the next
 _LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
@@ -221,10 +222,10 @@ class Consumer:
 
     @contextmanager
     def _as_process(self) -> Generator[None]:
-        """If this is the process's main work, end at SIGTERM, and leave what there is already to no garbage collection.
+        """If this is the process's main work, end at SIGTERM, and collect garbage seldom.
 
-        Each record makes objects, and each thousand of them a collection: with all modules in it, that is a third of
-        the time that polling takes.
+        Each record makes objects, which Python goes through again and again while they wait: after each thousand new
+        ones, with all that the modules have. That took half of the time of polling.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -234,11 +235,14 @@ class Consumer:
             self.stop()
 
         before = signal.signal(signal.SIGTERM, stop)
+        often = gc.get_threshold()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_SELDOM)
         try:
             yield
         finally:
+            gc.set_threshold(*often)
             gc.unfreeze()
             signal.signal(signal.SIGTERM, before)
 
@@ -371,28 +375,28 @@ class Membership:
 
     def _poll(self, most: int, seconds: float) -> None:
         self._polls += 1
-        polled, events = defaultdict[tuple[str, int], list[Any]](list), list[Any]()
+        polled, ends = defaultdict[tuple[str, int], list[Any]](list), dict[TopicPartition, int]()
         for message in self._kafka.consume(most, seconds):
-            if message.error() is None:
-                polled[message.topic(), message.partition()].append(message)
-            else:
-                events.append(message)
+            place = message.topic(), message.partition()
+            if (error := message.error()) is None:
+                polled[place].append(message)
+                continue
+            tp = None if place[0] is None else TopicPartition(*place)
+            if tp is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's codes are public
+                ends[tp] = message.offset()
+            else:  # before records that are behind what can't be read
+                self._told(error, tp)
         for place, messages in polled.items():
             tp, last = TopicPartition(*place), messages[-1]
             self._feed.add(tp, read_messages(tp, messages), self._topic_ids.get(tp.topic, ""))
             if tp in self._feed.partitions and (epoch := last.leader_epoch()) is not None:
                 self._pairs[tp] = EpochPair(last.offset() + 1, epoch)
-        for event in events:  # an end of a log comes behind its records
-            topic = event.topic()
-            self._told(
-                event.error(), None if topic is None else TopicPartition(topic, event.partition()), event.offset()
-            )
-
-    def _told(self, error: KafkaError, tp: TopicPartition | None, offset: int) -> None:
-        code = error.code()
-        if tp is not None and code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes are public
+        for tp, offset in ends.items():  # behind the records
             self._feed.reach(tp, offset)
-        elif tp is not None and code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+
+    def _told(self, error: KafkaError, tp: TopicPartition | None) -> None:
+        code = error.code()
+        if tp is not None and code == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - as above
             if tp in self._feed.partitions:  # else it was given back while this call polled
                 _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
                 self._untaken[tp] = 0.0

@@ -31,7 +31,7 @@ TESTS: Final = {
             "tests/integration/spark/test_tuning.py",
         ),
     },
-    "kafka": {"smoke": _SMOKE, "client": (_KAFKA,)},
+    "kafka": {"smoke": _SMOKE, "client": (_KAFKA,), "consumer": ("tests/integration/consumer",)},
 }
 """The paths, from the top of the checkout, by product and the set's name."""
 

@@ -45,7 +45,7 @@ def test_what_is_left_out_of_a_row_is_a_test_of_its_cells() -> None:
 def test_cells_are_chosen_by_any_part_of_their_names_in_the_order_of_the_list() -> None:
     assert chosen([]) == list(CELLS)
     names = [cell.name for cell in chosen(["kafka-3.9", "postgresql-14.24.0/contract"])]
-    assert names == ["postgresql-14.24.0/contract", "kafka-3.9.2/smoke", "kafka-3.9.2/client"]
+    assert names == ["postgresql-14.24.0/contract", "kafka-3.9.2/smoke", "kafka-3.9.2/client", "kafka-3.9.2/consumer"]
     with pytest.raises(LookupError, match=r"contains mysql, 9\.6; --list"):
         chosen(["kafka", "mysql", "9.6"])
 
@@ -81,7 +81,7 @@ def test_the_page_tells_what_passed_failed_and_was_not_run() -> None:
     assert rows == [
         "| 14.24.0 | 8 passed, 1 skipped | **2 of 9 failed** | not run | `c1`, `c2` |",
         "| 18.6.0 | not run | not run | not run |  |",
-        "| 3.9.2 | not run | **did not run** | `c1` |",
+        "| 3.9.2 | not run | **did not run** | not run | `c1` |",
     ]
     assert page.partition("## Failed\n")[2].split("\n- ")[1:] == [
         "postgresql-14.24.0/migrations: t.one",

@@ -160,6 +160,18 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         why="A record that Kafka's client hands out again would be written again.",
     ),
     mutant(
+        "end-of-a-log-before-its-records",
+        ("Membership._poll", "ends[tp] = message.offset()", "self._feed.reach(tp, message.offset())"),
+        tests=(f"{_POLLING}test_the_end_of_a_log_is_behind_its_records_wherever_the_client_tells_of_it",),
+        why="Records that came in the same poll would be below what was read, and be passed over.",
+    ),
+    mutant(
+        "records-behind-what-cant-be-read",
+        ("Membership._poll", "self._told(error, tp)", "pass"),
+        tests=(f"{_POLLING}test_nothing_is_written_that_comes_behind_what_cant_be_read",),
+        why="The client goes on behind a batch that it can't read, whose records would be passed over.",
+    ),
+    mutant(
         "end-that-goes-back",
         ("Feed.reach", "one is not None and offset > one.until", "one is not None"),
         tests=(f"{_FEED}test_what_is_not_the_member_s_or_was_gathered_before_is_left_out",),

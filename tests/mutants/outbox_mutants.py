@@ -144,7 +144,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-begins-anew-when-nothing-is-recorded",
-        ("Relay._end_recording", "wait([self._recording])", "None"),
+        ("Relay._end_recording", "self._recording.exception()", "None"),
         tests=(f"{_RELAY}test_what_is_being_recorded_is_waited_for_before_it_begins_anew",),
         why="A record that is committed later would change what the new start has read.",
     ),

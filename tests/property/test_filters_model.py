@@ -61,13 +61,14 @@ def test_each_record_is_delivered_or_dropped_once_and_no_offset_passes_one_that_
     dropped, second = 0, 0
     waiting = True
     while second < len(polled) or (waiting and second < 2000):
+        given = [list[PolledRecord](), list[PolledRecord]()]
         for partition, gap in polled[second] if second < len(polled) else ():
             offset = next_[partition] + gap - 1
             next_[partition] = offset + 1
             there.add((partition, offset))
-            feed.add(
-                PARTITIONS[partition], [PolledRecord(PARTITIONS[partition], offset, Payload(None, b"1", (), 0, 0))]
-            )
+            given[partition].append(PolledRecord(PARTITIONS[partition], offset, Payload(None, b"1", (), 0, 0)))
+        for tp, records in zip(PARTITIONS, given, strict=True):
+            feed.add(tp, records)
         if second < len(polled) and ends[second]:
             feed.reach(PARTITIONS[0], next_[0])
         feed.decide(float(second), float(second))

@@ -72,8 +72,7 @@ def fed(*filters: Any, count: int = 4, **limits: Any) -> Feed:
 
     feed = Feed(Flush(**{"seconds": 1000, **limits}), filters, metadata=metadata)
     feed.begin({P0: 5, P1: 0}, {P0: Term(metadata="kept"), P1: Term()})
-    for offset in range(5, 5 + count):
-        feed.add(P0, [PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0))], "id")
+    feed.add(P0, [PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0)) for offset in range(5, 5 + count)], "id")
     return feed
 
 

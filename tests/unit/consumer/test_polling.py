@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,8 +15,17 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from offsetstore import Flush, Handler, Record, StartingOffsets, StartPolicy, TopicPartition
 from offsetstore.consumer import Consumer, SkipIf, handled
 from offsetstore.consumer import consumer as consumer_module
+from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.outputs import Outputs
-from offsetstore.errors import BrokerUnavailable, LogTruncated, StaleClaim, StoreUnavailable, TopicRecreated
+from offsetstore.consumer.records import Record as Polled
+from offsetstore.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    LogTruncated,
+    StaleClaim,
+    StoreUnavailable,
+    TopicRecreated,
+)
 from offsetstore.offsets import EpochPair, StoredOffset
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.policy import OnRecreated
@@ -133,11 +142,14 @@ class Undecodable:
             raise SystemError("<method 'headers'> returned a result with an exception set") from error
 
 
+def event(tp: TopicPartition, code: int, offset: int = -1001) -> Message:
+    made: Any = Message
+    return made(topic=tp.topic, partition=tp.partition, offset=offset, error=KafkaError(code), timestamp=(0, -1))
+
+
 def ended(tp: TopicPartition) -> Message:
     """Kafka no longer has what comes next."""
-    made: Any = Message
-    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    return made(topic=tp.topic, partition=tp.partition, offset=-1001, error=error, timestamp=(0, -1))
+    return event(tp, KafkaError._AUTO_OFFSET_RESET)
 
 
 @pytest.fixture
@@ -185,6 +197,42 @@ def consumer(store: InMemoryOffsetStore, cluster: Cluster, client: Client, value
 
 def stored(store: InMemoryOffsetStore) -> list[int]:
     return [row.next_offset for _, row in sorted(store.offsets(GROUP).items())]
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_the_end_of_a_log_is_behind_its_records_wherever_the_client_tells_of_it(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer, values: Values
+) -> None:
+    consumer.flush = Flush(rows=3)
+    running = in_background(consumer.run)
+    end = event(P0, KafkaError._PARTITION_EOF, 5)  # 2 to 4 are of a transaction that was aborted
+    client.give([end, record(P0, 0), record(P1, 0), record(P0, 1)])
+    wait_until(lambda: stored(store) == [5, 1], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    assert values.written == [b"0", b"1", b"0"]
+
+
+@pytest.mark.behaviour("CONS-1")
+def test_nothing_is_written_that_comes_behind_what_cant_be_read(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer, values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed: list[int] = []
+    add = Feed.add
+
+    def watched(feed: Feed, tp: TopicPartition, records: Sequence[Polled], topic_id: str = "") -> None:
+        fed.extend(one.offset for one in records)
+        add(feed, tp, records, topic_id)
+
+    monkeypatch.setattr(Feed, "add", watched)
+    monkeypatch.setattr(client, "close", lambda: client.revoke(P0, P1))
+    running = in_background(consumer.run)
+    client.give([record(P0, 0), event(P0, KafkaError._BAD_MSG, 1), record(P0, 2)])
+    wait_until(lambda: running.done() or fed, timeout=30.0)
+    consumer.stop()
+    with pytest.raises(BrokerError, match="payments-0"):
+        running.result(timeout=30)
+    assert (stored(store), values.written, fed) == ([0, 0], [], [])
 
 
 @pytest.mark.behaviour("CONS-13", "START-26")

@@ -47,7 +47,12 @@ def test_records_have_the_columns_of_spark_s_source_and_their_coordinates() -> N
         topic="payments", partition=1, offset=7, key=b"k", value=b"v", headers=[("a", b"b")], timestamp=(2, 5)
     )
     bare = made(topic="payments", partition=1, offset=9, value=None, timestamp=(0, -1))
-    batch: Any = batch_of(read_messages(P1, [message, bare]))
+    read = read_messages(P1, [message, bare])
+    assert read == [
+        Record(P1, 7, Payload(b"k", b"v", (("a", b"b"),), 5, 1)),
+        Record(P1, 9, Payload(None, None, (), None, -1)),
+    ]
+    batch: Any = batch_of(read)
     first, second = batch.select(
         ["key", "value", "topic", "partition", "offset", "timestampType", "headers"]
     ).to_pylist()
@@ -89,6 +94,7 @@ def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
     feed.begin({P0: 5}, {P0: Term()})
     feed.reach(P1, 8)
     feed.add(P0, [record(P0, offset) for offset in (4, 5, 5)])
+    assert feed.room == Flush().rows - 1
     feed.add(P1, [record(P1, 0)])
     feed.reach(P0, 3)
     assert offsets(feed) == {P0: (OffsetRange(5, 6), [5])}
@@ -116,13 +122,13 @@ READING = [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMP
 def test_a_batch_that_kafkas_client_can_not_read_ends_the_consumer(code: int) -> None:
     """The client goes on with the next one, so the records would be passed over."""
     with pytest.raises(BrokerError, match=r"payments-0: .*while polling records") as raised:
-        Membership._told(Membership.__new__(Membership), KafkaError(code), P0, 7)
+        Membership._told(Membership.__new__(Membership), KafkaError(code), P0)
     assert raised.value.topic_partition == P0
 
 
 @pytest.mark.parametrize(("code", "tp"), [(KafkaError._ALL_BROKERS_DOWN, None), (KafkaError.LEADER_NOT_AVAILABLE, P0)])
 def test_what_may_pass_is_logged(code: int, tp: TopicPartition | None, caplog: pytest.LogCaptureFixture) -> None:
-    Membership._told(Membership.__new__(Membership), KafkaError(code), tp, 7)
+    Membership._told(Membership.__new__(Membership), KafkaError(code), tp)
     assert "polling records" in caplog.text
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -173,6 +174,7 @@ def several(record: Record) -> Iterator[dict[str, int]]:
     [
         (None, ()),
         ({"id": 1}, ({"id": 1},)),
+        (MappingProxyType({"id": 1}), ({"id": 1},)),
         ((1, 2), ((1, 2),)),
         ([], []),
         ([{"id": 1}, (2,)], [{"id": 1}, (2,)]),
@@ -185,6 +187,18 @@ def test_what_a_function_returns(returned: Any, rows: Any, *, is_async: bool) ->
 
     [one] = handled(Handler(later if is_async else lambda _: returned, None), record(0)).values()
     assert (one.rows, one.error) == (rows, None)
+
+
+@pytest.mark.behaviour("HAND-3")
+def test_a_row_stays_as_it_was_returned_where_the_function_uses_its_mapping_again() -> None:
+    row: dict[str, int] = {}
+
+    def refill(one: Record) -> dict[str, int]:
+        row["id"] = one.offset
+        return row
+
+    found = handled(Handler(refill, None, ordering="partition"), *map(record, range(3)))
+    assert [one.rows for _, one in sorted(found.items())] == [({"id": 0},), ({"id": 1},), ({"id": 2},)]
 
 
 @pytest.mark.behaviour("HAND-3")
