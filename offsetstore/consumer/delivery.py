@@ -268,9 +268,9 @@ class Computation:
             return why
 
     def _one_by_one(self, records: Sequence[Record], failed: Mapping[int, FunctionFailed]) -> ComputedRecords:
-        empty = {name: rows for name, (rows, _) in self._made([]).items()}
-        batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in empty}
-        firsts = {name: array("q", [0]) for name in empty}
+        outputs = self._outputs
+        batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in outputs.writers}
+        firsts = {name: array("q", [0]) for name in outputs.writers}
         rejected: dict[int, Rejected] = {}
         for number, record in enumerate(records):
             made: Mapping[str, tuple[pa.RecordBatch, Rejected | None]] = {}
@@ -284,13 +284,24 @@ class Computation:
                 batches[name].append(rows)
             for name, first in firsts.items():
                 first.append(first[-1] + (made[name][0].num_rows if made else 0))
-        outputs = self._outputs
+        if not any(batches.values()):
+            batches = {name: [rows] for name, rows in self._of_none().items()}
         by_record: dict[str, RowsByRecord] = {}
         for name, found in batches.items():
-            table = pa.Table.from_batches(found or [empty[name]]).combine_chunks()
+            table = pa.Table.from_batches(found).combine_chunks()
             by_record[name] = RowsByRecord(outputs.writers[name], table, firsts[name])
         uses = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
         return ComputedRecords(records, rejected, failed, uses, by_record, lambda one: self.tried([one]))
+
+    def _of_none(self) -> dict[str, pa.RecordBatch]:
+        """The rows of no records, which have the columns.
+
+        :raises FunctionFailed: the transform can't make them.
+        """
+        try:
+            return {name: rows for name, (rows, _) in self._made([]).items()}
+        except TransformRaised as error:
+            raise error.failed() or error from error.__cause__
 
     def _made(self, records: Sequence[Record]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
         made = self._outputs.made(self._claim, self._outputs.given(records))

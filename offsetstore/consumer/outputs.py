@@ -25,11 +25,20 @@ Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str,
 
 REJECT: Final = "_reject"
 _FIELDS: Final = ["code", "reason"]
+_WITHOUT_RECORDS: Final[Mapping[str, Any]] = {
+    "found": "a batch without records",
+    "next_step": "Have it return its columns, without rows, where there are no records: a flush has none if all "
+    "that was read belongs to transactions that were aborted.",
+}
 _types: Any = pa.types  # its stubs leave the types of fields open
 
 
 class TransformRaised(Exception):
-    """The transform has raised its cause."""
+    """The transform has raised its cause, for so many records."""
+
+    def __init__(self, records: int) -> None:
+        super().__init__(records)
+        self.records = records
 
     def failed(self) -> FunctionFailed | None:
         """Our error for it, ``None`` if no record is to blame."""
@@ -42,6 +51,7 @@ class TransformRaised(Exception):
             error_class=name,
             text=str(cause),
             traceback="".join(traceback.format_exception(cause)),
+            **({} if self.records else _WITHOUT_RECORDS),
         )
         failed.__cause__ = cause
         return failed
@@ -118,7 +128,7 @@ class Outputs:
         try:
             result = self._transform(records)
         except Exception as error:
-            raise TransformRaised from error
+            raise TransformRaised(records.num_rows) from error
         made: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
         if made.keys() != self.writers.keys() or not all(isinstance(one, pa.RecordBatch) for one in made.values()):
             raise SinkError(

@@ -391,6 +391,27 @@ def test_bad_records_become_letters(store: OffsetStore, joins: Callable[[], Memb
     assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
 
 
+@pytest.mark.behaviour("CONS-1", "DX-1")
+def test_a_transform_that_can_do_nothing_without_records_is_told_so_only_where_there_are_none(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    def needs_one(records: pa.RecordBatch) -> pa.RecordBatch:
+        assert values_of(records)[0] is not None
+        return parse(records)
+
+    member = joins()
+    member.assign([P0])
+    for dead_letters in (None, DeadLetters(max_retries=0)):
+        polling = Polling(member, needs_one, dead_letters=dead_letters)
+        with pytest.raises(FunctionFailed, match=r"transform raised IndexError.*; found a batch without records"):
+            polling.write(polling.polled({P0: []}, beyond=3))
+    polling.write(polling.polled({P0: ["1", "bad", "3"]}))
+    assert (numbers(query), stored(store)[P0]) == ([1, 3], 3)
+    with pytest.raises(FunctionFailed, match="found a batch without records"):
+        polling.write(polling.polled({P0: ["worse"]}, begin=3))
+    assert stored(store)[P0] == 3
+
+
 @pytest.mark.behaviour("CONS-1")
 @pytest.mark.parametrize("bad", ["13", "bad"])
 def test_without_dead_letters_the_bad_record_is_named_and_what_comes_before_it_is_stored(
