@@ -235,7 +235,7 @@ def shown(figures: Figures) -> str:
             ours["rate"] / theirs["rate"] for ours, theirs in zip(samples["consumer"], samples["by hand"], strict=True)
         ]
         rows = [
-            [name, *(f"{median(each[key] for each in of):,.1f}" for key in ("rate", "used"))]
+            [name, f"{median(each['rate'] for each in of):,.0f}", f"{median(each['used'] for each in of):.1f}"]
             for name, of in samples.items()
         ]
         parts += [table(["500,000 records", "records/s", "processor, s"], rows, texts=1)]

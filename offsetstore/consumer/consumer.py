@@ -6,7 +6,6 @@ polls and feeds; each delivery is written by another one, so that slow work neve
 
 from __future__ import annotations
 
-import gc
 import logging
 import signal
 import threading
@@ -55,7 +54,7 @@ from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
-from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
@@ -83,7 +82,6 @@ _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
 _MOST: Final = 10_000  # records of one call
-_SELDOM: Final = 100_000  # new objects from one garbage collection to the next
 _LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
@@ -222,11 +220,7 @@ class Consumer:
 
     @contextmanager
     def _as_process(self) -> Generator[None]:
-        """If this is the process's main work, end at SIGTERM, and collect garbage seldom.
-
-        Each record makes objects, which Python goes through again and again while they wait: after each thousand new
-        ones, with all that the modules have. That took half of the time of polling.
-        """
+        """If this is the process's main work, end at SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -235,15 +229,10 @@ class Consumer:
             self.stop()
 
         before = signal.signal(signal.SIGTERM, stop)
-        often = gc.get_threshold()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_SELDOM)
         try:
-            yield
+            with as_main_work():
+                yield
         finally:
-            gc.set_threshold(*often)
-            gc.unfreeze()
             signal.signal(signal.SIGTERM, before)
 
 

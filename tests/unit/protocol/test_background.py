@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import NoReturn
 
 import pytest
 
 from offsetstore.kafka.client import let_go
-from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.background import as_main_work, meanwhile
+from tests.support.background import in_background
 
 
 def _fail(_: threading.Thread) -> NoReturn:
@@ -34,3 +36,21 @@ def test_without_threads_a_consumer_is_let_go_all_the_same(monkeypatch: pytest.M
     holder = [object()]
     let_go(holder)
     assert holder == []
+
+
+def test_a_main_work_collects_garbage_seldom_and_a_thread_s_as_ever() -> None:
+    def threshold() -> int:
+        with as_main_work():
+            return gc.get_threshold()[0]
+
+    def fail() -> NoReturn:
+        with as_main_work():
+            assert gc.get_threshold()[0] > 100 * before[0]
+            assert gc.get_freeze_count() > 0
+            raise ValueError("it")
+
+    before = gc.get_threshold()
+    with pytest.raises(ValueError, match="it"):
+        fail()
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+    assert in_background(threshold).result(timeout=10) == before[0]

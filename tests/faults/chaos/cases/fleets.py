@@ -133,6 +133,7 @@ def _joined(scene: Scene, members: Members) -> str:
 def _replaced(scene: Scene, members: Members) -> str:
     del scene
     for one in members.kept:
+        one.wait_until_begun(timeout=120)  # before that, SIGTERM ends a process as it ends any
         one.stop(again=True)
         one.wait_until_begun(timeout=120)
     return "all members were replaced one by one"
