@@ -155,6 +155,12 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="Rows that a trigger keeps would be sent again and again.",
     ),
     mutant(
+        "relay-asks-a-broker-that-starts-once",
+        ("_seems_lost", "position.number is None or position.number < standing.number - bool(standing.ids)", "False"),
+        tests=(f"{_UNIT}test_kafka_is_asked_again_if_it_seems_to_have_lost_something",),
+        why="What a broker does not know yet would count as lost, and a person be asked to repeat or skip a batch.",
+    ),
+    mutant(
         "relay-uncertain",
         ("outbox:_settled", 'on_uncertain == "fail"', "on_uncertain is None"),
         tests=(f"{_UNIT}test_marks_that_do_not_fit_are_left_to_a_person",),
