@@ -30,11 +30,11 @@ setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; qui
 demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is being killed (needs Java 17)
 	@$(BIN)/offsetstore demo --dashboard
 
-test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; three quarters of an hour on two cores
+test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; 45 minutes on two cores
 	@if $(BIN)/python -c 'import pgserver' 2>/dev/null; \
 	then $(BIN)/python -m pytest -n 2 --max-worker-restart 0 --offsetstore-postgres=pgserver $(ON_16); \
 	else echo "The wheel with PostgreSQL 16 is not published for this Python: the store is tested on 18 alone."; fi
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: lint ## lint, unit and property tests; a minute
 	@$(BIN)/python -m pytest tests/unit tests/property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,55 +22,15 @@ pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.pro
 pytest.register_assert_rewrite("tests.contract")  # its cases are in modules that no test is collected from
 
 
-# Jobs that are processes of their own, each with a Spark: of several workers two run these, one for each line, since
-# more of them at once get less done. They take longest, and are begun first; then come those with the worker's Spark.
-LANES = (
-    (
-        "integration/demo",
-        "integration/examples/test_three_lines",
-        "faults/chaos",
-        "docs/test_readme",
-        "integration/spark/test_canary",
-    ),
-    (
-        "integration/examples",
-        "integration/local/test_stack",
-        "integration/spark/test_health",
-        "integration/spark/test_cluster",
-        "integration/spark/test_secured",
-        "packaging",
-    ),
+# What takes longest: begun first, so that no worker is left alone with it at the end of a run.
+LONG = tuple(
+    f"tests/{place}"
+    for place in ("integration/demo", "integration/examples", "faults/chaos", "docs/test_readme", "integration/spark")
 )
-LONG = "integration/spark"
-
-
-def lane_of(nodeid: str) -> int | None:
-    """The number of the lane that a test is in."""
-    places = [(nodeid.startswith(f"tests/{place}"), number) for number, lane in enumerate(LANES) for place in lane]
-    return next((number for is_in, number in places if is_in), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def order(item: pytest.Item) -> int:
-        lane = lane_of(item.nodeid)
-        return lane if lane is not None else len(LANES) + (not item.nodeid.startswith(f"tests/{LONG}"))
-
-    items.sort(key=order)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A lane goes to one worker, as a file does."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs] - it has none
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            lane = lane_of(nodeid)
-            return super()._split_scope(nodeid) if lane is None else f"lane {lane}"
-
-    return Scheduling(config, log)
+    items.sort(key=lambda item: next((n for n, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
 
 
 @pytest.fixture(autouse=True)
