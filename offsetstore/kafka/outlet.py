@@ -66,19 +66,14 @@ class Outlet:
 
     def close(self) -> None:
         """End the connections, and an open transaction if Kafka answers; else the next relay ends it, or its time."""
-        self._abort()
+        if self._producer and self._is_open:
+            with suppress(ck.KafkaException):
+                self._producer[0].abort_transaction(_GOODBYE)
         self._drop()
         if self._client:
             self._client.pop().close()
         if self._consumer:
             let_go(self._consumer)
-
-    def _abort(self) -> None:
-        """Abort an open transaction, if Kafka answers soon: readers would wait for its end."""
-        if self._producer and self._is_open:
-            with suppress(ck.KafkaException):
-                self._producer[0].abort_transaction(_GOODBYE)
-                self._is_open = False
 
     def _drop(self) -> None:
         self._is_open = False
@@ -156,16 +151,15 @@ class Outlet:
         while True:
             try:
                 self._admin().answers([requests.topics([self.anchor.topic])], deadline)
-                break
+                return self._admin().cluster_id(self.anchor.topic, deadline)
             except Missing:
                 if not may_create:
-                    break
+                    return self._admin().cluster_id(self.anchor.topic, deadline)
                 if is_new and not deadline.rest:
                     raise TopicMissing(f"Kafka has no topic {self.anchor.topic}") from None
             if not is_new:
                 self._create_anchor()
                 is_new = True
-        return self._admin().cluster_id(self.anchor.topic, deadline)
 
     def _admin(self) -> Client:
         if not self._client:
@@ -276,7 +270,9 @@ class Outlet:
         try:
             before_commit()
         except BaseException:
-            self._abort()
+            with suppress(ck.KafkaException):
+                producer.abort_transaction(_GOODBYE)  # readers would wait for it
+                self._is_open = False
             raise
         try:
             producer.commit_transaction(self._timeout)
