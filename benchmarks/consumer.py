@@ -238,7 +238,7 @@ def shown(figures: Figures) -> str:
             [name, f"{median(each['rate'] for each in of):,.0f}", f"{median(each['used'] for each in of):.1f}"]
             for name, of in samples.items()
         ]
-        parts += [table(["500,000 records", "records/s", "processor, s"], rows, texts=1)]
+        parts += [table([f"{figures['consumers']['records']:,} records", "records/s", "processor, s"], rows, texts=1)]
         parts += [f"The consumer's rate ÷ that by hand, in each round: {_spread(ratios)}.\n"]
     rows = [
         [

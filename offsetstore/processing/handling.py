@@ -798,7 +798,7 @@ def rows_of(returned: object) -> Sequence[Row]:
     :raises NoRows: they are none.
     """
     match returned:
-        case dict():  # which most rows are; that something is another mapping takes long to tell
+        case dict():  # as most rows are: to recognize another kind of mapping takes longer
             return ({**cast("dict[str, Any]", returned)},)
         case None:
             return ()
