@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from typing import Any, Final
 
 import confluent_kafka as ck
 
+from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka.client import BACKOFF, LOG, Deadline, with_consumer
 from offsetstore.kafka.errors import PASSING, WRONG_CREDENTIALS, Doing, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
@@ -25,59 +26,97 @@ _FIRST_PATIENCE: Final = 0.5
 _PARTITIONS: Final = 2000
 FINAL: Final = WRONG_CREDENTIALS | {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
 """Codes that are reported separately; the answer then never comes."""
+_SHARE: Final = 0.8  # of the time, for stable offsets; the rest is for finding out what keeps Kafka from telling them
+_UNSTABLE: Final = "read_uncommitted"
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 
 
-def consumer_config(settings: ClientSettings, group: str, reported: deque[ck.KafkaError]) -> dict[str, Any]:
+def consumer_config(
+    settings: ClientSettings, group: str, reported: deque[ck.KafkaError], *, stable: bool | None = None
+) -> dict[str, Any]:
     """The settings of a consumer that never joins the group: it only reads and writes the group's offsets.
 
     :param reported: collects the errors that librdkafka reports apart from its answers.
+    :param stable: whether it waits for offsets that an open transaction is about to commit; by default, as the settings
+        say of records.
     """
+    is_stable = settings.read_committed if stable is None else stable
     return {
         "logger": LOG,
         **settings.config,
         "group.id": group,
-        "isolation.level": "read_committed" if settings.read_committed else "read_uncommitted",
+        "isolation.level": "read_committed" if is_stable else _UNSTABLE,
         "enable.auto.commit": False,
         "error_cb": reported.append,
     }
 
 
 def committed_offsets(
-    settings: ClientSettings, group: str, partitions: Sequence[TopicPartition], deadline: Deadline
+    settings: ClientSettings,
+    group: str,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    *,
+    doing: Doing | None = None,
+    stable: bool | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
     """Read the group's offsets of these partitions; a partition without one is left out.
 
-    With ``read_committed``, it waits for offsets that an open transaction is about to commit, as a consumer does.
-
-    :raises BrokerUnavailable: no answer by the deadline.
+    :param stable: as for `consumer_config`.
+    :raises BrokerUnavailable: no answer by the deadline, or an open transaction is in the way.
     :raises BrokerRefused: Kafka refuses the request.
     """
     reported: deque[ck.KafkaError] = deque(maxlen=100)
-    doing = Doing(f"reading the offsets of group {group}")
+    doing = doing or Doing(f"reading the offsets of group {group}")
+    config = consumer_config(settings, group, reported, stable=stable)
     return with_consumer(
-        consumer_config(settings, group, reported),
+        config,
         settings.config,
-        lambda consumer: read_with(consumer, partitions, doing, reported, deadline),
+        lambda consumer: read_with(consumer, partitions, doing, reported, deadline, config=config),
     )
 
 
 def read_with(
     consumer: ck.Consumer,
-    partitions: Iterable[TopicPartition],
+    partitions: Collection[TopicPartition],
     doing: Doing,
     reported: deque[ck.KafkaError],
     deadline: Deadline,
+    *,
+    config: dict[str, Any],
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Like `committed_offsets`, with an existing consumer that has `consumer_config`."""
-    found, error = try_to_read(consumer, partitions, reported, deadline)
+    """Like `committed_offsets`, with an existing consumer, whose ``config`` is a `consumer_config`.
+
+    While a transaction is about to commit an offset, librdkafka asks again and again, and does not say why. So what is
+    in the way is found by asking for the offsets before that.
+    """
+    if config["isolation.level"] == _UNSTABLE:
+        found, error = try_to_read(consumer, partitions, reported, deadline)
+    else:
+        found, error = try_to_read(consumer, partitions, reported, deadline.part(_SHARE))
+        if error is not None and error.code() in _AGAIN and _has_unstable(partitions, config, deadline.part(0.5)):
+            found, error = try_to_read(consumer, partitions, reported, deadline)
+            if error is not None and error.code() == ck.KafkaError._TIMED_OUT:  # noqa: SLF001
+                raise BrokerUnavailable(
+                    f"a transaction of Kafka's that has not ended is in the way of {doing}",
+                    next_step="It ends within its producer's transaction.timeout.ms, a minute by default. If this "
+                    f"lasts, Kafka has lost its end, as brokers 4.3.0 to 4.4.0 can: docs/outbox.md; {doing.harmless}.",
+                )
     if error is not None:
         raise no_answer(error, reported, doing, deadline.seconds)
     return found
 
 
+def _has_unstable(partitions: Collection[TopicPartition], config: dict[str, Any], deadline: Deadline) -> bool:
+    """Whether Kafka tells what was committed before any transaction that is open."""
+    reported: deque[ck.KafkaError] = deque(maxlen=100)
+    other = {**config, "isolation.level": _UNSTABLE, "error_cb": reported.append}
+    _, error = with_consumer(other, config, lambda consumer: try_to_read(consumer, partitions, reported, deadline))
+    return error is None
+
+
 def try_to_read(
-    consumer: ck.Consumer, partitions: Iterable[TopicPartition], reported: deque[ck.KafkaError], deadline: Deadline
+    consumer: ck.Consumer, partitions: Collection[TopicPartition], reported: deque[ck.KafkaError], deadline: Deadline
 ) -> tuple[dict[TopicPartition, CommittedOffset], ck.KafkaError | None]:
     """Like `read_with`, but return the error that another try will not change, or the last one by the deadline."""
     asked = [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]

@@ -53,14 +53,14 @@ class GroupOffsets:
         self.group = group
         self._reported: deque[ck.KafkaError] = deque(maxlen=100)
         self._answers: list[tuple[ck.KafkaError | None, list[ck.TopicPartition]]] = []
-        config = {
+        self._config = {
             **consumer_config(settings, group, self._reported),
             "on_commit": self._on_commit,
             # How long librdkafka holds a commit, and can't be ended, while it looks for the group's coordinator.
             "group.protocol": "classic",
             "session.timeout.ms": _KEPT_MS,
         }
-        self._consumer = make(ck.Consumer, config, settings.config)
+        self._consumer = make(ck.Consumer, self._config, settings.config)
 
     def close(self) -> None:
         """End the connections, even while a traceback still holds this object. There is no group to leave."""
@@ -77,7 +77,7 @@ class GroupOffsets:
         """
         doing = Doing(f"reading the offsets of group {self.group}", harmless=_HARMLESS)
         self._reported.clear()
-        return read_with(self._consumer, partitions, doing, self._reported, deadline)
+        return read_with(self._consumer, partitions, doing, self._reported, deadline, config=self._config)
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset], deadline: Deadline) -> None:
         """Commit all of them, in requests of a size that Kafka accepts, and repeat one after a passing error.

@@ -19,8 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from offsetstore.kafka import requests
-from offsetstore.kafka.client import LOG, Client, Deadline, Missing, let_go, make, with_consumer
-from offsetstore.kafka.committed import consumer_config, read_with
+from offsetstore.kafka.client import LOG, Client, Deadline, Missing, let_go, make
+from offsetstore.kafka.committed import committed_offsets, consumer_config, read_with
 from offsetstore.kafka.errors import MISSING, Doing, broker_error, describe, is_forbidden, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import TopicPartition
@@ -61,8 +61,8 @@ class Outlet:
         self._producer: list[Any] = []
         self._is_open = False
         # It never joins the group. Only committed offsets count: those of an open transaction are waited for.
-        config = {**consumer_config(settings, name, self._reported), "isolation.level": "read_committed"}
-        self._consumer: list[Any] = [make(ck.Consumer, config, settings.config)]
+        self._config = consumer_config(settings, name, self._reported, stable=True)
+        self._consumer: list[Any] = [make(ck.Consumer, self._config, settings.config)]
 
     def close(self) -> None:
         """End the connections, and an open transaction if Kafka answers; else the next relay ends it, or its time."""
@@ -128,16 +128,11 @@ class Outlet:
         doing = Doing(f"reading the offset of group {self.name}", "READ", _HARMLESS, _NEEDED)
         self._reported.clear()
         if is_fenced:
-            found = read_with(self._consumer[0], [self.anchor], doing, self._reported, deadline)
+            [consumer] = self._consumer
+            found = read_with(consumer, [self.anchor], doing, self._reported, deadline, config=self._config)
         else:
             let_go([make(ck.Producer, self._producer_config(), self._settings.config)])
-            reported: deque[ck.KafkaError] = deque(maxlen=100)
-            config = {**consumer_config(self._settings, self.name, reported), "isolation.level": "read_uncommitted"}
-            found = with_consumer(
-                config,
-                self._settings.config,
-                lambda consumer: read_with(consumer, [self.anchor], doing, reported, deadline),
-            )
+            found = committed_offsets(self._settings, self.name, [self.anchor], deadline, doing=doing, stable=False)
         if self.anchor not in found:
             return Position(cluster_id, None)
         committed = found[self.anchor]

@@ -9,7 +9,7 @@ from typing import Final
 VERSIONS: Final = {
     "postgresql": ("14.24.0", "15.19.0", "16.15.0", "17.11.0", "18.6.0"),
     "pyspark": ("4.0.4", "4.1.3", "4.2.0"),  # the newest of each that have a Kafka connector on Maven Central
-    "kafka": ("3.9.2", "4.0.2", "4.3.1"),
+    "kafka": ("3.9.2", "4.0.2", "4.2.2", "4.4.0"),
 }
 _SMOKE: Final = ("tests/integration/spark/test_batches.py",)
 _KAFKA: Final = "tests/integration/kafka"

@@ -13,6 +13,10 @@ from tests.matrix.__main__ import ROOT, RUNS, read_runs
 from tests.matrix.cells import CELLS, LEFT_OUT, TESTS, VERSIONS
 
 _TITLES = {"postgresql": "PostgreSQL", "pyspark": "PySpark", "kafka": "Kafka brokers"}
+_NOTES = {
+    "kafka": "4.3.0 to 4.4.0 can lose the end of a transaction when they restart: "
+    "[decision 0098](decisions/0098-brokers-that-lose-the-end-of-a-transaction.md)."
+}
 _HEAD = """\
 # Versions
 
@@ -52,6 +56,8 @@ def _table(product: str, last: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
         commits = dict.fromkeys(f"`{run['commit']}`" for run in found if run)
         yield f"| {wanted} | {' | '.join(_told(run) for run in found)} | {', '.join(commits)} |"
     yield ""
+    if product in _NOTES:
+        yield f"{_NOTES[product]}\n"
     for wanted in VERSIONS[product]:
         yield from (f"{wanted} without {why}.\n" for why in LEFT_OUT.get(f"{product}-{wanted}", {}).values())
 

@@ -64,8 +64,8 @@ def test_only_what_passed_last_on_this_commit_is_not_run_again() -> None:
 def test_a_broker_has_the_version_and_before_kafka_4_1_what_it_logs_with() -> None:
     assert kafka_broker(KAFKA_VERSION) == KAFKA_BROKER
     names = {version: [one.name for one in kafka_broker(version).artifacts] for version in VERSIONS["kafka"]}
-    assert names["4.3.1"] == ["kafka_2.13", "log4j-slf4j-impl"]
-    assert names["4.0.2"] == names["3.9.2"] == [*names["4.3.1"], "log4j-api", "log4j-core", "log4j-1.2-api"]
+    assert names["4.2.2"] == names["4.4.0"] == ["kafka_2.13", "log4j-slf4j-impl"]
+    assert names["4.0.2"] == names["3.9.2"] == [*names["4.2.2"], "log4j-api", "log4j-core", "log4j-1.2-api"]
     assert kafka_broker("3.9.2").artifacts[0].revision == "3.9.2"
 
 

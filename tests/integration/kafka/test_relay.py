@@ -17,8 +17,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as Committed
 
-from offsetstore import Broker, OffsetStore, Relay
+from offsetstore import Broker, OffsetStore, Relay, TopicPartition
 from offsetstore.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -44,6 +46,7 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.authorized import JOB, Authorized
 from tests.support.background import in_background
+from tests.support.kafka_tools import install_kafka_tools
 from tests.support.outbox import by_key, numbered, put, values
 from tests.support.pooler import Pooler
 from tests.support.recorder import Recorder
@@ -813,6 +816,57 @@ def test_a_transaction_that_kafka_has_ended_is_done_again(place: Place) -> None:
         put(place.store, numbered(topic, [1]))
         place.wait_until_empty()
     assert place.values(topic) == [0, 1]
+
+
+@pytest.mark.behaviour("OUT-5")
+def test_a_transaction_that_has_no_end_is_told_and_after_its_abort_the_batch_is_sent(
+    place: Place, tmp_path: Path
+) -> None:
+    """As when Kafka has lost the end of the last batch's."""
+    topic = place.topics(1)
+    put(place.store, numbered(topic, [0]))
+    relay = place.relay()
+    relay.drain()
+    put(place.store, numbered(topic, [1]))
+    settings = {"bootstrap.servers": place.servers}
+    member = Consumer({**settings, "group.id": relay.group})
+    hanging = Producer({**settings, "transactional.id": f"{place.anchor}-of-another"})
+    hanging.init_transactions(30)
+    hanging.begin_transaction()
+    hanging.send_offsets_to_transaction([Committed(place.anchor, 0, 9)], member.consumer_group_metadata(), 30)
+    member.close()
+
+    with closing(Broker({**settings, "isolation.level": "read_committed"}, timeout=3)) as hasty:
+        for asks in (
+            Relay(place.store, hasty, anchor=place.anchor).drain,
+            lambda: hasty.committed_offsets(relay.group, [TopicPartition(place.anchor, 0)]),
+        ):
+            with pytest.raises(BrokerUnavailable, match=r"a transaction .* that has not ended .*docs/outbox\.md"):
+                asks()
+    assert place.values(topic) == [0]
+    install_kafka_tools(tmp_path)
+    abort_open_ones(str(tmp_path / "kafka-transactions"), place.servers)
+    place.relay().drain()
+
+    assert place.values(topic) == [0, 1]
+
+
+def abort_open_ones(program: str, servers: str) -> None:
+    """End those in the topic of committed offsets, as docs/outbox.md says."""
+    aborted = 0
+    for partition in range(4):
+        where = ("--topic", "__consumer_offsets", "--partition", str(partition))
+        head, *rows = run([program, "--bootstrap-server", servers, "describe-producers", *where]).splitlines()
+        for row in rows:
+            start = dict(zip(head.split(), row.split(), strict=True))["CurrentTransactionStartOffset"]
+            if start != "None":
+                run([program, "--bootstrap-server", servers, "abort", *where, "--start-offset", start])
+                aborted += 1
+    assert aborted == 1
+
+
+def run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def test_the_role_of_a_relay_needs_no_more_than_what_is_printed(place: Place) -> None:
