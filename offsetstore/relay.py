@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -33,7 +33,7 @@ from offsetstore.postgres.letters import read_headers
 from offsetstore.postgres.outbox import Listener
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
@@ -189,14 +189,16 @@ class Relay:
         :raises OffsetStoreError: at the start, an outage; later, what does not pass: Kafka refuses a transaction
             (`BrokerRefused`), the role lacks a privilege (`MissingPrivilege`), rows can't be deleted (`SinkError`).
         """
-        self._run(ends_at_rest=False)
+        with as_main_work():
+            self._run(ends_at_rest=False)
 
     def drain(self) -> None:
         """Produce what is in the outbox now, and return when it is empty. Raises as `run`, and in an outage too.
 
         A row whose topic is missing is waited with for a minute, as by `run`.
         """
-        self._run(ends_at_rest=True)
+        with as_main_work():
+            self._run(ends_at_rest=True)
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
@@ -430,8 +432,9 @@ class Relay:
         )
 
     def _rows(self, statement: str, **values: object) -> Sequence[OutboxRow]:
+        new = cast("Any", tuple).__new__  # a third of the time of `_make`
         return [
-            OutboxRow._make(row) if row[-1] is None else OutboxRow._make((*row[:-1], read_headers(row[-1])))
+            new(OutboxRow, row if row[-1] is None else (*row[:-1], read_headers(row[-1])))
             for row in self._ask(lambda session: session.tuples(statement, **values))
         ]
 
@@ -469,7 +472,7 @@ class Relay:
     def _end_recording(self) -> None:
         """Wait until nothing is being recorded, whatever comes of it: later, it would change what a new start reads."""
         if self._recording is not None:
-            wait([self._recording])
+            self._recording.exception()
             self._recording = None
 
     def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:

@@ -66,14 +66,19 @@ class Outlet:
 
     def close(self) -> None:
         """End the connections, and an open transaction if Kafka answers; else the next relay ends it, or its time."""
-        if self._producer and self._is_open:
-            with suppress(ck.KafkaException):
-                self._producer[0].abort_transaction(_GOODBYE)
+        self._abort()
         self._drop()
         if self._client:
             self._client.pop().close()
         if self._consumer:
             let_go(self._consumer)
+
+    def _abort(self) -> None:
+        """Abort an open transaction, if Kafka answers soon: readers would wait for its end."""
+        if self._producer and self._is_open:
+            with suppress(ck.KafkaException):
+                self._producer[0].abort_transaction(_GOODBYE)
+                self._is_open = False
 
     def _drop(self) -> None:
         self._is_open = False
@@ -146,15 +151,16 @@ class Outlet:
         while True:
             try:
                 self._admin().answers([requests.topics([self.anchor.topic])], deadline)
-                return self._admin().cluster_id(self.anchor.topic, deadline)
+                break
             except Missing:
                 if not may_create:
-                    return self._admin().cluster_id(self.anchor.topic, deadline)
+                    break
                 if is_new and not deadline.rest:
                     raise TopicMissing(f"Kafka has no topic {self.anchor.topic}") from None
             if not is_new:
                 self._create_anchor()
                 is_new = True
+        return self._admin().cluster_id(self.anchor.topic, deadline)
 
     def _admin(self) -> Client:
         if not self._client:
@@ -265,9 +271,7 @@ class Outlet:
         try:
             before_commit()
         except BaseException:
-            with suppress(ck.KafkaException):
-                producer.abort_transaction(_GOODBYE)  # readers would wait for it
-                self._is_open = False
+            self._abort()
             raise
         try:
             producer.commit_transaction(self._timeout)

@@ -38,6 +38,9 @@ _CALM: Final = 100  # batches until one may be as large again as one that was re
 MOST_IN_A_ROW: Final = 100
 """Rows that trials refuse until Kafka has taken one: more of them look like a bug or an outage."""
 
+LOOKS: Final = 10
+"""At Kafka's mark, until one that it seems to have lost counts as lost."""
+
 TOPIC_NAMES: Final = "1 to 249 letters, digits, dots, hyphens and underscores, other than . and .."
 """What `is_topic` takes, for errors."""
 
@@ -247,7 +250,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait a little before a row is tried again: what Kafka says may pass. No answer.
+    """Wait a little before a row is tried, or Kafka's mark is asked for, again: what Kafka says may pass. No answer.
 
     :param refused: why Kafka refuses the row, which is kept: so many were refused in a row that it looks like a bug or
         an outage.
@@ -365,11 +368,19 @@ def relaying(
 
 
 def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
-    """Get a new producer, and return what the database and Kafka have: nobody else changes it before we do."""
+    """Get a new producer, and return what the database and Kafka have: nobody else changes it before we do.
+
+    Just after a broker's start Kafka may tell less than it has. If it seems to have lost something, it is asked again.
+    """
     yield Fence()
-    position: Position = yield Ask()
-    standing: Standing = yield Read()
-    return standing, position
+    looks = 0
+    while True:
+        position: Position = yield Ask()
+        standing: Standing = yield Read()
+        looks += 1
+        if looks == LOOKS or not _seems_lost(standing, position):
+            return standing, position
+        yield Pause()
 
 
 class _Size:
@@ -430,14 +441,28 @@ def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
 
     The other one may be sending. So what does not fit is no error if what it has recorded meanwhile explains it.
     """
-    standing: Standing = yield Peek()
-    position: Position = yield Ask(is_fenced=False)
-    fits = _is_new(standing, position) or _is_sent(standing, position) or _is_open(standing, position)
-    if on_uncertain == "fail" and not fits:
+    looks = 0
+    while True:
+        standing: Standing = yield Peek()
+        position: Position = yield Ask(is_fenced=False)
+        fits = _is_new(standing, position) or _is_sent(standing, position) or _is_open(standing, position)
+        if on_uncertain != "fail" or fits:
+            break
         later: Standing = yield Peek()
-        if later == standing or not _is_between(standing, position, later):
+        if later != standing and _is_between(standing, position, later):
+            break
+        looks += 1
+        if looks == LOOKS or not _seems_lost(standing, position):
             raise _uncertain(standing, position)
+        yield Pause()
     yield Fence()  # only trying tells whether Kafka allows it; the other one fences us in turn, and goes on
+
+
+def _seems_lost(standing: Standing, position: Position) -> bool:
+    """Whether Kafka has less than was recorded when it had been sent."""
+    if standing.number is None or standing.cluster_id != position.cluster_id:
+        return False
+    return position.number is None or position.number < standing.number - bool(standing.ids)
 
 
 def _is_between(first: Standing, position: Position, later: Standing) -> bool:

@@ -144,7 +144,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-begins-anew-when-nothing-is-recorded",
-        ("Relay._end_recording", "wait([self._recording])", "None"),
+        ("Relay._end_recording", "self._recording.exception()", "None"),
         tests=(f"{_RELAY}test_what_is_being_recorded_is_waited_for_before_it_begins_anew",),
         why="A record that is committed later would change what the new start has read.",
     ),
@@ -153,6 +153,12 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         ("_expect_gone", "left.rows", "False"),
         tests=(f"{_RELAY}test_rows_that_something_in_the_database_keeps_end_it_and_are_not_sent_again",),
         why="Rows that a trigger keeps would be sent again and again.",
+    ),
+    mutant(
+        "relay-asks-a-broker-that-starts-once",
+        ("_seems_lost", "position.number is None or position.number < standing.number - bool(standing.ids)", "False"),
+        tests=(f"{_UNIT}test_kafka_is_asked_again_if_it_seems_to_have_lost_something",),
+        why="What a broker does not know yet would count as lost, and a person be asked to repeat or skip a batch.",
     ),
     mutant(
         "relay-uncertain",

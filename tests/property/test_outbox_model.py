@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from offsetstore.errors import BrokerUnavailable, OffsetStoreError, OutboxUncertain, RelayFenced
 from offsetstore.protocol.outbox import (
+    LOOKS,
     Ask,
     Check,
     Fence,
@@ -41,10 +42,14 @@ MOST = 4
 
 @dataclass
 class Kafka:
-    """What it has committed, whose producer may commit, and which rows it refuses."""
+    """What it has committed, whose producer may commit, and which rows it refuses.
+
+    ``forgets``: how often it is asked for its mark in vain, after a restart.
+    """
 
     producer: int = 0
     mark: Mark | None = None
+    forgets: int = 0
     log: list[str] = field(default_factory=list[str])
     bad: set[str] = field(default_factory=set[str])
 
@@ -113,6 +118,9 @@ class World:
                 self.kafka.producer += 1
                 relay.producer = self.kafka.producer
             case Ask():
+                if self.kafka.mark is not None and self.kafka.forgets:
+                    self.kafka.forgets -= 1
+                    return Position("cluster", None)
                 return Position("cluster", *(self.kafka.mark or (None, None)))
             case Read():
                 self.expect(relay)
@@ -247,6 +255,11 @@ class Relaying(RuleBasedStateMachine):
     def mend(self, data: st.DataObject) -> None:
         """Kafka takes it now: its topic was created, say."""
         self.world.kafka.bad.discard(data.draw(st.sampled_from(sorted(self.world.kafka.bad))))
+
+    @rule(times=st.integers(1, LOOKS - 1))
+    def restart_broker(self, times: int) -> None:
+        """For a while it does not know its mark."""
+        self.world.kafka.forgets = times
 
     @precondition(lambda self: len(self.relays) < 3)
     @rule()
