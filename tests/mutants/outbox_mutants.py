@@ -34,8 +34,8 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         "relay-fenced-before-it-asks",
         (
             "_fenced",
-            "yield Fence()\nposition: Position = yield Ask()",
-            "position: Position = yield Ask()\nyield Fence()",
+            "yield Fence()",
+            "None",
         ),
         tests=(_MODEL,),
         why="The earlier relay could still commit the batch, which would then be sent again.",
@@ -106,8 +106,8 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         "relay-that-is-busy-is-not-ended",
         (
             "_before_taking",
-            "later == standing or not _is_between(standing, position, later)",
-            "later == standing",
+            "later != standing and _is_between(standing, position, later)",
+            "later != standing",
         ),
         tests=(f"{_UNIT}test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_busy",),
         why="A second relay with a wrong anchor would end one that sends all the time, and then itself.",
