@@ -74,7 +74,7 @@ _RENEW: Final = 3600.0  # seconds after which Kafka's number is set again; by de
 _REFUSED: Final = 300.0  # seconds in which Kafka may refuse requests once it has taken some: brokers restart
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
 _PATIENCE: Final = 60.0  # seconds until rows of a topic that is missing, or may not be written to, are set aside
-_TRIAL: Final = 2.0  # seconds between two trials of a row
+_TRIAL: Final = 2.0  # seconds between two trials of a row, or two looks at Kafka's mark
 _RETRIES: Final = Retries(shortest=0.1, longest=10.0)
 
 TAKE: Final = """
@@ -197,8 +197,7 @@ class Relay:
 
         A row whose topic is missing is waited with for a minute, as by `run`.
         """
-        with as_main_work():
-            self._run(ends_at_rest=True)
+        self._run(ends_at_rest=True)
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
@@ -360,7 +359,7 @@ class Relay:
         return False
 
     def _pause(self, step: Pause) -> bool:
-        """Wait before a row is tried again; return whether it is time to stop.
+        """Wait before a row is tried, or Kafka asked, again; return whether it is time to stop.
 
         :raises BrokerRefused: one row after the other is refused, and we were to drain.
         """
@@ -463,9 +462,8 @@ class Relay:
 
         A batch is produced meanwhile, in a transaction that Kafka commits only after this.
         """
-        recording = self._recording
-        if recording is not None:
-            recording.result()
+        if self._recording is not None:
+            self._recording.result()
             self._recording = None
             failpoints.reach("outbox_recorded")
 

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from offsetstore.demo.day_totals import DAY
 from offsetstore.demo.tables import COLUMNS, KEY, WORST
-from offsetstore.local.spark.launch import QUICK, local_session, quick_conf, spark_conf
+from offsetstore.local.spark.java import QUICK
+from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.testing.job_process import print_event
 
 _TYPES = {"bigint": "bigint", "integer": "int", "text": "string", "timestamptz": "timestamp"}

@@ -26,7 +26,7 @@ _FIRST_PATIENCE: Final = 0.5
 _PARTITIONS: Final = 2000
 FINAL: Final = WRONG_CREDENTIALS | {ck.KafkaError.GROUP_AUTHORIZATION_FAILED}
 """Codes that are reported separately; the answer then never comes."""
-_SHARE: Final = 0.8  # of the time, for stable offsets; the rest is for finding out what keeps Kafka from telling them
+_STABLE_SHARE: Final = 0.8  # of the time, for stable offsets; in the rest, what keeps Kafka from telling them is found
 _UNSTABLE: Final = "read_uncommitted"
 _AGAIN: Final = PASSING | {ck.KafkaError._TIMED_OUT}  # noqa: SLF001
 
@@ -87,18 +87,20 @@ def read_with(
 ) -> dict[TopicPartition, CommittedOffset]:
     """Like `committed_offsets`, with an existing consumer, whose ``config`` is a `consumer_config`.
 
-    While a transaction is about to commit an offset, librdkafka asks again and again, and does not say why. So what is
-    in the way is found by asking for the offsets before that.
+    While a transaction is about to commit an offset, librdkafka asks again and again, and does not say why. So two new
+    consumers ask in the end, for the offsets before that and for those that are stable: if Kafka answers the first
+    alone, a transaction is in the way.
     """
     if config["isolation.level"] == _UNSTABLE:
         found, error = try_to_read(consumer, partitions, reported, deadline)
     else:
-        found, error = try_to_read(consumer, partitions, reported, deadline.part(_SHARE))
-        if error is not None and error.code() in _AGAIN and _has_unstable(partitions, config, deadline.part(0.5)):
-            found, error = try_to_read(consumer, partitions, reported, deadline)
-            if error is not None and error.code() == ck.KafkaError._TIMED_OUT:  # noqa: SLF001
+        found, error = try_to_read(consumer, partitions, reported, deadline.part(_STABLE_SHARE))
+        if error is not None and error.code() in _AGAIN:
+            _, unstable = _ask_anew(partitions, {**config, "isolation.level": _UNSTABLE}, deadline.part(0.5))
+            found, error = _ask_anew(partitions, config, deadline)
+            if unstable is None and error is not None and error.code() in _AGAIN:
                 raise BrokerUnavailable(
-                    f"a transaction of Kafka's that has not ended is in the way of {doing}",
+                    f"an open Kafka transaction blocks {doing}",
                     next_step="It ends within its producer's transaction.timeout.ms, a minute by default. If this "
                     f"lasts, Kafka has lost its end, as brokers 4.3.0 to 4.4.0 can: docs/outbox.md; {doing.harmless}.",
                 )
@@ -107,12 +109,12 @@ def read_with(
     return found
 
 
-def _has_unstable(partitions: Collection[TopicPartition], config: dict[str, Any], deadline: Deadline) -> bool:
-    """Whether Kafka tells what was committed before any transaction that is open."""
+def _ask_anew(
+    partitions: Collection[TopicPartition], config: dict[str, Any], deadline: Deadline
+) -> tuple[dict[TopicPartition, CommittedOffset], ck.KafkaError | None]:
     reported: deque[ck.KafkaError] = deque(maxlen=100)
-    other = {**config, "isolation.level": _UNSTABLE, "error_cb": reported.append}
-    _, error = with_consumer(other, config, lambda consumer: try_to_read(consumer, partitions, reported, deadline))
-    return error is None
+    own = {**config, "error_cb": reported.append}
+    return with_consumer(own, own, lambda consumer: try_to_read(consumer, partitions, reported, deadline))
 
 
 def try_to_read(

@@ -53,14 +53,15 @@ class GroupOffsets:
         self.group = group
         self._reported: deque[ck.KafkaError] = deque(maxlen=100)
         self._answers: list[tuple[ck.KafkaError | None, list[ck.TopicPartition]]] = []
-        self._config = {
-            **consumer_config(settings, group, self._reported),
+        self._config = consumer_config(settings, group, self._reported)
+        config = {
+            **self._config,
             "on_commit": self._on_commit,
             # How long librdkafka holds a commit, and can't be ended, while it looks for the group's coordinator.
             "group.protocol": "classic",
             "session.timeout.ms": _KEPT_MS,
         }
-        self._consumer = make(ck.Consumer, self._config, settings.config)
+        self._consumer = make(ck.Consumer, config, settings.config)
 
     def close(self) -> None:
         """End the connections, even while a traceback still holds this object. There is no group to leave."""

@@ -290,9 +290,12 @@ class Outlet:
         sent = meanwhile(
             "offsetstore-outbox-mark", lambda: producer.send_offsets_to_transaction(offset, group, seconds)
         )
-        if not wait([sent], timeout=seconds + _LATE).done:
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
-        sent.result()
+        try:
+            if not wait([sent], timeout=seconds + _LATE).done:
+                raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
+            sent.result()
+        finally:
+            del sent  # its error holds this frame, and so the producer
 
     def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901 - the client's answers
         """Hand the rows to librdkafka; return those that it refuses by itself, and why."""

@@ -89,7 +89,9 @@ def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
         try:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            future.set_exception(error)
+            # Without our own frame, which holds the future: that would keep all that the frames hold until garbage is
+            # collected.
+            future.set_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
     try:
         threading.Thread(target=run, name=name, daemon=True).start()

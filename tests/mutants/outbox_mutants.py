@@ -41,6 +41,12 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="The earlier relay could still commit the batch, which would then be sent again.",
     ),
     mutant(
+        "relay-blames-a-transaction-for-an-outage",
+        ("read_with", "unstable is None", "True"),
+        tests=("tests/unit/kafka/test_committed.py::test_a_transaction_is_blamed_only_if_kafka_tells_what_was_committed_before",),
+        why="A broker that does not answer would send people to look for a transaction.",
+    ),
+    mutant(
         "relay-reads-last",
         (
             "_fenced",

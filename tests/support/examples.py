@@ -15,7 +15,8 @@ from pathlib import Path
 from sqlalchemy import make_url
 
 from offsetstore.kafka import admin
-from offsetstore.local.spark.launch import QUICK, quick_conf, spark_conf, spark_environment
+from offsetstore.local.spark.java import QUICK
+from offsetstore.local.spark.launch import quick_conf, spark_conf, spark_environment
 from offsetstore.testing.job_process import JobProcess
 from tests.support.waiting import wait_until
 

@@ -27,8 +27,9 @@ from offsetstore.local.kafka.properties import (
 )
 from offsetstore.local.servers import EmbeddedServer, known, tail
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
+from offsetstore.local.spark.class_archive import ARCHIVE_SECONDS, archive_of, reading
 from offsetstore.local.spark.jars import Notice, jars
-from offsetstore.local.spark.java import find_java
+from offsetstore.local.spark.java import QUICK, find_java
 
 _STOP_SECONDS = 20
 _LOOK_SECONDS = 0.05
@@ -220,6 +221,13 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
                 next_step=f"See the message above, and {self.directory}.",
             )
 
+    def _class_options(self) -> tuple[str, ...]:
+        """Java's options for its classes: those of a start from their archive, which the first start makes."""
+        place = jars(KAFKA_BROKER, notice=self._notice)[0].parent
+        parts = [f"{place} {place.stat().st_mtime_ns}"]
+        archive = archive_of("Kafka", parts, lambda options: _Archiving(options).write(), notice=self._notice)
+        return () if archive is None else reading(archive)
+
     def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
         class_path = os.pathsep.join(str(jar) for jar in jars(KAFKA_BROKER, notice=self._notice))
         with (self.directory / "console.log").open("wb") as console:
@@ -227,7 +235,8 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
                 [
                     str(find_java().program),
                     f"-Xmx{self._heap}",
-                    "-XX:+UseSerialGC",
+                    *QUICK.split(),
+                    *self._class_options(),
                     "-Djava.awt.headless=true",
                     f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
                     f"-Doffsetstore.log={self.log}",
@@ -243,13 +252,28 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
                 start_new_session=True,  # Ctrl-C is for us: we stop it when its clients have ended
             )
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, how: signal.Signals, *, seconds: float = _STOP_SECONDS) -> None:
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(how)
             try:
-                process.wait(_STOP_SECONDS)
+                process.wait(seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
         self._call_off()
+
+
+class _Archiving(KafkaBroker):
+    """A broker that writes its classes into an archive as it ends."""
+
+    def __init__(self, options: tuple[str, ...]) -> None:
+        super().__init__()
+        self._options = options
+
+    def write(self) -> None:
+        with self:
+            self._end(signal.SIGTERM, seconds=ARCHIVE_SECONDS)
+
+    def _class_options(self) -> tuple[str, ...]:
+        return self._options

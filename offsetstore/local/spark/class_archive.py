@@ -1,4 +1,4 @@
-"""An archive of the classes that Spark has loaded after a start; with it, a start takes half the processor time.
+"""Archives of the classes that Spark, or a broker, has loaded: a start from one takes half the processor time.
 
 Java calls it class data sharing (JEP 350). Java itself checks that an archive fits this Java and these jars; if not, it
 loads the classes as usual and only takes longer.
@@ -11,68 +11,86 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from offsetstore.errors import OffsetStoreError
 from offsetstore.local import cache_directory, locked
 from offsetstore.local.spark.jars import Notice, notices, pyspark_directories
 from offsetstore.local.spark.java import find_java
 
-_SECONDS: Final = 300
+ARCHIVE_SECONDS: Final = 300
+"""How long a program that writes an archive may take."""
+
 _SHOWN: Final = 500
-_QUIETLY: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+_QUIETLY: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 _log = logging.getLogger(__name__)
 
 
 def class_archive(conf: Mapping[str, str], *, notice: Notice | None = None) -> Path | None:
-    """Return the archive for a Spark with that configuration; make it, in half a minute, if it is not in the cache.
+    """Return Spark's, as `archive_of` does.
+
+    :param conf: the whole configuration of a session whose classes are to be kept.
+    """
+    parts = [
+        *(f"{place} {(place / 'jars').stat().st_mtime_ns}" for place in pyspark_directories()),
+        *(f"{name}={value}" for name, value in sorted(conf.items()) if name.endswith(("ClassPath", "Options"))),
+    ]
+    return archive_of("Spark", parts, lambda options: _run_spark(conf, options), notice=notice)
+
+
+def archive_of(
+    program: str, parts: Iterable[str], write: Callable[[tuple[str, ...]], object], *, notice: Notice | None = None
+) -> Path | None:
+    """Return the archive of a program's classes; make it, in half a minute, if it is not in the cache.
 
     If two processes ask at once, it is made once.
 
-    :param conf: the whole configuration of a session whose classes are to be kept.
+    :param parts: what its classes depend on besides Java, which would refuse an archive of others.
+    :param write: starts the program with these options of Java's, and ends it in order.
     :return: ``None`` if it could not be made; this is tried only once.
     """
-    target = cache_directory() / "classes" / f"spark-{_key(conf)}.jsa"
+    release = find_java().home / "release"
+    java = release.read_text(encoding="utf-8") if release.exists() else str(find_java())
+    key = hashlib.sha256("\n".join([java, *parts]).encode()).hexdigest()[:12]
+    target = cache_directory() / "classes" / f"{program.lower()}-{key}.jsa"
     if not target.exists():
         with locked(target.parent / "lock"):
             if not target.exists():
                 with notices(notice) as tell:
-                    tell("Spark: archiving its classes for quicker starts")
-                    _make(target, conf)
+                    tell(f"{program}: archiving its classes for quicker starts")
+                    _make(program, target, write)
     return target if target.stat().st_size else None
 
 
-def reading(archive: Path) -> str:
+def reading(archive: Path) -> tuple[str, ...]:
     """Return Java's options for a start from an archive."""
-    return f'"-XX:SharedArchiveFile={archive}" -Xshare:auto {_QUIETLY}'
+    return f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIETLY
 
 
-def _make(target: Path, conf: Mapping[str, str]) -> None:
+def in_one(options: Iterable[str]) -> str:
+    """Return options of Java's as one of Spark's settings."""
+    return " ".join(f'"{option}"' for option in options)
+
+
+def _make(program: str, target: Path, write: Callable[[tuple[str, ...]], object]) -> None:
     new = target.with_suffix(".new")
-    writing = f'"-XX:ArchiveClassesAtExit={new}" {_QUIETLY}'
-    options = "spark.driver.extraJavaOptions"
-    whole = {**conf, options: f"{conf[options]} {writing}"}
     try:
-        subprocess.run(  # noqa: S603 - our own command line
-            [sys.executable, "-m", "offsetstore.local.spark.launch", json.dumps(whole)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_SECONDS,
-        )  # fmt: skip
+        write((f"-XX:ArchiveClassesAtExit={new}", *_QUIETLY))
         new.rename(target)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, OffsetStoreError) as error:
         new.unlink(missing_ok=True)
         target.touch()
         said = getattr(error, "stderr", None) or error
-        _log.warning("could not archive Spark's classes; it starts as usual: %s", str(said)[-_SHOWN:])
+        _log.warning("could not archive the classes of %s; it starts as usual: %s", program, str(said)[-_SHOWN:])
 
 
-def _key(conf: Mapping[str, str]) -> str:
-    """A name that changes with the jars and with Java, which would refuse an archive of others."""
-    release = find_java().home / "release"
-    parts = [
-        release.read_text(encoding="utf-8") if release.exists() else str(find_java()),
-        *(f"{place} {(place / 'jars').stat().st_mtime_ns}" for place in pyspark_directories()),
-        *(f"{name}={value}" for name, value in sorted(conf.items()) if name.endswith(("ClassPath", "Options"))),
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+def _run_spark(conf: Mapping[str, str], java: tuple[str, ...]) -> None:
+    options = "spark.driver.extraJavaOptions"
+    whole = {**conf, options: f"{conf[options]} {in_one(java)}"}
+    subprocess.run(  # noqa: S603 - our own command line
+        [sys.executable, "-m", "offsetstore.local.spark.launch", json.dumps(whole)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=ARCHIVE_SECONDS,
+    )  # fmt: skip

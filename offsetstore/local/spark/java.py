@@ -15,6 +15,9 @@ from offsetstore.errors import MissingDependency
 OLDEST_JAVA = 17
 """Spark 4 and Kafka 4 run on this one and newer ones."""
 
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""
+
 _INSTALL = (
     "Install one: Debian and Ubuntu `apt install openjdk-17-jre-headless`, "
     "Fedora `dnf install java-21-openjdk-headless`, macOS `brew install openjdk@17`, "

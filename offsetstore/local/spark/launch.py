@@ -22,12 +22,9 @@ from offsetstore.errors import MissingDependency
 from offsetstore.local import cache_directory
 from offsetstore.local.free_ports import LOOPBACK
 from offsetstore.local.spark.artifacts import POSTGRES_JDBC, SPARK_VERSION, earlier_connectors, spark_kafka_connector
-from offsetstore.local.spark.class_archive import class_archive, reading
+from offsetstore.local.spark.class_archive import class_archive, in_one, reading
 from offsetstore.local.spark.jars import Notice, jars
-from offsetstore.local.spark.java import find_java
-
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a Java that runs for minutes on few cores: the second compiler would take half of its time."""
+from offsetstore.local.spark.java import QUICK, find_java
 
 _EXIT_SECONDS = 20
 _ARCHIVE_SECONDS = 120
@@ -104,7 +101,7 @@ def quick_conf(conf: Mapping[str, str], *, notice: Notice | None = None) -> dict
         "spark.python.daemon.module": "offsetstore.local.spark.workers",
     }
     if archive := class_archive({**conf, **quick}, notice=notice):
-        quick["spark.driver.extraJavaOptions"] += f" {reading(archive)}"
+        quick["spark.driver.extraJavaOptions"] += f" {in_one(reading(archive))}"
     return quick
 
 

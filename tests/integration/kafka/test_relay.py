@@ -841,7 +841,7 @@ def test_a_transaction_that_has_no_end_is_told_and_after_its_abort_the_batch_is_
             Relay(place.store, hasty, anchor=place.anchor).drain,
             lambda: hasty.committed_offsets(relay.group, [TopicPartition(place.anchor, 0)]),
         ):
-            with pytest.raises(BrokerUnavailable, match=r"a transaction .* that has not ended .*docs/outbox\.md"):
+            with pytest.raises(BrokerUnavailable, match=r"an open Kafka transaction blocks .*docs/outbox\.md"):
                 asks()
     assert place.values(topic) == [0]
     install_kafka_tools(tmp_path)

@@ -11,7 +11,9 @@ from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
+from offsetstore.local import cache_directory
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.local.spark.class_archive import archive_of
 from offsetstore.testing.fixtures import NewTopic
 
 
@@ -38,6 +40,27 @@ def test_records_survive_sigkill_on_the_same_ports(tmp_path: Path) -> None:
         broker.start()
         assert broker.bootstrap_servers == servers
         assert watermarks(broker, "t") == (0, 2)
+
+
+def test_a_broker_starts_from_an_archive_of_its_classes(offsetstore_kafka: KafkaBroker) -> None:
+    mapped = Path(f"/proc/{offsetstore_kafka.pid}/maps").read_text()
+
+    assert str(cache_directory() / "classes" / "kafka-") in mapped
+
+
+def test_where_no_archive_can_be_made_a_broker_starts_without_and_it_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def fails(options: tuple[str, ...]) -> None:
+        raise BrokerUnavailable(f"no broker starts with {options[0].partition('=')[0]}")
+
+    monkeypatch.setattr("offsetstore.local.spark.class_archive.cache_directory", lambda: tmp_path)
+
+    assert [archive_of("Kafka", ["a jar"], fails, notice=told.append) for _ in range(2)] == [None, None]
+    assert told == ["Kafka: archiving its classes for quicker starts"]
+    assert "it starts as usual: no broker starts with -XX:ArchiveClassesAtExit" in caplog.text
 
 
 def test_a_broker_that_does_not_come_up_shows_its_log() -> None:

@@ -45,4 +45,4 @@ def test_where_no_archive_can_be_made_spark_starts_without_and_it_is_not_tried_a
     assert [class_archive(refused, notice=told.append) for _ in range(2)] == [None, None]
 
     assert len(told) == 1
-    assert "could not archive Spark's classes; it starts as usual" in caplog.text
+    assert "could not archive the classes of Spark; it starts as usual" in caplog.text

@@ -34,6 +34,7 @@ from offsetstore.protocol.outbox import (
     outbox_record,
     relaying,
 )
+from offsetstore.relay import _TRIAL
 
 OURS = "cluster"
 IDS = (7, 8, 9)
@@ -254,6 +255,36 @@ def test_kafka_is_asked_again_if_it_seems_to_have_lost_something(behind: tuple[i
     answers = [None, standing(), Position(OURS, *behind), standing(), None, standing(), Position(OURS, *BEFORE)]
     look = [Peek(), Ask(is_fenced=False)]
     assert [first.send(answer) for answer in answers] == [*look, Peek(), Pause(), *look, Fence()]
+
+
+@pytest.mark.behaviour("OUT-5")
+@pytest.mark.parametrize(
+    ("kafka", "ids", "seems_lost"),
+    [
+        ((None, None), IDS, True),
+        ((None, None), (), True),
+        ((3, "three"), IDS, True),
+        ((4, "four"), (), True),
+        ((6, "six"), IDS, False),
+        ((5, "other"), IDS, False),
+        ((4, "other"), IDS, False),
+    ],
+)
+def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_is(
+    kafka: tuple[int | None, str | None], ids: Sequence[int], *, seems_lost: bool
+) -> None:
+    machine = relaying(again=True)
+    made = [next(machine)]
+    answers = {Ask: Position(OURS, *kafka), Read: standing(ids)}
+
+    def go_on() -> None:
+        while True:
+            made.append(machine.send(answers.get(type(made[-1]))))
+
+    with pytest.raises(OutboxUncertain):
+        go_on()
+    assert made.count(Pause()) == (LOOKS - 1 if seems_lost else 0)
+    assert 15 <= (LOOKS - 1) * _TRIAL <= 20
 
 
 @pytest.mark.behaviour("OUT-5")

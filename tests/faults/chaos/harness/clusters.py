@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from offsetstore.local.free_ports import LOOPBACK, answers, free_port
 from offsetstore.local.servers import Watchdog
-from offsetstore.local.spark.java import find_java
-from offsetstore.local.spark.launch import QUICK, spark_environment
+from offsetstore.local.spark.java import QUICK, find_java
+from offsetstore.local.spark.launch import spark_environment
 from tests.faults.chaos.harness.job import SPARK_VARIABLE
 from tests.support.cluster import cluster_conf, spark_home
 from tests.support.waiting import PATIENCE, wait_until
