@@ -5,14 +5,26 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.waiting import wait_until
 
 
 @contextmanager
 def stopped(pid: int) -> Generator[None]:
-    """Send it SIGSTOP, and SIGCONT where the block is left."""
+    """Send it SIGSTOP, and SIGCONT where the block is left. All of its threads stand: on a busy machine it takes a moment."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        wait_until(lambda: _states(pid) == {"T"})
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def _states(pid: int) -> set[str]:
+    found: set[str] = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError):  # a thread that has ended
+            found.add(stat.read_text().rpartition(")")[2].split()[0])
+    return found

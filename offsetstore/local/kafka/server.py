@@ -9,6 +9,7 @@ import tempfile
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
@@ -221,6 +222,7 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
                 next_step=f"See the message above, and {self.directory}.",
             )
 
+    @cached_property
     def _class_options(self) -> tuple[str, ...]:
         """Java's options for its classes: those of a start from their archive, which the first start makes."""
         place = jars(KAFKA_BROKER, notice=self._notice)[0].parent
@@ -236,7 +238,7 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
                     str(find_java().program),
                     f"-Xmx{self._heap}",
                     *QUICK.split(),
-                    *self._class_options(),
+                    *self._class_options,
                     "-Djava.awt.headless=true",
                     f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
                     f"-Doffsetstore.log={self.log}",
@@ -269,11 +271,8 @@ class _Archiving(KafkaBroker):
 
     def __init__(self, options: tuple[str, ...]) -> None:
         super().__init__()
-        self._options = options
+        self._class_options = options
 
     def write(self) -> None:
         with self:
             self._end(signal.SIGTERM, seconds=ARCHIVE_SECONDS)
-
-    def _class_options(self) -> tuple[str, ...]:
-        return self._options

@@ -52,9 +52,10 @@ def archive_of(
     :param write: starts the program with these options of Java's, and ends it in order.
     :return: ``None`` if it could not be made; this is tried only once.
     """
-    release = find_java().home / "release"
-    java = release.read_text(encoding="utf-8") if release.exists() else str(find_java())
-    key = hashlib.sha256("\n".join([java, *parts]).encode()).hexdigest()[:12]
+    java = find_java()
+    release = java.home / "release"
+    told = release.read_text(encoding="utf-8") if release.exists() else str(java)
+    key = hashlib.sha256("\n".join([told, *parts]).encode()).hexdigest()[:12]
     target = cache_directory() / "classes" / f"{program.lower()}-{key}.jsa"
     if not target.exists():
         with locked(target.parent / "lock"):
