@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def stopped(pid: int) -> Generator[None]:
-    """Send it SIGSTOP, and SIGCONT where the block is left. All of its threads stand: on a busy machine it takes a moment."""
+    """Send it SIGSTOP, wait until all of its threads stand, and send SIGCONT where the block is left."""
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: _states(pid) == {"T"})
