@@ -275,7 +275,7 @@ def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_
 ) -> None:
     machine = relaying(again=True)
     made = [next(machine)]
-    answers = {Ask: Position(OURS, *kafka), Read: standing(ids)}
+    answers: dict[object, object] = {Ask: Position(OURS, *kafka), Read: standing(ids)}
 
     def go_on() -> None:
         while True:
