@@ -20,6 +20,7 @@ from confluent_kafka import admin as kafka_admin
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import Broker
 from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
+from offsetstore.kafka.client import Client
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 from offsetstore.testing.fixtures import NewTopic
@@ -284,6 +285,14 @@ def test_two_thousand_partitions_take_as_many_requests_as_twenty(
         caplog.clear()
         with caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"):
             view = broker.view(offsetstore_group, [topic], timestamp_ms=0)
+            client = broker._looks.client
+            assert client is not None
+
+            def is_told(client: Client = client) -> bool:
+                client.forget()  # librdkafka's lines come when it is polled
+                return caplog.text.count("Sent ListOffsetsRequest") >= 3
+
+            wait_until(is_told)
         assert len(view.topics[topic].partitions) == partitions
         sent[partitions] = Counter(re.findall(r"Sent (\w+)Request", caplog.text))
     for requests in sent.values():
