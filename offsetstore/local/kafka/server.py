@@ -223,27 +223,27 @@ class KafkaBroker(EmbeddedServer[KafkaPorts]):
             )
 
     @cached_property
-    def _class_options(self) -> tuple[str, ...]:
-        """Java's options for its classes: those of a start from their archive, which the first start makes."""
-        place = jars(KAFKA_BROKER, notice=self._notice)[0].parent
+    def _launcher(self) -> tuple[str, ...]:
+        """Java, its class path, and how it finds its classes: the same for each of this broker's processes."""
+        found = jars(KAFKA_BROKER, notice=self._notice)
+        return str(find_java().program), *self._class_options(found[0].parent), "-cp", os.pathsep.join(map(str, found))
+
+    def _class_options(self, place: Path) -> tuple[str, ...]:
+        """Java's options for a start from the archive of its classes, which the first broker of a machine makes."""
         parts = [f"{place} {place.stat().st_mtime_ns}"]
         archive = archive_of("Kafka", parts, lambda options: _Archiving(options).write(), notice=self._notice)
         return () if archive is None else reading(archive)
 
     def _java(self, main: str, *arguments: str) -> subprocess.Popen[bytes]:
-        class_path = os.pathsep.join(str(jar) for jar in jars(KAFKA_BROKER, notice=self._notice))
         with (self.directory / "console.log").open("wb") as console:
             return subprocess.Popen(  # noqa: S603 - our own command line
                 [
-                    str(find_java().program),
+                    *self._launcher,
                     f"-Xmx{self._heap}",
                     *QUICK.split(),
-                    *self._class_options,
                     "-Djava.awt.headless=true",
                     f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}",
                     f"-Doffsetstore.log={self.log}",
-                    "-cp",
-                    class_path,
                     main,
                     *arguments,
                 ],
@@ -271,8 +271,12 @@ class _Archiving(KafkaBroker):
 
     def __init__(self, options: tuple[str, ...]) -> None:
         super().__init__()
-        self._class_options = options
+        self._options = options
 
     def write(self) -> None:
         with self:
             self._end(signal.SIGTERM, seconds=ARCHIVE_SECONDS)
+
+    def _class_options(self, place: Path) -> tuple[str, ...]:
+        del place
+        return self._options
