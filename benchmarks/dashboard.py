@@ -28,12 +28,13 @@ import psycopg
 from offsetstore import OffsetStore, TopicPartition
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, Watermarks
 from offsetstore.operations.samples import RINGS
 from offsetstore.postgres.grants import grant_dashboard
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.background import as_main_work
 from offsetstore.protocol.stored_letters import LetterCursor
 from offsetstore.testing import StaticBroker
 from tests.support.browser import browse
@@ -256,8 +257,7 @@ def serve(reader: str, decider: str) -> None:
             )
     with OffsetStore.connect(reader) as store, OffsetStore.connect(decider) as actions:
         server = DashboardServer(store, broker, Settings(port=0), actions=Deciding(actions, broker))
-        collect_garbage_seldom()
-        with server:
+        with as_main_work(), server:
             while server.snapshots.latest().lag is None:
                 time.sleep(0.1)
             print(server.url, flush=True)

@@ -13,8 +13,9 @@ from offsetstore.cli import options
 from offsetstore.cli.output import print_text
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings, collect_garbage_seldom
+from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.offset_store import OffsetStore
+from offsetstore.protocol.background import as_main_work
 
 TOKEN: Final = "OFFSETSTORE_DASHBOARD_TOKEN"  # noqa: S105 - the variable's name
 ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"
@@ -95,8 +96,8 @@ def dashboard(
             actions = Deciding(decider, connect(), kafka_groups)
         server = DashboardServer(store, broker, settings, kafka_groups=kafka_groups, actions=actions)
         print_text(f"The dashboard is at {server.url}")
-        collect_garbage_seldom()
-        server.run()
+        with as_main_work():
+            server.run()
 
 
 def _require(actions_url: str | None) -> str:

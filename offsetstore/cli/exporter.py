@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 
 import click
@@ -12,6 +11,7 @@ from offsetstore.cli.output import print_text
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.web import Server, serving_text, url_host
 from offsetstore.offset_store import OffsetStore
+from offsetstore.protocol.background import as_main_work
 
 
 @click.command()
@@ -65,8 +65,6 @@ def exporter(
       offsetstore exporter -b localhost:9092
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     address = options.require_url(database.url)
-    # A refresh makes a hundred thousand objects; by default the collector would look at all of them dozens of times.
-    gc.set_threshold(100_000, 20, 50)
     broker = kafka.connect()
     made = Exporter(
         lambda: OffsetStore.connect(address, schema=database.schema),
@@ -79,7 +77,8 @@ def exporter(
         made.refresh()  # settings that are invalid end it here
         server.start()
         print_text(f"Metrics are at http://{url_host(host)}:{server.port}/metrics")
-        made.run(interval, threading.Event())
+        with as_main_work():
+            made.run(interval, threading.Event())
     finally:
         server.close()
         made.close()

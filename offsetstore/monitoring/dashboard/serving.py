@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -142,15 +141,6 @@ class DashboardServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def collect_garbage_seldom() -> None:
-    """Have Python go through all of this process's objects only now and then.
-
-    With ten thousand partitions a snapshot has 200,000 of them, none in a cycle, and a page that makes many of its own
-    would otherwise wait 70 ms for that. For a process that does nothing else.
-    """
-    gc.set_threshold(50_000, 20, 100)
 
 
 def _listen(settings: Settings) -> socket.socket:

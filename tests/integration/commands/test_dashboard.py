@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def served(broker: StaticBroker, monkeypatch: pytest.MonkeyPatch) -> list[dict[s
             made.append({"store": store, "broker": broker, "settings": settings, **named})
 
         def run(self) -> None:
-            pass
+            made[-1]["garbage"] = gc.get_threshold()[0]
 
     monkeypatch.setattr("offsetstore.cli.dashboard.DashboardServer", Server)
     return made
@@ -54,6 +55,15 @@ def test_nothing_can_be_decided_unless_it_is_asked_for(
     assert result.exit_code == 0, result.output
     assert list(stores) == ["postgresql://reader@db/sales"]
     assert served[0]["actions"] is None
+
+
+def test_a_command_leaves_the_garbage_collector_as_it_was(
+    run: Callable[..., Result], stores: dict[str, InMemoryOffsetStore], served: list[dict[str, Any]]
+) -> None:
+    before = gc.get_threshold()
+    assert run(*READING).exit_code == 0
+    assert served[0]["garbage"] > before[0]
+    assert gc.get_threshold() == before
 
 
 def test_decisions_have_a_role_of_their_own(
