@@ -821,7 +821,7 @@ def test_a_transaction_that_kafka_has_ended_is_done_again(place: Place) -> None:
 
 
 @pytest.mark.behaviour("OUT-5")
-def test_a_transaction_that_has_lost_its_end_is_told_and_after_what_the_page_says_each_row_is_there_once(
+def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_row_is_there_once(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a batch in two topics, one has the end of its transaction; the other one and the offset have lost theirs."""
