@@ -18,6 +18,7 @@
      +-- BrokerError
      |    +-- BrokerUnavailable      no answer from Kafka within the time allowed
      |    +-- BrokerRefused          Kafka refused the request: credentials, permissions
+     |    |    +-- TlsFailed         no connection to Kafka: a certificate
      |    |    +-- GroupHasMembers   Kafka sets no offsets of a group that has members
      |    |    +-- MetadataRefused   Kafka can't take the text to be committed with an offset
      |    +-- TopicMissing           Kafka has no such topic
@@ -355,6 +356,10 @@ class BrokerRefused(BrokerError):
     """Kafka refused the request: wrong credentials or missing permissions."""
 
     default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; no job was fenced."
+
+
+class TlsFailed(BrokerRefused):
+    """No TLS connection to Kafka: a certificate is not trusted, has expired, or is not there."""
 
 
 class GroupHasMembers(BrokerRefused):

@@ -20,6 +20,7 @@ from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
     OffsetStoreError,
+    OutboxUncertain,
     RelayFenced,
     SinkError,
 )
@@ -38,6 +39,7 @@ from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
     ANCHOR,
+    LOOKS,
     MOST_IN_A_ROW,
     MOST_ROWS,
     TOPIC_NAMES,
@@ -375,6 +377,14 @@ class Relay:
             if self._ends_at_rest:
                 raise error
             self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
+        elif step.lost is not None:
+            number = step.lost.number
+            lost = OutboxUncertain(
+                "Kafka seems to have lost the relay's position",
+                found="no batch" if number is None else f"batch {number}",
+                next_step="Wait: brokers that have just started may not know it yet, so they are asked again.",
+            )
+            self._observers.on(OutboxWaits(group=self.group, error=lost, wait=(LOOKS - 1) * _TRIAL))
         return self._stopping.wait(wait)
 
     def _passes(self, error: OffsetStoreError) -> bool:

@@ -158,6 +158,7 @@ class Reporter:
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
         self._guard = threading.Lock()
+        self._rejoins = False
         store = consumer.store
         store.observers = store.observers.with_one(self._facts)
         self._collect: Callable[[], Sequence[Any]] = list
@@ -171,11 +172,15 @@ class Reporter:
     def send(self, *, rejoins: bool = False) -> None:
         """Send a report now.
 
+        :param rejoins: see `Report`. Later reports say it too: the thread sends them until the process is gone.
         :raises OSError: the supervisor is gone.
         """
         verdict: Verdict = judge(self._facts.facts(), self._limits, self._clock())
         with self._guard:
-            self._connection.send(Report(verdict, self._silence, self._drain, rejoins=rejoins, metrics=self._collect()))
+            self._rejoins = self._rejoins or rejoins
+            self._connection.send(
+                Report(verdict, self._silence, self._drain, rejoins=self._rejoins, metrics=self._collect())
+            )
 
     def _turn(self) -> bool:
         try:

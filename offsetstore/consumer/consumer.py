@@ -389,6 +389,15 @@ class Membership:
             if tp in self._feed.partitions:  # else it was given back while this call polled
                 _log.warning("Kafka no longer has what comes next in %s: %s", tp, describe(error))
                 self._untaken[tp] = 0.0
+        elif code == KafkaError._FATAL:  # noqa: SLF001 - as above
+            # The client has lost its partitions, and never joins again. It polls on, without an end and without a word.
+            raise ConfigurationError(
+                "Kafka's client can't go on: another member has its place",
+                found=describe(error),
+                expected="a group.instance.id that no other process has",
+                next_step="Start each process with a group.instance.id of its own; with --static, one supervisor of a "
+                "group on each host, and each host with another name.",
+            )
         elif error.fatal() or (code not in PASSING | MISSING and (code > 0 or tp is not None)):
             # One of a partition that is not of Kafka's state is of its records: the client goes on behind these.
             raised = broker_error(error, _READING)

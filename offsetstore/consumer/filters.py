@@ -42,7 +42,8 @@ class Kept:
     """What a filter decides.
 
     :param prefix: of how many of the records it was given, from the first: these go on, but for those that are dropped.
-        It is asked again about the others, together with later ones.
+        It is asked again about the others, which hold back their partition: none that come later are polled until
+        they have gone on.
     :param dropped: the offsets of those among them that are dropped.
     :param wait: seconds before it is asked again; for less than 0.1 s as soon as it can be.
     """

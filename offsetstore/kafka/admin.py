@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -144,41 +144,38 @@ def read_committed(bootstrap_servers: str, topic: str) -> list[Message]:
     :raises BrokerUnavailable: no answer, or an open transaction hides the end of a log.
     """
     doing = f"reading topic {topic}"
+    settings = {"bootstrap.servers": bootstrap_servers, "group.id": "readers", "enable.auto.commit": False, **_QUIET}
     consumer = Consumer({
-        "bootstrap.servers": bootstrap_servers,
-        "group.id": "readers",
+        **settings,
         "isolation.level": "read_committed",
-        "enable.auto.commit": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        **_QUIET,
     })  # fmt: skip
+    uncommitted = Consumer({**settings, "isolation.level": "read_uncommitted"})
     try:
         known = consumer.list_topics(topic, timeout=_SECONDS).topics[topic].partitions
         partitions = [TopicPartition(topic, number, 0) for number in known]
+        left: dict[int | None, int] = {tp.partition: _high_watermark(uncommitted, tp) for tp in partitions}
         consumer.assign(partitions)
         found: list[Message] = []
-        at_end: set[int | None] = set()
-        while len(at_end) < len(partitions):
+        while left:
             message = consumer.poll(_SECONDS)
             if message is None:
-                raise BrokerUnavailable(f"no answer from Kafka within {_SECONDS:.0f} s while {doing}")
+                raise BrokerUnavailable(
+                    f"no answer from Kafka within {_SECONDS:.0f} s while {doing}, or a transaction is open",
+                    found=f"{len(found)} committed records",
+                    expected=", ".join(f"{topic}-{partition} up to offset {end}" for partition, end in left.items()),
+                )
             error = message.error()
             if error is None:
                 found.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public name
-                at_end.add(message.partition())
-            else:
+            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public name
                 raise broker_error(error, doing)
-        for position in consumer.position(partitions):
-            if position.offset not in {OFFSET_INVALID, end := _high_watermark(consumer, position)}:
-                raise BrokerUnavailable(
-                    f"a transaction is open in {topic}-{position.partition}",
-                    found=f"readers get no further than offset {position.offset}",
-                    expected=f"{end}",
-                )
+            elif (message.offset() or 0) >= left.get(message.partition(), 0):  # else a transaction is about to end
+                left.pop(message.partition(), None)
     finally:
         consumer.close()
+        uncommitted.close()
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable
+from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, TlsFailed
 
 MISSING: Final = frozenset({
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -126,8 +126,8 @@ def broker_error(error: KafkaError, doing: Doing | str) -> BrokerError:
     )
 
 
-def _no_tls(error: KafkaError, doing: Doing) -> BrokerRefused:
-    return BrokerRefused(
+def _no_tls(error: KafkaError, doing: Doing) -> TlsFailed:
+    return TlsFailed(
         "could not establish a TLS connection to Kafka",
         found=describe(error),
         next_step="Check security.protocol, the certificate authorities, the host name, and whether the broker "

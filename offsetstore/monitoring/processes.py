@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from offsetstore.errors import ExitCode
 from offsetstore.monitoring.health import Code, Finding, Limits, Verdict
 from offsetstore.monitoring.supervision import RunningClock
+from offsetstore.protocol.retries import doubled
 from offsetstore.store.run_record import resident_bytes
 
 STACKS: Final = signal.SIGUSR2
@@ -33,6 +34,7 @@ _LOOK: Final = 0.1  # seconds between two looks at the processes
 _LONGEST_PAUSE: Final = 60.0  # seconds until a process is started again; also how long a good one has lived
 _STACKS_SECONDS: Final = 2.0
 _STILL: Final = 30.0
+_SILENCE: Final = 10.0  # seconds without a report after which a process is not ready
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -219,6 +221,9 @@ class Supervisor:
                 code = Code.STARTING if place.failures == 0 else Code.QUERY_ENDED
                 found.append(Finding(code, None, f"{name}: {place.why}", is_live=True))
                 continue
+            if process is not None and (silent := self._clock() - process.heard) > _SILENCE:
+                text = f"{name} has told nothing for {silent:.0f} s"
+                found.append(Finding(Code.POLLING_STALLED, None, text, is_live=True))
             found += [
                 Finding(one.code, one.group, f"{name}: {one.text}", is_live=True, is_ready=one.is_ready)
                 for one in report.verdict.findings
@@ -306,7 +311,7 @@ class Supervisor:
         self._pause(place, f"has ended with {how}", now)
 
     def _pause(self, place: Place, why: str, now: float) -> None:
-        pause = min(_LONGEST_PAUSE, 2.0**place.failures)
+        pause = doubled(1.0, place.failures, _LONGEST_PAUSE)
         place.failures += 1
         place.starts_at, place.why = now + pause, why
         self._say(f"process {place.number} {why}; the next one starts in {pause:g} s")

@@ -98,6 +98,7 @@ from offsetstore.protocol.letters import (
     trace_id,
 )
 from offsetstore.protocol.outages import chain
+from offsetstore.protocol.retries import doubled
 from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
@@ -1056,7 +1057,7 @@ class Requests:
             _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
         finally:
             now = time.monotonic()
-            pause = min(_EVERY * 2**self._failed_in_a_row, _SELDOM)  # a handler is called each time
+            pause = doubled(_EVERY, self._failed_in_a_row, _SELDOM)  # a handler is called each time
             self._next_look = now + max(pause, now - began)  # half of the time is for batches
 
     def look_while_idle(self, is_running: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable
+from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable, TlsFailed
 from offsetstore.offsets import Token
 from offsetstore.protocol.events import (
     BatchEnded,
@@ -200,7 +200,7 @@ class JobState:
 
     def _of_mirror(self, event: MirrorTried, at: float) -> dict[str, Any]:
         told: dict[str, Any] = {"mirror_error": event.reason}
-        if isinstance(event.error, BrokerUnavailable):
+        if isinstance(event.error, BrokerUnavailable | TlsFailed):  # all others are answers
             return {**told, "is_kafka_failing": True}
         told |= {"kafka_answered": at, "is_kafka_failing": False}
         if event.reason is None:

@@ -254,9 +254,11 @@ class Pause:
 
     :param refused: why Kafka refuses the row, which is kept: so many were refused in a row that it looks like a bug or
         an outage.
+    :param lost: at the first wait for Kafka's mark, what Kafka has instead of it.
     """
 
     refused: str | None = None
+    lost: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +382,7 @@ def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
         looks += 1
         if looks == LOOKS or not _seems_lost(standing, position):
             return standing, position
-        yield Pause()
+        yield Pause(lost=position if looks == 1 else None)
 
 
 class _Size:
@@ -454,7 +456,7 @@ def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
         looks += 1
         if looks == LOOKS or not _seems_lost(standing, position):
             raise _uncertain(standing, position)
-        yield Pause()
+        yield Pause(lost=position if looks == 1 else None)
     yield Fence()  # only trying tells whether Kafka allows it; the other one fences us in turn, and goes on
 
 

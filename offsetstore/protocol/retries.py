@@ -50,7 +50,12 @@ class Retries:
 
     def wait(self, attempt: int) -> float:
         """Seconds to wait after failed attempt ``attempt``, counted from 1."""
-        return random.uniform(0.5, 1.0) * min(self.longest, self.shortest * 2.0 ** min(attempt - 1, 64))  # noqa: S311 - jitter
+        return random.uniform(0.5, 1.0) * doubled(self.shortest, attempt - 1, self.longest)  # noqa: S311 - jitter
+
+
+def doubled(seconds: float, times: int, longest: float) -> float:
+    """``seconds``, doubled so many times, however many these are; at most ``longest``."""
+    return min(longest, seconds * 2.0 ** min(times, 64))
 
 
 def may_pass(error: BaseException) -> bool:

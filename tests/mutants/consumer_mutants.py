@@ -38,6 +38,12 @@ _REGROWN: Final = (
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
     mutant(
+        "member-whose-place-another-has-polls-on",
+        ("Membership._told", "code == KafkaError._FATAL", "False"),
+        tests=(f"{_FEED}test_a_client_that_can_not_go_on_ends_the_consumer",),
+        why="It would be ready and consume nothing, for good, and its partitions have no owner once the other ends.",
+    ),
+    mutant(
         "pair-of-the-assignment",
         ("Membership._take", "self._member.write_pairs(pairs)", "pass"),
         tests=(_REGROWN,),

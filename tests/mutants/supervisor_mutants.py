@@ -48,8 +48,20 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         why="A consumer that a Spark job has fenced would come back once that job is not live for a moment.",
     ),
     mutant(
+        "fenced-process-whose-next-report-takes-back-that-it-rejoins",
+        ("Reporter.send", "self._rejoins or rejoins", "rejoins"),
+        tests=("tests/unit/cli/test_reports.py::test_later_reports_do_not_take_back_that_another_process_may_join",),
+        why="Where a process takes a second to end, a decision that its own fleet has made would end all, for good.",
+    ),
+    mutant(
+        "process-that-is-stopped-and-ready",
+        ("processes:_SILENCE", "10.0", "1e9"),
+        tests=(f"{_PROCESSES}test_a_process_that_tells_nothing_is_not_ready",),
+        why="A deploy would go on to the next machine while a partition stands still.",
+    ),
+    mutant(
         "pause-that-does-not-grow",
-        ("Supervisor._pause", "2.0**place.failures", "1.0"),
+        ("Supervisor._pause", "doubled(1.0, place.failures, _LONGEST_PAUSE)", "1.0"),
         tests=(f"{_PROCESSES}test_a_process_that_died_is_replaced_with_growing_pauses",),
         why="A record that is refused would make the group rebalance every second.",
     ),

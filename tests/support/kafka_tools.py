@@ -9,7 +9,7 @@ from typing import Final
 
 from offsetstore.local.spark.artifacts import KAFKA_BROKER
 from offsetstore.local.spark.jars import jars
-from offsetstore.local.spark.java import find_java
+from offsetstore.local.spark.java import QUICK, find_java
 from tests.support.consumer_groups import KAFKA_TOOLS
 
 _PROGRAMS: Final = {
@@ -23,7 +23,7 @@ _PROGRAMS: Final = {
 def install_kafka_tools(directory: Path) -> None:
     """Put the programs into the directory."""
     class_path = os.pathsep.join(str(jar) for jar in (*jars(KAFKA_TOOLS), *jars(KAFKA_BROKER)))
-    java = [str(find_java().program), "-Xmx128m", "-cp", class_path]
+    java = [str(find_java().program), *QUICK.split(), "-Xmx128m", "-cp", class_path]
     for name, main in _PROGRAMS.items():
         program = directory / name
         program.write_text(f'#!/bin/sh\nexec {shlex.join([*java, main])} "$@"\n')

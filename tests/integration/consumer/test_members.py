@@ -26,6 +26,7 @@ from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, Startin
 from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
 from offsetstore.errors import (
     BrokerUnavailable,
+    ConfigurationError,
     FunctionFailed,
     GroupBusy,
     LockTimeout,
@@ -527,6 +528,20 @@ def job(
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.behaviour("CONS-8")
+def test_a_member_whose_instance_id_another_takes_ends_and_says_so(
+    starts: Callable[..., Running], cluster: Cluster, query: Query
+) -> None:
+    cluster.produce(10)
+    first = starts(kafka={"group.instance.id": "one"})
+    wait_for(query, cluster)
+    starts(kafka={"group.instance.id": "one"})
+    with pytest.raises(ConfigurationError, match="another member has its place"):
+        first.ended.result(timeout=60)
+    cluster.produce(10)
+    wait_for(query, cluster)
 
 
 @pytest.mark.behaviour("CONS-1", "CONS-8")

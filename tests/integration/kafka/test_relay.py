@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,8 +19,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka import TopicPartition as Committed
 
 from offsetstore import Broker, OffsetStore, Relay, Retries, TopicPartition
 from offsetstore.errors import (
@@ -313,6 +313,8 @@ def test_a_lost_number_is_a_person_s_to_decide_and_nothing_is_sent_until_then(pl
     with pytest.raises(OutboxUncertain, match=r"Kafka has lost the number of the last batch.*No rows") as caught:
         wait_until(lambda: not place.relay().drain() and False)  # Kafka deletes it by and by
     assert "batch None" in str(caught.value.found)
+    [told] = place.recorder.of(OutboxWaits)
+    assert "Kafka seems to have lost the relay's position" in str(told.error)
     assert place.values(topic) == [0, 1, 2]
 
     place.relay(on_uncertain="skip").drain()  # no batch was open: nothing is skipped
@@ -820,50 +822,100 @@ def test_a_transaction_that_kafka_has_ended_is_done_again(place: Place) -> None:
 
 
 @pytest.mark.behaviour("OUT-5")
-def test_a_transaction_that_has_no_end_is_told_and_after_its_abort_the_batch_is_sent(
-    place: Place, tmp_path: Path
+def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_row_is_there_once(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when Kafka has lost the end of the last batch's."""
-    topic = place.topics(1)
-    put(place.store, numbered(topic, [0]))
+    """Of a batch in two topics, one has the end of its transaction; the other one and the offset have lost theirs."""
+    ended, hanging = place.topics(1), place.topics(1)
     relay = place.relay()
+    put(place.store, [*numbered(ended, [0]), *numbered(hanging, [0])])
     relay.drain()
-    put(place.store, numbered(topic, [1]))
-    settings = {"bootstrap.servers": place.servers}
-    member = Consumer({**settings, "group.id": relay.group})
-    hanging = Producer({**settings, "transactional.id": f"{place.anchor}-of-another"})
-    hanging.init_transactions(30)
-    hanging.begin_transaction()
-    hanging.send_offsets_to_transaction([Committed(place.anchor, 0, 9)], member.consumer_group_metadata(), 30)
-    member.close()
+    put(place.store, [*numbered(ended, [1, 2]), *numbered(hanging, [1, 2])])
+    with monkeypatch.context() as context:
+        context.setattr(failpoints, "reach", ending_at("outbox_sent"))
+        with pytest.raises(failpoints.FailpointReached):
+            relay.drain()
+    another = place.broker.outlet(relay.group, anchor=place.anchor)
+    another.fence()  # Kafka lets it begin once the transaction has its end everywhere
+    another.close()
+    lose_ends(place.kafka, hanging)
 
-    with closing(Broker({**settings, "isolation.level": "read_committed"}, timeout=3)) as hasty:
+    settings = {"bootstrap.servers": place.servers, "isolation.level": "read_committed"}
+    with closing(Broker(settings, timeout=3)) as hasty:
         for asks in (
-            Relay(place.store, hasty, anchor=place.anchor).drain,
             lambda: hasty.committed_offsets(relay.group, [TopicPartition(place.anchor, 0)]),
+            Relay(place.store, hasty, anchor=place.anchor).drain,
         ):
             with pytest.raises(BrokerUnavailable, match=r"an open Kafka transaction blocks .*docs/outbox\.md"):
                 asks()
-    assert place.values(topic) == [0]
-    install_kafka_tools(tmp_path)
-    abort_open_ones(str(tmp_path / "kafka-transactions"), place.servers)
+    with monkeypatch.context() as context:
+        context.setattr(admin, "_SECONDS", 2.0)
+        with pytest.raises(BrokerUnavailable, match=r"a transaction is open; found 1 committed records"):
+            place.values(hanging)
+    do_what_the_page_says(place, relay.group, tmp_path)
     place.relay().drain()
 
-    assert place.values(topic) == [0, 1]
+    assert place.values(ended) == place.values(hanging) == [0, 1, 2]
+    assert place.left() == 0
 
 
-def abort_open_ones(program: str, servers: str) -> None:
-    """End those in the topic of committed offsets, as docs/outbox.md says."""
-    aborted = 0
-    for partition in range(4):
-        where = ("--topic", "__consumer_offsets", "--partition", str(partition))
-        head, *rows = run([program, "--bootstrap-server", servers, "describe-producers", *where]).splitlines()
-        for row in rows:
-            start = dict(zip(head.split(), row.split(), strict=True))["CurrentTransactionStartOffset"]
-            if start != "None":
-                run([program, "--bootstrap-server", servers, "abort", *where, "--start-offset", start])
-                aborted += 1
-    assert aborted == 1
+def ending_at(point: str) -> Callable[[str], None]:
+    def reach(name: str) -> None:
+        if name == point:
+            raise failpoints.FailpointReached
+
+    return reach
+
+
+def lose_ends(kafka: KafkaBroker, topic: str) -> None:
+    """Kill the broker, and cut off the end of the last transaction in this topic, and in that of committed offsets."""
+    kafka.kill()
+    [log] = (kafka.directory / "data").glob(f"{topic}-0/*.log")
+    start, producer = last_batch(log)
+    assert producer is not None
+    os.truncate(log, start)
+    logs = (kafka.directory / "data").glob("__consumer_offsets-*/*.log")
+    [(log, start)] = [(each, start) for each in logs for start, whose in [last_batch(each)] if whose == producer]
+    os.truncate(log, start)
+    kafka.start()
+
+
+def last_batch(log: Path) -> tuple[int, bytes | None]:
+    """Where the log's last batch begins; and whose it is, if it is the end of a transaction."""
+    data, start, end = log.read_bytes(), 0, 0
+    while end < len(data):
+        start, end = end, end + 12 + int.from_bytes(data[end + 8 : end + 12])
+    is_end = bool(data) and data[start + 22] & 0x20
+    return start, data[start + 43 : start + 51] if is_end else None
+
+
+def do_what_the_page_says(place: Place, transactional_id: str, scratch: Path) -> None:
+    """Its steps 2 to 4, with what Kafka's tool prints in place of the page's examples."""
+    install_kafka_tools(scratch)
+    page = (ROOT / "docs/outbox.md").read_text(encoding="utf-8")
+    section = page.partition("## When a transaction has lost its end")[2].partition("\n## ")[0]
+    find, describe, *aborts = [shlex.split(line) for line in re.findall(r"^ +\$ (.*)$", section, re.MULTILINE)]
+    [named] = re.findall(r"`(SELECT \* FROM outbox WHERE [^`]+)`", page)
+    example = {"localhost:9092": place.servers, "offsetstore-outbox-STORE": transactional_id}
+
+    def run_tool(command: list[str], **options: str) -> list[dict[str, str]]:
+        program, *arguments = [example.get(word, word) for word in command]
+        for option, value in options.items():
+            arguments[arguments.index(f"--{option.replace('_', '-')}") + 1] = value
+        head, *rows = [line.split() for line in run([str(scratch / program), *arguments]).splitlines()] or [[]]
+        return [dict(zip(head, row, strict=False)) for row in rows]
+
+    [producer] = run_tool(describe)
+    hanging = [one for one in run_tool(find) if one["ProducerId"] == producer["ProducerId"]]
+    hanging.sort(key=lambda one: one["Topic"] == "__consumer_offsets")
+    assert [len(aborts), len(hanging), hanging[-1]["Topic"]] == [2, 2, "__consumer_offsets"]
+    listed = {one["Topic"] for one in hanging}
+    for id_, topic, value in place.query(f"SELECT id, topic, value FROM ({named}) AS named"):
+        if topic not in listed and int(value) in place.values(topic):
+            place.query(f"DELETE FROM outbox WHERE id = {id_}")
+    assert place.left() == 2
+    for abort, one in zip(aborts, hanging, strict=True):
+        run_tool(abort, topic=one["Topic"], partition=one["Partition"], start_offset=one["StartOffset"])
 
 
 def run(command: list[str]) -> str:

@@ -126,6 +126,13 @@ def test_a_batch_that_kafkas_client_can_not_read_ends_the_consumer(code: int) ->
     assert raised.value.topic_partition == P0
 
 
+@pytest.mark.behaviour("CONS-8")
+def test_a_client_that_can_not_go_on_ends_the_consumer() -> None:
+    """It says no more than this once, and its error's `fatal` says no."""
+    with pytest.raises(ConfigurationError, match=r"another member has its place(.|\n)*group\.instance\.id"):
+        Membership._told(Membership.__new__(Membership), KafkaError(KafkaError._FATAL), None)
+
+
 @pytest.mark.parametrize(("code", "tp"), [(KafkaError._ALL_BROKERS_DOWN, None), (KafkaError.LEADER_NOT_AVAILABLE, P0)])
 def test_what_may_pass_is_logged(code: int, tp: TopicPartition | None, caplog: pytest.LogCaptureFixture) -> None:
     Membership._told(Membership.__new__(Membership), KafkaError(code), tp)

@@ -15,7 +15,14 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, TopicMissing
+from offsetstore.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    MetadataRefused,
+    TlsFailed,
+    TopicMissing,
+)
 from offsetstore.kafka import Broker, client, truncation
 from offsetstore.kafka import broker as brokers
 from offsetstore.kafka.client import Client, Deadline, Missing, Request
@@ -194,7 +201,7 @@ def test_no_permission_is_not_asked_again() -> None:
         (KafkaError.SASL_AUTHENTICATION_FAILED, BrokerRefused),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefused),
         (KafkaError.CLUSTER_AUTHORIZATION_FAILED, BrokerRefused),
-        (KafkaError._SSL, BrokerRefused),
+        (KafkaError._SSL, TlsFailed),
         (KafkaError.UNSUPPORTED_VERSION, BrokerRefused),
         (KafkaError._TIMED_OUT, BrokerUnavailable),
         (KafkaError.LEADER_NOT_AVAILABLE, BrokerUnavailable),

@@ -152,6 +152,12 @@ def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Su
     os.kill(one.pid(0), signal.SIGKILL)
     soon(lambda: len(one.said) == 5)
     assert one.said[-1].endswith("starts in 1 s")  # it had lived for a minute
+    one.skip(1)
+    soon(lambda: one.started[0] == 6 and one.is_ready())
+    one.supervisor.places[0].failures = 5_000  # a week
+    os.kill(one.pid(0), signal.SIGKILL)
+    soon(lambda: len(one.said) == 6)
+    assert one.said[-1].endswith("starts in 60 s")
 
 
 def test_a_process_that_cant_be_started_is_started_later(
@@ -314,6 +320,17 @@ def test_the_whole_is_ready_if_each_process_is_and_live_while_the_supervisor_run
     assert one.supervisor.health().is_live
     one.skip(20)
     assert not one.supervisor.health().is_live
+
+
+def test_a_process_that_tells_nothing_is_not_ready(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, {0: ["ready wait"], 1: ["ready stop"]})
+    soon(lambda: one.supervisor.places[1].is_ready)
+    soon(one.is_ready)
+    one.skip(11)
+    soon(lambda: len(one.supervisor.health().findings) == 1)  # the other one reports
+    found = one.supervisor.health()
+    assert (found.is_live, found.is_ready, found.codes) == (True, False, (Code.POLLING_STALLED,))
+    assert found.findings[0].text == "process 1 has told nothing for 11 s"
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfds")

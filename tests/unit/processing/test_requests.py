@@ -53,6 +53,18 @@ def requests(claim: Claim, replays: Replays) -> Requests:
     return made
 
 
+def test_however_often_a_replay_has_failed_the_job_goes_on(requests: Requests, replays: Replays) -> None:
+    def fail(_: object) -> None:
+        raise LockTimeout("no")
+
+    replays.act, requests._failed_in_a_row = fail, 5_000  # half a week
+    began = time.monotonic()
+    requests.look(lambda: None)
+    requests.look(lambda: None)
+    assert replays.runs == 1
+    assert requests._next_look - began > 30
+
+
 @pytest.mark.behaviour("DLQ-19")
 @pytest.mark.parametrize("settings", [None, DeadLetters()])
 def test_a_sink_tells_the_run_s_record_whether_it_looks_for_requests(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from offsetstore import OffsetRange, Pause, Token, TopicPartition
 from offsetstore.errors import (
+    BrokerError,
     BrokerRefused,
     BrokerUnavailable,
     ConnectionLost,
@@ -21,6 +22,7 @@ from offsetstore.errors import (
     MissingPrivilege,
     RowsRefused,
     StoreUnavailable,
+    TlsFailed,
 )
 from offsetstore.protocol.events import (
     BatchEnded,
@@ -124,10 +126,11 @@ def _failed(error: Exception | None, *, is_over: bool = False) -> MirrorTried:
 
 
 @pytest.mark.behaviour("OPS-4")
-def test_kafka_is_away_while_it_does_not_answer() -> None:
-    away = after(_failed(BrokerUnavailable("no")))
+@pytest.mark.parametrize("kind", [BrokerUnavailable, TlsFailed])
+def test_kafka_is_away_while_it_does_not_answer(kind: type[BrokerError]) -> None:
+    away = after(_failed(kind("no")))
     assert (away.is_kafka_failing, away.kafka_answered, away.mirror_error) == (True, 10, "no")
-    back = after(_failed(BrokerUnavailable("no")), MirrorTried(group=GROUP))
+    back = after(_failed(kind("no")), MirrorTried(group=GROUP))
     assert (back.is_kafka_failing, back.kafka_answered, back.outage_ended) == (False, 30, 30)
     assert (back.mirrored, back.mirror_error) == (30, None)
 
@@ -357,4 +360,4 @@ def test_a_state_is_what_the_whole_history_says(events: list[Event]) -> None:
     assert state.mirrored == (copied[-1] if copied else None)
     asked = told.last(DatabaseAsked)
     assert state.is_database_failing == (asked is not None and asked[1].error in SILENCES)
-    assert state.is_kafka_failing == (mirror is not None and isinstance(mirror[1].error, BrokerUnavailable))
+    assert state.is_kafka_failing == (mirror is not None and isinstance(mirror[1].error, BrokerUnavailable | TlsFailed))
