@@ -1,7 +1,7 @@
 """The same contract in a hard place.
 
 Each transaction is on another of the server's connections, as with PgBouncer's transaction mode, and the database has
-hostile defaults. Of each test one case is run (`tests.contract.conftest`).
+hostile defaults. Each statement is sent, not by each test (`tests.contract.conftest`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ _NEVER_ALONE: Final = (ast.Starred, ast.Slice)
 def mutated(changes: Iterable[Change], root: Path = ROOT) -> dict[str, str]:
     """Make a mutant's changes; return the files that have them.
 
-    :raises ValueError: a name is not defined in exactly one file, or what is to be edited is not there exactly once.
+    :raises ValueError: a name is not defined in exactly one file, or what is to be edited is not there exactly once,
+        or stays as it is.
     :raises SyntaxError: what comes out is no Python, so that any test would fail.
     """
     sources = dict[str, str]()
@@ -76,7 +77,10 @@ def _edited(source: str, name: str, change: Change) -> str:
     edits = [*(_text_edits if change.in_text else _syntax_edits)(whole, change)]
     if len(edits) != 1:
         raise ValueError(f"{change.where} has this {len(edits)} times, not once:\n{change.old}")
-    return _written(source, *edits[0])
+    old, new = edits[0]
+    if change.old == change.new or ([*map(ast.dump, old)] == [*map(ast.dump, new)] and not change.in_text):
+        raise ValueError(f"{change.where} stays as it is:\n{change.old}")
+    return _written(source, old, new)
 
 
 def _text_edits(nodes: _Nodes, change: Change) -> Iterator[_Edit]:

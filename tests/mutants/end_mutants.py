@@ -240,13 +240,13 @@ FORKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "sockets-in-a-child",
         ("_take_sockets", "os.dup2(_nowhere[0].fileno(), connection.fileno(), inheritable=False)", "pass"),
-        tests=(f"{_LEFT_ALONE}[SQL of the driver]",),
+        tests=(_LEFT_ALONE,),
         why="SQL of a child, or a pool's finalizer in it, would end the parent's transaction.",
     ),
     mutant(
         "sockets-of-connections-in-use",
         ("_prepared", "keep_from_children(driver)", ""),
-        tests=(f"{_LEFT_ALONE}[close of the connection]",),
+        tests=(_LEFT_ALONE,),
         why="A child that closes the connection would end the parent's session.",
     ),
     mutant(
@@ -270,13 +270,13 @@ FORKS: Final[tuple[Mutant, ...]] = (
     mutant(
         "exit-of-a-child",
         ("Transaction.__exit__", "is_own(self._pid)", "self._pid"),
-        tests=(f"{_LEFT_ALONE}[exit]",),
+        tests=(_LEFT_ALONE,),
         why="sys.exit in a child, as a pool does it, would end in an error of ours.",
     ),
     mutant(
         "connections-of-a-child",
         ("PostgresDatabase._connect", "expect_own(self._pid)", ""),
-        tests=(f"{_LEFT_ALONE}[another transaction]",),
+        tests=(_LEFT_ALONE,),
         why="A child would take connections from its parent's pool.",
     ),
     mutant(

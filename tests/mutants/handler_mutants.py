@@ -126,7 +126,7 @@ ROWS: Final[tuple[Mutant, ...]] = (
     mutant(
         "handled-names",
         ("handled_rows:_values", "row.keys() - {*names}", "set()"),
-        tests=(f"{_SPARK}test_rows_that_do_not_fit_the_schema_are_letters",),
+        tests=(f"{_ROWS}test_a_row_that_does_not_fit_says_why",),
         why="A misspelt column would be stored as NULL.",
     ),
     mutant(

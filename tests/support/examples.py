@@ -1,8 +1,12 @@
-"""The files of ``examples/``, each run as a user runs it: a process of its own, the built wheel, another directory."""
+"""The files of ``examples/``, run as a user runs them: a process of its own, the built wheel, another directory.
+
+A job that ends by itself may also be run in the test's process, on the Spark of the test run.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import signal
 import subprocess
@@ -11,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from sqlalchemy import make_url
 
@@ -101,6 +106,14 @@ class Examples:
         """Run it to its end, by ``python examples/NAME``."""
         return self.python(EXAMPLES / name, *arguments)
 
+    def run_here(self, name: str, *arguments: str) -> None:
+        """Run a job to its end in this process, whose Spark it gets."""
+        with (
+            patch.dict(os.environ, self._addresses()),
+            patch.object(sys, "argv", [name, *arguments]),
+        ):
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
     def python(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run Python where the examples run, to its end; it must be a good one."""
         done = self._call(*command)
@@ -153,13 +166,18 @@ class Examples:
         return done
 
     def _environment(self) -> dict[str, str]:
-        url = make_url(self.url)
         return {
             **os.environ,
             "PYTHONPATH": str(self.wheel),
             "PYTHONDONTWRITEBYTECODE": "1",  # beside the examples, which are in the checkout
             "EXAMPLES_BLOCKED": ",".join(self.blocked),
             "EXAMPLES_ORIGINS": str(self._origins),
+            **self._addresses(),
+        }
+
+    def _addresses(self) -> dict[str, str]:
+        url = make_url(self.url)
+        return {
             "OFFSETSTORE_BOOTSTRAP_SERVERS": self.kafka_servers,
             "OFFSETSTORE_URL": self.url,
             "DATABASE": f"jdbc:postgresql://{url.host}:{url.port}/{url.database}?user={url.username}",

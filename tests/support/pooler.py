@@ -37,6 +37,7 @@ _KNOWN = {
     "standard_conforming_strings",
 }
 _IDLE = b"I"
+_HEAD = 5  # a frame's kind and length
 
 
 class Pooler(Proxy):
@@ -122,9 +123,10 @@ class Pooler(Proxy):
 
 @dataclass(eq=False)
 class _Server:
-    """A connection to the server; ``asked`` counts the answers that it owes."""
+    """A connection to the server; ``asked`` counts the answers that it owes, ``begun`` is a part of one."""
 
     socket: socket.socket
+    begun: bytes = b""
     asked: int = 0
     extended: bool = False
 
@@ -185,15 +187,25 @@ class _Client:
         self._server.socket.sendall(frame)
 
     def _answer(self, server: _Server) -> None:
-        frame = read_frame(server.socket)
-        self._client.sendall(frame)
-        if frame[:1] == b"G" and server.extended:
-            server.asked -= 1  # the server ignores a Sync that was sent before a COPY's data
-        if frame[:1] == b"Z":
-            server.asked -= 1
-            if server.asked == 0 and frame[5:] == _IDLE:
-                self._server = None
-                self._pooler.give_back(server)
+        """Forward what has come; the rest of a frame may be kept back until the client sends more."""
+        more = server.socket.recv(1 << 16)
+        if not more:
+            raise EOFError
+        server.begun += more
+        while len(server.begun) >= _HEAD:
+            size = 1 + struct.unpack_from("!i", server.begun, 1)[0]
+            if len(server.begun) < size:
+                return
+            frame, server.begun = server.begun[:size], server.begun[size:]
+            self._client.sendall(frame)
+            if frame[:1] == b"G" and server.extended:
+                server.asked -= 1  # the server ignores a Sync that was sent before a COPY's data
+            if frame[:1] == b"Z":
+                server.asked -= 1
+                if server.asked == 0 and frame[5:] == _IDLE:
+                    self._server = None
+                    self._pooler.give_back(server)
+                    return
 
 
 def _startup_message(parameters: dict[str, str]) -> bytes:

@@ -40,7 +40,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
 
 
 def test_they_are_left_out_and_the_last_lines_say_so(run: pytest.Pytester) -> None:
-    done = run.runpytest_subprocess("-p", "tests.programs", "-n", "2")
+    done = run.runpytest_subprocess("-p", "tests.programs", "-n", "1")
     assert done.ret == 0
     done.assert_outcomes(passed=1)
     *_, title, text, _counts = [line for line in done.outlines if line]

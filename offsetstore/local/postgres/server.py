@@ -132,7 +132,8 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         :param template: a database to copy, to which no session may be connected.
         :raises StoreUnavailable: with PostgreSQL's own message.
         """
-        self.sql(f"CREATE DATABASE {_quoted(name)}" + (f" TEMPLATE {_quoted(template)}" if template else ""))
+        copied = f" TEMPLATE {_quoted(template)} STRATEGY FILE_COPY" if template else ""  # quicker where it is small
+        self.sql(f"CREATE DATABASE {_quoted(name)}{copied}")
         return self.database_url(name)
 
     def drop_database(self, name: str) -> None:

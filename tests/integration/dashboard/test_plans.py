@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
 
 from offsetstore import OffsetStore
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.monitoring.dashboard.views import history
 from offsetstore.monitoring.dashboard.views.letters import ON_A_PAGE, WITHIN
 from offsetstore.operations.letters import MOST
@@ -16,6 +18,7 @@ from offsetstore.postgres import statements, stored_letters
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import STATES
 from offsetstore.store.sessions import transaction
+from offsetstore.testing.fixtures import copy_database
 from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP
 
@@ -24,19 +27,30 @@ pytestmark = pytest.mark.behaviour("DASH-1")
 MANY = 50_000
 
 
-@pytest.fixture
-def crowded(query: Query, reader: OffsetStore) -> OffsetStore:
+@pytest.fixture(scope="module")
+def template(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Iterator[str]:
     """Two groups with 50,000 letters each; one in ten is settled, and one of the oldest has an error of its own."""
-    query(f"""
+    name = f"crowded_{uuid4().hex[:12]}"
+    copy_database(offsetstore_postgres, name, template=offsetstore_template)
+    fill = f"""
         INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class,
                                   constraint_name, attempts, created_at)
         SELECT g, 'payments', n % 10, n, CASE n % 10 WHEN 0 THEN 'replayed' WHEN 1 THEN 'requested' ELSE 'dead' END,
                'refused', 'kept', 'RowsRefused', CASE WHEN n = 2 THEN 'rare' ELSE 'common' END, 1,
                TIMESTAMPTZ '2025-03-01 00:00Z' + n * INTERVAL '1 second'
         FROM generate_series(1, {MANY}) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g)
-    """)
-    query("ANALYZE dead_letters")
-    return reader
+    """
+    for statement in (fill, "ANALYZE dead_letters"):
+        offsetstore_postgres.sql(statement, database=name)
+    yield name
+    offsetstore_postgres.drop_database(name)
+
+
+@pytest.fixture
+def offsetstore_database(offsetstore_postgres: PostgresServer, template: str) -> Iterator[str]:
+    name = f"test_{uuid4().hex[:12]}"
+    yield copy_database(offsetstore_postgres, name, template=template)
+    offsetstore_postgres.drop_database(name)
 
 
 def explain(store: OffsetStore, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -71,9 +85,9 @@ def of(*states: str, **chosen: object) -> dict[str, object]:
     ids=["counts", "errors", "a rare error", "a partition"],
 )
 def test_a_query_about_letters_looks_at_so_many_of_each_state_and_no_more(
-    crowded: OffsetStore, statement: str, values: dict[str, Any]
+    reader: OffsetStore, statement: str, values: dict[str, Any]
 ) -> None:
-    scans = [node for node in explain(crowded, statement, values) if node.get("Relation Name") == "dead_letters"]
+    scans = [node for node in explain(reader, statement, values) if node.get("Relation Name") == "dead_letters"]
 
     assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
     read = sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)
@@ -97,7 +111,7 @@ ERROR = {"cause": "refused", "error_class": "RowsRefused", "sqlstate": "", "tabl
     ids=["rare", "rare, by its constraint", "absent", "common"],
 )
 def test_a_decision_about_an_error_reads_the_letters_that_it_decides_about(  # noqa: PLR0917
-    crowded: OffsetStore, store: OffsetStore, statement: str, chosen: dict[str, object], index: str, most: int
+    reader: OffsetStore, store: OffsetStore, statement: str, chosen: dict[str, object], index: str, most: int
 ) -> None:
     steps = explain(store, statement, of("dead", **CHOOSE, **chosen))
     scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
@@ -108,30 +122,30 @@ def test_a_decision_about_an_error_reads_the_letters_that_it_decides_about(  # n
 
 @pytest.mark.parametrize("constraint", ["rare", "common", None])
 def test_letters_of_an_error_without_their_records_are_counted_by_the_index(
-    crowded: OffsetStore, query: Query, constraint: str | None
+    reader: OffsetStore, query: Query, constraint: str | None
 ) -> None:
     query("UPDATE dead_letters SET payload = 'left out' WHERE record_offset IN (2, 3)")
     query("ANALYZE dead_letters")
-    steps = explain(crowded, stored_letters.COUNT_WITHOUT_PAYLOAD, of("dead", **ERROR, constraint=constraint))
+    steps = explain(reader, stored_letters.COUNT_WITHOUT_PAYLOAD, of("dead", **ERROR, constraint=constraint))
     scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
 
     assert [node.get("Index Name") for node in scans] == ["dead_letters_error_idx"]
     assert 1 <= sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in scans) <= 2
 
 
-def test_one_letter_is_found_by_its_key(crowded: OffsetStore) -> None:
+def test_one_letter_is_found_by_its_key(reader: OffsetStore) -> None:
     key = {"topics": ["payments"], "partitions": [3], "offsets": [13], "topic_ids": [None]}
-    steps = explain(crowded, stored_letters.LETTER, {"group": GROUP, **key})
+    steps = explain(reader, stored_letters.LETTER, {"group": GROUP, **key})
     scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
 
     assert {node.get("Index Name") for node in scans} == {"dead_letters_pkey"}
     assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 2
 
 
-def test_a_rare_error_is_found_in_the_end(crowded: OffsetStore) -> None:
+def test_a_rare_error_is_found_in_the_end(reader: OffsetStore) -> None:
     after, looks = None, 0
     while True:
-        page = crowded.letters(GROUP, state="dead", constraint="rare", after=after, within=WITHIN)
+        page = reader.letters(GROUP, state="dead", constraint="rare", after=after, within=WITHIN)
         after, looks = page.next, looks + 1
         if page.letters or after is None:
             break

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.behaviour("DASH-2"), pytest.mark.needs_program("chromi
 ROOT = Path(__file__).parents[3]
 TP = TopicPartition("payments", 0)
 SOON = 15_000  # milliseconds: a snapshot, and a poll
+TIMES = 10  # as fast goes the time of a page, which polls every five seconds
 
 
 def give(store: OffsetStore, group: str, until: int) -> None:
@@ -54,9 +55,9 @@ def server(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyP
         yield server
 
 
-def open_now(pages: Pages, server: DashboardServer, query: str = "") -> Page:
+def open_now(pages: Pages, server: DashboardServer, query: str = "", *, times: int = TIMES) -> Page:
     server.snapshots.take()
-    return pages.open(server.url + query)
+    return pages.open(server.url + query, times=times)
 
 
 def without(server: DashboardServer, group: str) -> Lag | None:
@@ -212,7 +213,7 @@ def test_while_one_types_nothing_is_said_to_be_silent(
     page = open_now(pages, server)
     for _ in range(9):
         page.get_by_role("searchbox").press_sequentially("b")
-        page.wait_for_timeout(2_000)
+        page.wait_for_timeout(2_000 / TIMES)
     assert page.locator("#silence").text_content() == ""
 
 
@@ -220,19 +221,20 @@ def test_a_page_that_is_hidden_or_typed_into_asks_for_nothing(
     server: DashboardServer, store: OffsetStore, pages: Pages
 ) -> None:
     give(store, "billing", 40)
-    page = open_now(pages, server)
+    times = 3
+    page = open_now(pages, server, times=times)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     wait_until(lambda: page.evaluate("1") and bool(asked), timeout=10)
     page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true, configurable: true})")
     asked.clear()
-    page.wait_for_timeout(6_000)
+    page.wait_for_timeout(6_000 / times)
     assert asked == []
     page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
-    wait_until(lambda: page.evaluate("1") and bool(asked), timeout=3)  # at once
+    wait_until(lambda: page.evaluate("1") and bool(asked), timeout=3 / times)  # at once
     asked.clear()
     for letter in "billing":
         page.get_by_role("searchbox").press_sequentially(letter)
-        page.wait_for_timeout(1_000)
+        page.wait_for_timeout(1_000 / times)
     assert asked == []
     assert page.get_by_role("searchbox").input_value() == "billing"

@@ -17,7 +17,7 @@ from offsetstore.demo.poison import KINDS, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 from offsetstore.postgres.url import make_engine
 
-FLIGHTS = 2000
+FLIGHTS = 600
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def ledger(engine: Engine) -> Ledger:
 def poisoned(engine: Engine) -> Ledger:
     """Of flights of which some are broken, and are letters; flight 1 is one of them, flight 2 is not."""
     ledger = Ledger()
-    broken = {1: KINDS[0], 400: KINDS[1], 900: KINDS[2], 1400: KINDS[3]}
+    broken = {1: KINDS[0], 400: KINDS[1], 500: KINDS[2], 550: KINDS[3]}
     records = list(records_of(read_flights(FLIGHTS), broken, ledger))
     land(engine, [flight for flight in read_flights(FLIGHTS) if flight["flight_id"] not in broken], ledger)
     letters = [

@@ -1,4 +1,4 @@
-"""What each example runs on: the built wheel, a Spark of its own, the test's Kafka and PostgreSQL."""
+"""What each example runs on: the built wheel, a Spark of its own or the test run's, the test's Kafka and PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""A job that is killed or stopped is a process of its own; those that end by themselves share the test run's Spark."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,6 +14,7 @@ from tests.support.postgres import Database
 P0 = TopicPartition("payments", 0)
 SECOND = 1000
 NINE = 1_772_355_600_000  # 2026-03-01 09:00 UTC, in milliseconds
+on_the_spark_of_the_test_run = pytest.mark.usefixtures("offsetstore_spark")
 PAYMENTS = "SELECT payer, amount::text FROM payments ORDER BY payer, amount"
 
 
@@ -26,15 +29,16 @@ def leave(url: str, group: str, metadata: object) -> None:
 
 
 @pytest.mark.behaviour("SINK-11")
-def test_the_cron_job_adds_in_each_run_what_has_come_since_the_last(jobs: Examples, database: Database) -> None:
+@on_the_spark_of_the_test_run
+def test_the_cron_job_adds_in_each_run_what_has_come_since_the_last(examples: Examples, database: Database) -> None:
     database.execute("CREATE TABLE totals (payer text PRIMARY KEY, payments bigint, amount numeric(12,2))")
-    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"), ("ada", "0.50"))
-    jobs.run("cron_job.py")
+    examples.produce("payments", ("ada", "1.50"), ("bob", "2.25"), ("ada", "0.50"))
+    examples.run_here("cron_job.py")
     totals = "SELECT payer, payments, amount::text FROM totals ORDER BY payer"
     assert database.rows(totals) == [("ada", 2, "2.00"), ("bob", 1, "2.25")]
 
-    jobs.produce("payments", ("ada", "10.00"))
-    jobs.run("cron_job.py")
+    examples.produce("payments", ("ada", "10.00"))
+    examples.run_here("cron_job.py")
 
     assert database.rows(totals) == [("ada", 3, "12.00"), ("bob", 1, "2.25")]
 
@@ -61,6 +65,7 @@ def test_the_sink_alone_keeps_ones_own_checkpoint_and_needs_no_kafka_client(jobs
 
 
 @pytest.mark.behaviour("SINK-6")
+@on_the_spark_of_the_test_run
 def test_the_windowed_job_killed_when_a_minute_is_written_writes_it_once(jobs: Examples, database: Database) -> None:
     database.execute("CREATE TABLE traffic (minute timestamptz, topic text, records bigint)")
     jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"), timestamp_ms=NINE)
@@ -73,7 +78,7 @@ def test_the_windowed_job_killed_when_a_minute_is_written_writes_it_once(jobs: E
     assert database.rows(traffic) == first_minute
 
     jobs.produce("refunds", ("cleo", "3.00"), timestamp_ms=NINE + 300 * SECOND)
-    jobs.run("windowed_job.py")
+    jobs.run_here("windowed_job.py")
 
     assert database.rows(traffic) == [*first_minute, ("09:02", "payments", 1)]
 
@@ -94,13 +99,14 @@ def test_the_buffered_job_writes_at_a_stop_what_it_keeps(jobs: Examples, databas
 
 
 @pytest.mark.behaviour("META-2", "META-3")
-def test_a_day_that_an_earlier_run_left_half_done_is_gone_on_with(jobs: Examples, database: Database) -> None:
+@on_the_spark_of_the_test_run
+def test_a_day_that_an_earlier_run_left_half_done_is_gone_on_with(examples: Examples, database: Database) -> None:
     database.execute("CREATE TABLE days (payments bigint, amount numeric(12,2))")
-    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
-    leave(jobs.url, "days", {"payments": 2, "amount": "3.75"})
-    jobs.produce("payments", ("close", ""), ("ada", "0.50"), ("cleo", "3.00"), ("close", ""), ("dan", "8.00"))
+    examples.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    leave(examples.url, "days", {"payments": 2, "amount": "3.75"})
+    examples.produce("payments", ("close", ""), ("ada", "0.50"), ("cleo", "3.00"), ("close", ""), ("dan", "8.00"))
 
-    jobs.run("resumed_job.py")
+    examples.run_here("resumed_job.py")
 
     assert database.rows("SELECT payments, amount::text FROM days ORDER BY amount") == [(2, "3.50"), (2, "3.75")]
     kept = database.one("SELECT metadata::json FROM kafka_partitions WHERE consumer_group = 'days'")
@@ -108,16 +114,17 @@ def test_a_day_that_an_earlier_run_left_half_done_is_gone_on_with(jobs: Examples
 
 
 @pytest.mark.behaviour("META-2", "META-3")
-def test_a_fee_is_charged_from_the_same_record_on_in_a_later_run_too(jobs: Examples, database: Database) -> None:
+@on_the_spark_of_the_test_run
+def test_a_fee_is_charged_from_the_same_record_on_in_a_later_run_too(examples: Examples, database: Database) -> None:
     """In partition 0 an earlier run has met it, in partition 1 this one does."""
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
-    admin.create_partitions(jobs.kafka_servers, "payments", total=2)
-    jobs.produce("payments", ("ada", "1"), ("fee", "0.1"))
-    leave(jobs.url, "charges", {"offset": 1, "rate": "0.1"})
-    jobs.produce("payments", ("dan", "4"), ("fee", "0.5"), ("eve", "5"))
-    jobs.produce("payments", ("bob", "2"), ("fee", "0.2"), ("cleo", "3"), partition=1)
+    admin.create_partitions(examples.kafka_servers, "payments", total=2)
+    examples.produce("payments", ("ada", "1"), ("fee", "0.1"))
+    leave(examples.url, "charges", {"offset": 1, "rate": "0.1"})
+    examples.produce("payments", ("dan", "4"), ("fee", "0.5"), ("eve", "5"))
+    examples.produce("payments", ("bob", "2"), ("fee", "0.2"), ("cleo", "3"), partition=1)
 
-    jobs.run("cutover_job.py")
+    examples.run_here("cutover_job.py")
 
     charged = [("bob", "2.00"), ("cleo", "3.60"), ("dan", "4.40"), ("eve", "5.50")]
     assert database.rows(PAYMENTS) == charged
@@ -128,6 +135,7 @@ def test_a_fee_is_charged_from_the_same_record_on_in_a_later_run_too(jobs: Examp
 
 
 @pytest.mark.behaviour("HAND-5", "HAND-7")
+@on_the_spark_of_the_test_run
 def test_a_job_killed_before_its_commit_calls_again_and_each_payment_is_charged_once(
     jobs: Examples, database: Database
 ) -> None:
@@ -140,7 +148,7 @@ def test_a_job_killed_before_its_commit_calls_again_and_each_payment_is_charged_
         assert [*service.requests.values()] == [1, 1]
 
         jobs.produce("payments", ("cleo", "3.00"), ("dan", "-1"))
-        charging.run("charging_job.py", "async")
+        charging.run_here("charging_job.py", "async")
 
     topic_id = database.one("SELECT topic_id FROM kafka_partitions WHERE consumer_group = 'charging'")
     ids = [f"payments/{topic_id}/0/{offset}" for offset in range(3)]

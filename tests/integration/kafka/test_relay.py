@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from offsetstore import Broker, OffsetStore, Relay, TopicPartition
+from offsetstore import Broker, OffsetStore, Relay, Retries, TopicPartition
 from offsetstore.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -111,6 +111,7 @@ def place(  # noqa: PLR0917 - fixtures
     recorder = Recorder()
     monkeypatch.setattr("offsetstore.relay._PATIENCE", 1.0)
     monkeypatch.setattr("offsetstore.relay._TRIAL", 0.1)
+    monkeypatch.setattr("offsetstore.relay._RETRIES", Retries(shortest=0.05, longest=0.5))
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
         made = offsetstore_topic
         yield Place(store, broker, offsetstore_kafka, offsetstore_database, made, made(1), query, recorder)

@@ -25,12 +25,19 @@ from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture
-def _own_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty cache but for the jars, which need not be downloaded again; no stack is left at the end."""
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty one but for the jars, which need not be downloaded again."""
     jars(KAFKA_BROKER)
-    (tmp_path / "jars").symlink_to(cache_directory() / "jars")
-    monkeypatch.setenv("OFFSETSTORE_CACHE", str(tmp_path))
+    directory = tmp_path_factory.mktemp("cache")
+    (directory / "jars").symlink_to(cache_directory() / "jars")
+    return directory
+
+
+@pytest.fixture
+def _own_stack(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No stack is left at the end."""
+    monkeypatch.setenv("OFFSETSTORE_CACHE", str(cache))
     yield
     stack.down(delete_data=True)
 

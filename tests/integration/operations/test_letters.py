@@ -24,7 +24,7 @@ from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'"
-MANY = 100_000
+MANY = 20_000
 HUGE = 10_000_000
 RECORD = Payload(b"key", b"value", (), 0, 0)
 SWALLOW = """
@@ -150,12 +150,12 @@ def test_letters_read_again_and_below_are_locked_in_one_order(
 def test_values_of_ten_megabytes_are_written_in_several_statements_and_read_in_parts(
     store: OffsetStore, claim: Claim
 ) -> None:
-    values = [os.urandom(HUGE) for _ in range(5)]
+    values = [os.urandom(HUGE) for _ in range(3)]
     letters = [dead(number, payload=RECORD._replace(value=value)) for number, value in enumerate(values)]
-    give_up(store, claim, *letters, until=5)
+    give_up(store, claim, *letters, until=3)
 
-    assert [store.letter(GROUP, P0, number).payload for number in range(5)] == [one.payload for one in letters]
-    assert len(store.letters(GROUP).letters) == 5
+    assert [store.letter(GROUP, P0, number).payload for number in range(3)] == [one.payload for one in letters]
+    assert len(store.letters(GROUP).letters) == 3
     store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
     parts = read(
         store.database,
@@ -164,7 +164,7 @@ def test_values_of_ten_megabytes_are_written_in_several_statements_and_read_in_p
             for size in (1, HUGE, 2 * HUGE + 100, 10 * HUGE)
         ],
     )
-    assert parts == [[0], [0], [0, 1], [0, 1, 2, 3, 4]]
+    assert parts == [[0], [0], [0, 1], [0, 1, 2]]
 
 
 def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetStore, claim: Claim, query: Query) -> None:
@@ -272,7 +272,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def crowded(store: OffsetStore, claim: Claim, query: Query) -> OffsetStore:
-    """A group with 100,000 letters, most of them dead, beside another group's."""
+    """A group with 20,000 letters, most of them dead, beside another group's."""
     give_up(store, claim, until=MANY)
     query(f"""
         INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class,
@@ -291,7 +291,7 @@ def test_a_page_of_many_letters_is_read_by_the_index_and_no_more_than_that(
     crowded: OffsetStore, states: tuple[Any, ...]
 ) -> None:
     first = crowded.letters(GROUP, state=states or None, limit=50)
-    later = LetterCursor.of(crowded.letters(GROUP, state=states or None, limit=40_000).letters[-1])
+    later = LetterCursor.of(crowded.letters(GROUP, state=states or None, limit=8_000).letters[-1])
     assert first.next is not None
     for after in (None, LetterCursor.parse(first.next), later):
         plan = list(nodes(explain(crowded, sql.LIST_LETTERS, page(*states, after=after))))
@@ -307,12 +307,12 @@ def test_pages_of_many_letters_have_each_of_them_once(crowded: OffsetStore) -> N
     seen: list[int] = []
     after = None
     while True:
-        found = crowded.letters(GROUP, after=after, limit=9_999)
+        found = crowded.letters(GROUP, after=after, limit=1_999)
         seen += [letter.offset for letter in found.letters]
         if (after := found.next) is None:
             break
     assert seen == list(range(MANY - 1, -1, -1))
-    assert crowded.letter_counts(GROUP) == {"dead": 90_000, "requested": 5_000, "replayed": 5_000}
+    assert crowded.letter_counts(GROUP) == {"dead": 18_000, "requested": 1_000, "replayed": 1_000}
 
 
 def test_the_job_finds_the_next_requested_letters_among_many(crowded: OffsetStore) -> None:
@@ -338,7 +338,7 @@ def test_a_decision_about_many_letters_is_one_line_of_the_history(crowded: Offse
     assert [key.offset for key in done.letters[:3]] == [2, 3, 4]
     [line] = crowded.history(GROUP, events=["replay"])
     assert line.reason == "10000 dead letters to be replayed (cause=refused): ticket 17"
-    assert crowded.letter_counts(GROUP)["requested"] == 15_000
+    assert crowded.letter_counts(GROUP)["requested"] == 11_000
 
 
 def test_a_sequence_s_digest_is_kept_as_it_is(store: OffsetStore, claim: Claim) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,8 @@ from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.testing import StaticBroker
 
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Without it, each client of httpx reads the certificates of all authorities."""
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 
 
@@ -118,5 +121,5 @@ def server(store: OffsetStore, broker: StaticBroker) -> Iterator[DashboardServer
 
 @pytest.fixture
 def client(server: DashboardServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}, timeout=60) as client:
+    with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}, timeout=60, verify=NO_TLS) as client:
         yield client

@@ -19,7 +19,7 @@ from offsetstore.monitoring.dashboard.security import HEADERS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
 from offsetstore.testing import StaticBroker
-from tests.integration.pages.conftest import P0, give
+from tests.integration.pages.conftest import NO_TLS, P0, give
 from tests.support import page_forms
 
 pytestmark = pytest.mark.behaviour("DASH-3")
@@ -41,7 +41,7 @@ def guarded(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.Monkey
 @pytest.fixture
 def stranger(guarded: DashboardServer) -> Iterator[httpx.Client]:
     """A browser that has not signed in."""
-    with httpx.Client(base_url=guarded.url, headers=HTML) as client:
+    with httpx.Client(base_url=guarded.url, headers=HTML, verify=NO_TLS) as client:
         yield client
 
 

@@ -84,12 +84,13 @@ def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: st
 
 
 @pytest.mark.behaviour("META-6")
-@pytest.mark.parametrize("way", ["batch", "tasks"])
-def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
+def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world: World, topic: str) -> None:
     def rejected(batch: DataFrame) -> DataFrame:
         return traced(batch).withColumn("_reject", F.lit("of no use"))
 
-    world.run(world.claim(topic), rejected, Append("events"), metadata=until, dead_letters=DeadLetters(), **WAYS[way])
+    world.run(
+        world.claim(topic), rejected, Append("events"), metadata=until, dead_letters=DeadLetters(), **WAYS["tasks"]
+    )
 
     assert world.database.one("SELECT count(*) FROM events") == 0
     assert world.database.one("SELECT count(*) FROM dead_letters") == 12
@@ -97,8 +98,7 @@ def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world
 
 
 @pytest.mark.behaviour("META-4")
-@pytest.mark.parametrize("way", ["batch", "tasks"])
-def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world: World, topic: str, way: str) -> None:
+def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world: World, topic: str) -> None:
     first = TopicPartition(topic, 0)
     returned: list[object] = ["for all", KEEP, {first: "for one"}, {first: KEEP}]
 
@@ -111,7 +111,7 @@ def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world:
         Append("events"),
         metadata=next_one,
         maxOffsetsPerTrigger="3",
-        **WAYS[way],
+        **WAYS["tasks"],
     )
     assert returned == []
     assert values(world, topic) == {0: "for one", 1: "for all", 2: "for all"}
@@ -173,16 +173,14 @@ def count(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 @pytest.mark.behaviour("META-3", "META-4")
-@pytest.mark.parametrize("way", ["batch", "tasks"])
-def test_an_execute_reads_and_writes_metadata(world: World, topic: str, way: str) -> None:
-    world.run(world.claim(topic), kept, Execute(count), maxOffsetsPerTrigger="6", **WAYS[way])
+def test_an_execute_reads_and_writes_metadata(world: World, topic: str) -> None:
+    world.run(world.claim(topic), kept, Execute(count), maxOffsetsPerTrigger="6", **WAYS["tasks"])
 
     assert {partition: values(world, topic)[partition] for partition in (0, 1)} == {0: 4, 1: 4}
 
 
 @pytest.mark.behaviour("META-9")
-@pytest.mark.parametrize("way", ["batch", "tasks"])
-def test_a_transform_finds_metadata_on_executors(world: World, topic: str, way: str) -> None:
+def test_a_transform_finds_metadata_on_executors(world: World, topic: str) -> None:
     world.run(world.claim(topic), kept, Append("events"), metadata=a_note)
     world.database.execute("TRUNCATE events")
     for partition in range(2):
@@ -202,7 +200,7 @@ def test_a_transform_finds_metadata_on_executors(world: World, topic: str, way: 
             note = udf(lambda name, number: look(name, number), "string")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
             return traced(batch).withColumn("value", note("topic", "partition"))
 
-        world.run(claim, noted, Append("events"), **WAYS[way])
+        world.run(claim, noted, Append("events"), **WAYS["batch"])
 
     assert world.database.column("SELECT value FROM events") == ["a note"] * 4
 

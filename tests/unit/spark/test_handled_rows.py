@@ -107,6 +107,24 @@ def test_values_that_do_not_fit(kind: Any, value: Any) -> None:
 
 
 @pytest.mark.behaviour("HAND-3")
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"id": "seventeen"}, "the column id (bigint): a value of type str"),
+        ({"id": 1.5}, "the column id (bigint)"),
+        ({"ID": 1}, "the schema has no column 'ID'; it has id"),
+        ((1, 2), "the row has 2 values; expected 1: id"),
+        ({"id": None}, "the column id is NULL"),
+    ],
+)
+def test_a_row_that_does_not_fit_says_why(row: Any, said: str) -> None:
+    _, [one] = rows([outcome(0, row)], {"": pa.schema([pa.field("id", pa.int64(), nullable=False)])})
+    assert one.error is not None
+    assert one.error.error_class == "HandlerResult"
+    assert said in one.error.text
+
+
+@pytest.mark.behaviour("HAND-3")
 def test_one_record_whose_rows_do_not_fit_spoils_no_other() -> None:
     given = [outcome(0, {"v": 1}), outcome(1, {"v": 2}, {"v": "x"}), outcome(2), outcome(3, (3,), (4,))]
     lists, found = rows(given, {"": pa.schema([("v", pa.int64())])})
