@@ -66,15 +66,15 @@ def test_a_deploy_one_by_one_writes_each_record_once_and_leaves_no_partition_idl
             made = Consuming("--port", "0", url=offsetstore_database, given=given, log=log)
             return closing.enter_context(made)
 
-        running = [start(number) for number in range(2)]
+        running = [start(number) for number in range(3)]
         for one in running:
             soon(one.is_ready)
-        soon(lambda: query("SELECT count(DISTINCT claim_id) FROM kafka_partitions") == [(2,)])
+        soon(lambda: query("SELECT count(DISTINCT claim_id) FROM kafka_partitions") == [(3,)])
         with producing(bootstrap, topic) as made:
             soon(lambda: query(f"SELECT count(DISTINCT record % {PARTITIONS}) FROM results") == [(PARTITIONS,)])
             for number, one in enumerate(running):
                 assert one.end() == 0
-                running[number] = start(2 + number)
+                running[number] = start(3 + number)
                 soon(running[number].is_ready)
                 time.sleep(2.0)
         soon(lambda: query("SELECT count(*) FROM results")[0][0] >= len(made))

@@ -548,7 +548,7 @@ def test_a_member_whose_instance_id_another_takes_ends_and_says_so(
 def test_a_consumer_that_is_killed_writes_each_record_once_and_sigterm_ends_it_well(
     store: OffsetStore, cluster: Cluster, query: Query, offsetstore_database: str
 ) -> None:
-    for failpoint in ("in_claim:2", "before_commit:3", "after_commit:2"):
+    for failpoint in ("in_claim:2", "after_lock:2", "before_commit:3", "after_commit:2"):
         cluster.produce(1000)
         with job(offsetstore_database, cluster, failpoint) as killed:
             _, told = killed.communicate(timeout=90)
@@ -571,7 +571,7 @@ def test_a_consumer_with_a_handler_that_is_killed_calls_at_most_one_flush_again(
 ) -> None:
     window, calls = 100, tmp_path / "calls"
     cluster.produce(1000)
-    failpoints = ("before_lock:2", "after_commit:2")
+    failpoints = ("before_lock:2", "before_commit:3", "after_commit:2")
     for failpoint in failpoints:
         with job(offsetstore_database, cluster, failpoint, calls) as killed:
             _, told = killed.communicate(timeout=90)
