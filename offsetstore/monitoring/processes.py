@@ -216,12 +216,11 @@ class Supervisor:
             found.append(Finding(Code.POLLING_STALLED, None, "the supervisor stands still"))
         for place in self.places:
             process, name = place.process, f"process {place.number}"
-            report = process and process.report
-            if report is None or place.kill_at is not None:
+            if process is None or (report := process.report) is None or place.kill_at is not None:
                 code = Code.STARTING if place.failures == 0 else Code.QUERY_ENDED
                 found.append(Finding(code, None, f"{name}: {place.why}", is_live=True))
                 continue
-            if process is not None and (silent := self._clock() - process.heard) > _SILENCE:
+            if (silent := self._clock() - process.heard) > _SILENCE:
                 text = f"{name} has told nothing for {silent:.0f} s"
                 found.append(Finding(Code.POLLING_STALLED, None, text, is_live=True))
             found += [
