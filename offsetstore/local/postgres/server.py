@@ -26,6 +26,7 @@ from offsetstore.postgres.errors import DATABASE_ERRORS
 StopMode: TypeAlias = Literal["fast", "immediate"]
 
 _START_SECONDS = "60"
+_FIRST_WITH_STRATEGY = 15  # how a template is copied
 _STOP_SECONDS = "20"
 _PID_FILE_PORT = 3
 
@@ -132,7 +133,9 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
         :param template: a database to copy, to which no session may be connected.
         :raises StoreUnavailable: with PostgreSQL's own message.
         """
-        copied = f" TEMPLATE {_quoted(template)} STRATEGY FILE_COPY" if template else ""  # quicker where it is small
+        copied = f" TEMPLATE {_quoted(template)}" if template else ""
+        if template and int((self.data / "PG_VERSION").read_text(encoding="utf-8")) >= _FIRST_WITH_STRATEGY:
+            copied += " STRATEGY FILE_COPY"  # as earlier versions do it: quicker where the database is small
         self.sql(f"CREATE DATABASE {_quoted(name)}{copied}")
         return self.database_url(name)
 
