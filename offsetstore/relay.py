@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -85,8 +87,7 @@ ON CONFLICT (shard) DO UPDATE SET token = excluded.token, owner = excluded.owner
 """
 READ: Final = "SELECT token, owner, batch, ids, cluster_id, word, word_before FROM {s}outbox_relays WHERE shard = 0"
 
-# ``total`` counts the bytes up to and with the row. A row is taken if those before it are below the limit. NOT IN with
-# a subquery is a hash, and keeps the order of the index.
+# ``total`` counts the bytes up to and with the row. A row is taken if those before it are below the limit.
 LOOK: Final = """
 SELECT id, topic, key, value, headers FROM (
 SELECT o.id, o.topic, o.key, o.value, o.headers, size.bytes,
@@ -94,7 +95,7 @@ SELECT o.id, o.topic, o.key, o.value, o.headers, size.bytes,
 FROM {s}outbox AS o
 CROSS JOIN LATERAL (SELECT coalesce(octet_length(o.key), 0) + coalesce(octet_length(o.value), 0)
                            + coalesce(octet_length(CAST(o.headers AS text)), 0) AS bytes) AS size
-WHERE o.id NOT IN (SELECT unnest(CAST(:without AS bigint[])))
+WHERE NOT o.id <@ CAST(:without AS int8multirange)
 ORDER BY o.id LIMIT :most) AS w
 WHERE w.total - w.bytes < :bytes
 ORDER BY w.id
@@ -107,7 +108,9 @@ SET batch = :number, ids = CAST(:ids AS bigint[]), cluster_id = coalesce(CAST(:c
     word = :word, word_before = :before, sent = sent + :sent
 WHERE shard = 0 AND token = :token
 """
-DELETE: Final = "DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
+DELETE: Final = """
+DELETE FROM {s}outbox WHERE id BETWEEN :first AND :last AND id <@ CAST(:ids AS int8multirange)
+"""
 SET_ASIDE: Final = """
 WITH gone AS (DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
 kept AS (INSERT INTO {s}outbox_refused (id, consumer_group, topic, key, value, headers, created_at, error)
@@ -164,6 +167,7 @@ class Relay:
         self._listener: Listener | None = None
         self._ahead: tuple[Sequence[int], Future[Sequence[OutboxRow]]] | None = None
         self._recording: Future[None] | None = None
+        self._deleting: Sequence[int] = ()
         self._ends_at_rest = False
         self._sent_at = -math.inf  # each start sets Kafka's mark again: processes may be short-lived
         self._has_taken = self._has_begun = self._has_sent = False
@@ -239,6 +243,7 @@ class Relay:
         answer: Any = None
         self._end_recording()
         self._ahead = None
+        self._deleting = ()
         self._has_sent = False
         self._sending = 0
         while True:
@@ -286,6 +291,7 @@ class Relay:
                 self._has_begun = True
                 return self._look(step)
             case Record():
+                self._deleting = step.done
                 if self._has_sent and step.before is not None and not step.refused:
                     self._recording = meanwhile("offsetstore-relay-record", lambda: self._record(step))
                 else:  # at a start, what can't be recorded is not produced, again and again
@@ -328,7 +334,7 @@ class Relay:
 
         :raises TopicMissing, BrokerRefused: no others are held up, and we were to drain.
         """
-        topics = {row.topic for row in rows}
+        topics = set(map(attrgetter("topic"), rows))
         told = -math.inf
         while topics:
             lacking = cast("Outlet", self._outlet).lacking(topics)
@@ -451,21 +457,18 @@ class Relay:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == step.without:
             return ahead[1].result()[: step.most]
-        return self._rows(LOOK, without=_array(step.without), most=step.most, bytes=_MOST_BYTES)
+        return self._rows(LOOK, without=_ranges(step.without), most=step.most, bytes=_MOST_BYTES)
 
     def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
-        """While a full batch is being sent, look for the next one: there are probably more rows."""
+        """While a full batch is being sent, look for the next one: there are probably more rows.
+
+        Rows of the batch before may still be there: their deletion is perhaps not committed yet.
+        """
         self._ahead = None
         if len(rows) == self._most or sum(len(row.value or b"") for row in rows) > _MOST_BYTES / 2:
-            sent, recording = [row.id for row in rows], self._recording
-            asked = {"without": _array(sent), "most": self._most, "bytes": _MOST_BYTES}
-
-            def look() -> Sequence[OutboxRow]:
-                if recording is not None:
-                    recording.result()  # else it would see the rows of the batch before, which that deletes
-                return self._rows(LOOK, **asked)
-
-            self._ahead = sent, meanwhile("offsetstore-relay-look", look)
+            sent = [*map(attrgetter("id"), rows)]
+            asked = {"without": _ranges(self._deleting, sent), "most": self._most, "bytes": _MOST_BYTES}
+            self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))
 
     def _expect_recorded(self) -> None:
         """Wait until what is being recorded is committed, and raise what has kept it from that.
@@ -504,7 +507,8 @@ class Relay:
                 if moved.kept != moved.gone:
                     raise _kept("outbox_refused", "rows could not be set aside", f"{moved.kept} of {moved.gone} rows")
             if step.done:
-                _expect_gone(tx, step.done, tx.run(DELETE, ids=_array(step.done)))
+                first, last = step.done[0], step.done[-1]
+                _expect_gone(tx, step.done, tx.run(DELETE, ids=_ranges(step.done), first=first, last=last))
         if step.refused:
             self._observers.on(OutboxRefused(group=self.group, errors=step.refused))
 
@@ -563,3 +567,15 @@ def _passes(error: OffsetStoreError) -> bool:
 def _array(ids: Iterable[int]) -> str:
     """Write ids as PostgreSQL's array literal; a list of ten thousand takes psycopg many times as long."""
     return f"{{{','.join(map(str, ids))}}}"
+
+
+def _ranges(*ids: Sequence[int]) -> str:
+    """Write ascending ids as a multirange: most follow one another, so it is short, and PostgreSQL searches it fast."""
+    ranges: list[str] = []
+    for some in ids:
+        if some:
+            gaps = [(one, other) for one, other in pairwise(some) if other - one != 1]
+            firsts = [some[0], *(other for _, other in gaps)]
+            lasts = [*(one for one, _ in gaps), some[-1]]
+            ranges += [f"[{first},{last}]" for first, last in zip(firsts, lasts, strict=True)]
+    return f"{{{','.join(ranges)}}}"

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 from uuid import uuid4
@@ -567,7 +568,7 @@ def _instead(
 
 
 def _ids(rows: Iterable[OutboxRow]) -> Sequence[int]:
-    return [row.id for row in rows]
+    return [*map(attrgetter("id"), rows)]
 
 
 def _uncertain(standing: Standing, position: Position) -> OutboxUncertain:

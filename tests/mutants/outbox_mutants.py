@@ -131,10 +131,16 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="Kafka would have a batch of which the database knows nothing, and get its rows again.",
     ),
     mutant(
-        "relay-looks-after-it-has-deleted",
-        ("Relay._look_ahead", "recording.result()", "None"),
-        tests=(f"{_RELAY}test_the_next_rows_are_looked_for_when_those_of_the_batch_before_are_deleted",),
+        "relay-looks-past-what-it-deletes",
+        ("Relay._look_ahead", "_ranges(self._deleting, sent)", "_ranges(sent)"),
+        tests=(f"{_RELAY}test_rows_that_are_still_being_deleted_are_not_looked_for_again",),
         why="Rows that are still being deleted would be sent again.",
+    ),
+    mutant(
+        "relay-deletes-what-it-has-sent",
+        ("relay:_ranges", "other - one != 1", "False"),
+        tests=(f"{_RELAY}test_a_row_that_is_committed_between_those_that_were_sent_is_not_deleted_with_them",),
+        why="A row that was committed later, with an id between others', would be deleted and never sent.",
     ),
     mutant(
         "relay-records-one-after-the-other",
