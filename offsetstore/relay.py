@@ -50,6 +50,7 @@ from offsetstore.protocol.outbox import (
     Fence,
     Fetch,
     Look,
+    Mark,
     OnUncertain,
     OutboxRow,
     Pause,
@@ -62,6 +63,7 @@ from offsetstore.protocol.outbox import (
     Standing,
     Step,
     Take,
+    Trials,
     is_topic,
     relaying,
 )
@@ -174,6 +176,7 @@ class Relay:
         self._refused_since: float | None = None
         self._sending = 0  # rows
         self._lacking: dict[str, float] = {}  # topics, and since when
+        self._trials = Trials()
 
     @property
     def group(self) -> str:
@@ -181,7 +184,7 @@ class Relay:
         return f"{self._anchor}-{self._database.store_id()}"
 
     def stop(self) -> None:
-        """Let `run` return, with everything it has sent deleted. Any thread may call it.
+        """Let `run` return, with everything it has sent deleted, and for good. Any thread may call it.
 
         It takes a second or two; while Kafka does not answer, up to three times the broker's ``timeout``.
         """
@@ -207,7 +210,7 @@ class Relay:
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
-        self._has_taken = False  # another relay may have run in between
+        self._has_taken = self._has_begun = False  # another relay may have run in between
         self._token = uuid4()  # what an earlier run of this object has left can't record anything
         self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
         attempt = 0
@@ -218,7 +221,13 @@ class Relay:
                 on_uncertain = "fail" if self._has_begun else self._on_uncertain  # it was decided once
                 try:
                     self._follow(
-                        relaying(again=self._has_taken, most=self._most, limit=limit, on_uncertain=on_uncertain)
+                        relaying(
+                            again=self._has_taken,
+                            most=self._most,
+                            limit=limit,
+                            on_uncertain=on_uncertain,
+                            trials=self._trials,
+                        )
                     )
                 except OffsetStoreError as error:
                     if not self._has_begun or ends_at_rest or not self._passes(error):
@@ -256,7 +265,7 @@ class Relay:
                 answer = ()  # so that what was sent is deleted
             elif isinstance(step, Rest) and self._ends_at_rest and not self._has_to_renew():
                 return
-            elif isinstance(step, Send) and (refusal := self._refused_topics(step.rows)) is not None:
+            elif isinstance(step, Send) and (refusal := self._refused_topics(step)) is not None:
                 if self._stopping.is_set():
                     return
                 answer = refusal
@@ -275,7 +284,7 @@ class Relay:
                 self._has_taken = True
                 failpoints.reach("outbox_taken")
             case Peek():
-                return _standing(self._ask(lambda session: session.first(READ)))
+                return self._peek()
             case Check():
                 self._check()
             case Read():
@@ -325,7 +334,7 @@ class Relay:
     def _has_to_renew(self) -> bool:
         return time.monotonic() - self._sent_at > _RENEW
 
-    def _refused_topics(self, rows: Sequence[OutboxRow]) -> Refusal | None:
+    def _refused_topics(self, step: Send) -> Refusal | None:
         """Set rows aside whose topics are missing, or may not be written to; but not before it has lasted a minute.
 
         A topic may be created a little later than its first rows. So this waits, and until then nothing else is sent.
@@ -334,7 +343,7 @@ class Relay:
 
         :raises TopicMissing, BrokerRefused: no others are held up, and we were to drain.
         """
-        topics = set(map(attrgetter("topic"), rows))
+        topics = set(map(attrgetter("topic"), step.rows))
         told = -math.inf
         while topics:
             lacking = cast("Outlet", self._outlet).lacking(topics)
@@ -347,13 +356,15 @@ class Relay:
             self._expect_recorded()  # else rows that are in Kafka would still seem to wait
             is_over = now - since >= _PATIENCE
             if self._stopping.is_set() or (is_over and (topics - lacking.keys() or self._holds_others_up(topics))):
-                return Refusal(certain={row.id: lacking[row.topic].what for row in rows if row.topic in lacking})
+                return Refusal(certain={row.id: lacking[row.topic].what for row in step.rows if row.topic in lacking})
             if is_over and self._ends_at_rest:
                 raise next(iter(lacking.values()))
             if (since == now or is_over) and now - told >= _PATIENCE:
                 told = now
                 for error in lacking.values():
                     self._observers.on(OutboxWaits(group=self.group, error=error, wait=_PATIENCE))
+            if self._has_to_renew():  # this may last for longer than Kafka keeps an offset
+                self._send(Send(cast("Mark", step.kafka)))
             self._stopping.wait(max(_AT_REST, 10 * (time.monotonic() - now)))  # a large outbox is read, see OTHERS
         return None
 
@@ -408,6 +419,15 @@ class Relay:
             row = people(session).first(f"{READ} FOR UPDATE")
             if row is None or row.token != self._token:
                 raise self._fenced(row)
+
+    def _peek(self) -> Standing:
+        """Look at the row; a copy of the store is told here, before it ends the original's relay in Kafka."""
+
+        def look(session: PostgresSession) -> Any:
+            session.identity().expect_home(self._database.schema)
+            return session.first(READ)
+
+        return _standing(self._ask(look))
 
     def _take(self) -> None:
         with (

@@ -198,7 +198,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-tries-alone",
-        ("_Trials.failed", "[row.id for row in rows] != [self._row]", "False"),
+        ("Trials.failed", "[row.id for row in rows] != [self._row]", "False"),
         tests=(f"{_UNIT}test_of_suspects_the_first_is_tried_alone_after_those_before_it",),
         why="Rows that Kafka takes would be set aside together with one that it refuses.",
     ),
@@ -213,6 +213,12 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         ("_tried", "failed > 1 and trials.may_refuse()", "failed > 1"),
         tests=(f"{_UNIT}test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more",),
         why="A setting that no broker takes would move the whole outbox aside, row by row.",
+    ),
+    mutant(
+        "relay-counts-over-errors",
+        ("outbox:relaying", "trials or Trials()", "Trials()"),
+        tests=(f"{_UNIT}test_what_is_refused_in_a_row_adds_up_over_errors",),
+        why="Each outage would let a hundred more rows be set aside that are not to blame.",
     ),
     mutant(
         "relay-tries-with-its-token",

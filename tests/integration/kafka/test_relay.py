@@ -457,6 +457,32 @@ def test_rows_are_set_aside_only_if_rows_of_other_topics_can_pass(
     assert place.query("SELECT count(*) FROM outbox_refused") == [(3,)]
 
 
+@pytest.mark.behaviour("OUT-4", "OUT-6")
+def test_while_it_waits_for_a_topic_its_position_in_kafka_is_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka forgets an offset that nobody has committed for seven days."""
+    topic, send, kept = f"later-{place.anchor}", Outlet.send, list[Mark]()
+
+    def watched(outlet: Outlet, mark: Mark, rows: Sequence[OutboxRow], **options: Any) -> Any:
+        if not rows:
+            kept.append(mark)
+        return send(outlet, mark, rows, **options)
+
+    monkeypatch.setattr(Outlet, "send", watched)
+    monkeypatch.setattr("offsetstore.relay._RENEW", 0.0)
+    put(place.store, numbered(topic, [0]))
+    try:
+        with running(place.relay()):
+            wait_until(lambda: len(kept) >= 3)
+            assert {*kept} == {kept[0]}
+            admin.create_topic(place.servers, topic)
+            place.wait_until_empty()
+        assert place.values(topic) == [0]
+    finally:
+        admin.delete_topic(place.servers, topic)
+
+
 @pytest.mark.behaviour("OUT-6")
 def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
     place: Place, monkeypatch: pytest.MonkeyPatch
