@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import confluent_kafka as ck
 import psycopg
 import pytest
 
@@ -886,7 +887,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_
     another = place.broker.outlet(relay.group, anchor=place.anchor)
     another.fence()  # Kafka lets it begin once the transaction has its end everywhere
     another.close()
-    lose_ends(place.kafka, hanging)
+    lose_ends(place.kafka, hanging, of_offsets=True)
 
     settings = {"bootstrap.servers": place.servers, "isolation.level": "read_committed"}
     with closing(Broker(settings, timeout=3)) as hasty:
@@ -915,13 +916,54 @@ def ending_at(point: str) -> Callable[[str], None]:
     return reach
 
 
-def lose_ends(kafka: KafkaBroker, topic: str) -> None:
+@pytest.mark.behaviour("OUT-5")
+def test_records_alone_that_have_lost_the_end_of_their_transaction_hold_no_relay_up_and_are_not_lost(
+    place: Place, tmp_path: Path
+) -> None:
+    hanging, other = place.topics(1), place.topics(1)
+    relay = place.relay()
+    put(place.store, [*numbered(hanging, [0]), *numbered(other, [0])])
+    relay.drain()
+    put(place.store, [*numbered(hanging, [1, 2]), *numbered(other, [1, 2])])
+    relay.drain()
+    lose_ends(place.kafka, hanging, of_offsets=False)
+    put(place.store, numbered(other, [3]))
+    place.relay().drain()
+    assert place.values(other) == [0, 1, 2, 3]
+
+    install_kafka_tools(tmp_path)
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8").partition("## HangingTransaction")[2]
+    find, describe = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)[:2]]
+    ours = {"localhost:9092": place.servers, "payments": hanging}
+    [found] = run_tool(tmp_path, [*find, "--max-transaction-timeout", "0"], ours)
+    [shown] = run_tool(tmp_path, describe, ours)
+    assert (found["ProducerId"], found["Partition"]) == (shown["ProducerId"], "0")
+    assert found["StartOffset"] == shown["CurrentTransactionStartOffset"]
+
+    at = ck.TopicPartition(hanging, 0, int(found["StartOffset"]))
+    with ck.Consumer({"bootstrap.servers": place.servers, "group.id": "none", "isolation.level": "read_uncommitted",
+                      "enable.auto.commit": False}) as consumer:  # fmt: skip
+        consumer.assign([at])
+        lost = consumer.consume(2, timeout=30)
+    outbox_page = (ROOT / "docs/outbox.md").read_text(encoding="utf-8")
+    abort = re.findall(r"^ +\$ (kafka-transactions .* abort .*)$", outbox_page, re.MULTILINE)[0]
+    run_tool(tmp_path, shlex.split(abort), {**ours, "payment-events": hanging, "2046": found["StartOffset"]})
+    with ck.Producer({"bootstrap.servers": place.servers}) as producer:
+        for record in lost:
+            producer.produce(hanging, record.value(), record.key(), headers=record.headers())
+    assert place.values(hanging) == [0, 1, 2]
+
+
+def lose_ends(kafka: KafkaBroker, topic: str, *, of_offsets: bool) -> None:
     """Kill the broker, and cut off the end of the last transaction in this topic, and in that of committed offsets."""
     kafka.kill()
     [log] = (kafka.directory / "data").glob(f"{topic}-0/*.log")
     start, producer = last_batch(log)
     assert producer is not None
     os.truncate(log, start)
+    if not of_offsets:
+        kafka.start()
+        return
     logs = (kafka.directory / "data").glob("__consumer_offsets-*/*.log")
     [(log, start)] = [(each, start) for each in logs for start, whose in [last_batch(each)] if whose == producer]
     os.truncate(log, start)
@@ -946,15 +988,8 @@ def do_what_the_page_says(place: Place, transactional_id: str, scratch: Path) ->
     [named] = re.findall(r"`(SELECT \* FROM outbox WHERE [^`]+)`", page)
     example = {"localhost:9092": place.servers, "offsetstore-outbox-STORE": transactional_id}
 
-    def run_tool(command: list[str], **options: str) -> list[dict[str, str]]:
-        program, *arguments = [example.get(word, word) for word in command]
-        for option, value in options.items():
-            arguments[arguments.index(f"--{option.replace('_', '-')}") + 1] = value
-        head, *rows = [line.split() for line in run([str(scratch / program), *arguments]).splitlines()] or [[]]
-        return [dict(zip(head, row, strict=False)) for row in rows]
-
-    [producer] = run_tool(describe)
-    hanging = [one for one in run_tool(find) if one["ProducerId"] == producer["ProducerId"]]
+    [producer] = run_tool(scratch, describe, example)
+    hanging = [one for one in run_tool(scratch, find, example) if one["ProducerId"] == producer["ProducerId"]]
     hanging.sort(key=lambda one: one["Topic"] == "__consumer_offsets")
     assert [len(aborts), len(hanging), hanging[-1]["Topic"]] == [2, 2, "__consumer_offsets"]
     listed = {one["Topic"] for one in hanging}
@@ -963,7 +998,18 @@ def do_what_the_page_says(place: Place, transactional_id: str, scratch: Path) ->
             place.query(f"DELETE FROM outbox WHERE id = {id_}")
     assert place.left() == 2
     for abort, one in zip(aborts, hanging, strict=True):
-        run_tool(abort, topic=one["Topic"], partition=one["Partition"], start_offset=one["StartOffset"])
+        run_tool(
+            scratch, abort, example, topic=one["Topic"], partition=one["Partition"], start_offset=one["StartOffset"]
+        )
+
+
+def run_tool(scratch: Path, command: list[str], ours: dict[str, str], **options: str) -> list[dict[str, str]]:
+    """Run Kafka's tool with these words instead of the page's, and these options; return the table that it prints."""
+    program, *arguments = [ours.get(word, word) for word in command]
+    for option, value in options.items():
+        arguments[arguments.index(f"--{option.replace('_', '-')}") + 1] = value
+    head, *rows = [line.split() for line in run([str(scratch / program), *arguments]).splitlines()] or [[]]
+    return [dict(zip(head, row, strict=False)) for row in rows]
 
 
 def run(command: list[str]) -> str:
