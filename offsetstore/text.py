@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from textwrap import wrap
 from typing import Final
 
@@ -13,6 +17,8 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import TopicPartition
 
 NOTHING: Final = "-"
+TRACE: Final = "OFFSETSTORE_TRACE"
+"""An environment variable: if it is set, errors are printed with all that Python and Java know."""
 
 _DURATION: Final = re.compile(
     r"P(?:(?P<days>\d+)D)?(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?"
@@ -28,6 +34,9 @@ def visible(value: object) -> str:
 
 ERROR_LINES: Final = 15
 _LINE: Final = 1_000  # characters
+_SHOWN: Final = 6
+_OURS: Final = ("<frozen ", f"{Path(__file__).parent}{os.sep}")
+_OTHERS: Final = (*_OURS, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tuple[str, dict[str, str]]:
@@ -44,6 +53,29 @@ def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tup
         what if error.doing is None else f"{what}, {error.doing}",
         {label: str(value) for label, value in details.items() if value is not None},
     )
+
+
+def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tuple[str, dict[str, str]]:
+    """What an error of the user's own code says without Java's stack, the place that raised it, and the next step.
+
+    :param others: where code is that is not the user's, beside Python's and ours.
+    """
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
+    trace = list(traceback.walk_tb(error.__traceback__))
+    if isinstance(error, KeyError) and trace and trace[-1][0].f_locals.get("self") is os.environ:
+        what, step = f"the environment variable {error.args[0]} is not set", "Set it"
+    place = place_of(error, others=others)
+    details = {} if place is None else {"at": place}
+    details["next step"] = f"{step}; {TRACE}=1 in the environment shows the whole trace."
+    return shortened(what, details)
+
+
+def place_of(error: BaseException, *, others: tuple[str, ...] = ()) -> str | None:
+    """The last line of the user's own code that an error came through; of an installed package if there is no other."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS + others)]
+    own = [one for one in frames if not one.filename.startswith(_OTHERS)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else None
 
 
 def shortened(what: str, details: Mapping[str, str]) -> tuple[str, dict[str, str]]:

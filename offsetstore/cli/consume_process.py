@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import json
 import os
 import signal
@@ -11,8 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -36,7 +37,7 @@ from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
-from offsetstore.text import describe_error
+from offsetstore.text import TRACE, describe_error, describe_other, place_of
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
@@ -63,47 +64,116 @@ class Told:
     has_metrics: bool
 
 
+class FunctionRaised(Exception):
+    """The user's module or function has raised its cause, which another call may not: a service may be away."""
+
+
 def load(text: str) -> Consumer:
     """Import the module, and call the function.
 
     :raises ConfigurationError: there is none, or it returns no consumer.
     :raises MissingDependency: the extra ``consumer`` is not installed.
+    :raises FunctionRaised: the module or the function raises an error that is not ours.
     """
     kind = find("offsetstore.consumer", "Consumer", what="`offsetstore consume`", extra="consumer")
     module, _, name = text.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ConfigurationError(
-            "this is not the name of a function", found=text, expected="MODULE:FUNCTION, as in billing_app:consumer"
+            "this is not the name of a function",
+            found=text,
+            expected="MODULE:FUNCTION, as in billing_app:consumer",
+            next_step=_corrected(module, name),
         )
-    function = getattr(_imported(module), name, None)
+    function = getattr(_imported(module, name), name, None)
     if not callable(function):
         raise ConfigurationError(
             f"module {module} has no function {name}",
             found="no such name" if function is None else f"{type(function).__name__} {name}",
             expected="a function without arguments that returns an offsetstore.consumer.Consumer",
+            next_step="Correct the name, or write the function.",
         )
-    made: Any = function()
+    _check_arguments(text, function)
+    with _of_the_user():
+        made: Any = function()
     if not isinstance(made, kind):
         raise ConfigurationError(
-            f"{text} returned no consumer", found=type(made).__name__, expected="an offsetstore.consumer.Consumer"
+            f"{text} returned no consumer",
+            found=type(made).__name__,
+            expected="an offsetstore.consumer.Consumer",
+            next_step="Have the function return it.",
         )
     return made
 
 
-def _imported(module: str) -> Any:
+def _corrected(module: str, name: str) -> str | None:
+    """The next step after a module that is written as a file, or without a function."""
+    dotted = module.removesuffix(".py").replace("/", ".").strip(".")
+    if not all(part.isidentifier() for part in dotted.split(".")):
+        return None
+    if not name:
+        return f"Name the function, too: {dotted}:consumer, if that is its name."
+    return f"Write the module's name, without .py: {dotted}:{name}." if dotted != module else None
+
+
+def _imported(module: str, name: str) -> Any:
     try:
-        return import_module(module)
+        with _of_the_user(ImportError, SyntaxError):
+            return import_module(module)
     except (ImportError, SyntaxError) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigurationError(
                 f"there is no module {module}",
                 found=f"no {error.name} in {Path.cwd()}, nor where Python looks for modules",
                 expected="MODULE:FUNCTION, as in billing_app:consumer",
-                next_step="Change to the directory that has it, or set PYTHONPATH.",
+                next_step=_corrected(module, name) or "Change to the directory that has it, or set PYTHONPATH.",
             ) from None
-        traceback.print_exc()
+        place = place_of(error)
+        if isinstance(error, SyntaxError) and error.lineno is not None:
+            place = f"{error.filename}:{error.lineno}"
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ConfigurationError(
-            f"module {module} can't be imported", found=f"{type(error).__name__}: {error}", next_step="See above where."
+            f"module {module} can't be imported",
+            found=f"{type(error).__name__}: {text}" + ("" if place is None else f", at {place}"),
+            expected="a module that Python can import",
+            next_step="Correct that line, or install what it imports.",
+        ) from error
+
+
+@contextmanager
+def _of_the_user(*passing: type[Exception]) -> Generator[None]:
+    """Raise `FunctionRaised` for errors of the user's own code.
+
+    :param passing: errors that are raised as they are, beside ours and the database's.
+    """
+    try:
+        yield
+    except (OffsetStoreError, *passing):
+        raise
+    except Exception as error:
+        if _of_the_store(error) is not None:
+            raise
+        raise FunctionRaised from error
+
+
+def _of_the_store(error: Exception) -> OffsetStoreError | None:
+    """Our error for one of the database's, ``None`` for one of the user's own."""
+    ours = of_database(error)
+    return None if isinstance(ours, _OF_OUR_TABLES) else ours
+
+
+def _check_arguments(text: str, function: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # one of C's does not tell
+        return
+    try:
+        signature.bind()
+    except TypeError:
+        raise ConfigurationError(
+            f"{text} takes arguments",
+            found=f"{text.partition(':')[2]}{signature}",
+            expected="a function without arguments that returns an offsetstore.consumer.Consumer",
+            next_step="Have it read what it needs itself, such as the environment; or give the arguments defaults.",
         ) from None
 
 
@@ -233,14 +303,24 @@ def main(told: Told, descriptor: int) -> int:
     except OffsetStoreError as error:
         print_error(*describe_error(error))
         return exit_code(error)
+    except FunctionRaised as error:
+        return _tell_raised(told.function, error.__cause__ or error)
     except Exception as error:  # noqa: BLE001 - of the user's code, which wants to see where
-        ours = of_database(error)
-        if ours is not None and not isinstance(ours, _OF_OUR_TABLES):
+        if (ours := _of_the_store(error)) is not None:
             print_error(*describe_error(ours))
             return exit_code(ours)
         traceback.print_exc()
         return ExitCode.BUG
     return ExitCode.OK
+
+
+def _tell_raised(function: str, error: BaseException) -> ExitCode:
+    if os.environ.get(TRACE):
+        traceback.print_exception(error)
+    what, details = describe_other(error)
+    step = f"{details.pop('next step')} The process is started again meanwhile: a service may have been away."
+    print_error(f"{function} failed: {what}", {**details, "next step": step})
+    return ExitCode.BUG
 
 
 if __name__ == "__main__":

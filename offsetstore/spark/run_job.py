@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -28,24 +27,16 @@ from offsetstore.spark.function_errors import told_by_us
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
 from offsetstore.spark.sink import TransactionalSink
-from offsetstore.text import describe_error, error_text, shortened
-
-TRACE: Final = "OFFSETSTORE_TRACE"
-"""An environment variable: if it is set, errors are printed with all that Python and Java know."""
+from offsetstore.text import TRACE, describe_error, describe_other, error_text
 
 _LOOK: Final = 0.5  # seconds between two looks at the query
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # They log what ends a query, each with Java's whole stack.
 _LOUD: Final = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 # Where the code is that is not the job's.
-_OTHERS: Final = (
-    "<frozen ",
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    *(str(Path(sys.modules[name].__file__ or name).parent) for name in ("offsetstore", "pyspark", "py4j")),
-)
+_OTHERS: Final = tuple(str(Path(sys.modules[name].__file__ or name).parent) for name in ("pyspark", "py4j"))
 # What the job's own SQL lacks is not told as ours.
 _OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)
-_SHOWN: Final = 6
 _RATE_SECONDS: Final = 10.0
 
 
@@ -251,20 +242,7 @@ def _tell(error: BaseException) -> None:
     elif isinstance(error, OffsetStoreError):
         _write(f"{error_text(*describe_error(error))}\n")
     else:
-        _write(f"{error_text(*_describe_other(error))}\n")
-
-
-def _describe_other(error: BaseException) -> tuple[str, dict[str, str]]:
-    """What an error says without Java's stack, and the line of the job at which it was raised."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
-    trace = list(traceback.walk_tb(error.__traceback__))
-    if isinstance(error, KeyError) and trace and trace[-1][0].f_locals.get("self") is os.environ:
-        what, step = f"the environment variable {error.args[0]} is not set", "Set it"
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OTHERS)]
-    details = {"at": f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}"} if frames else {}
-    details["next step"] = f"{step}; {TRACE}=1 in the environment shows the whole trace."
-    return shortened(what, details)
+        _write(f"{error_text(*describe_other(error, others=_OTHERS))}\n")
 
 
 def _write(text: str) -> None:

@@ -24,7 +24,7 @@ from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged
 from offsetstore.spark import run_job as module
 from offsetstore.spark.plans import query as queries
 from offsetstore.spark.plans.admission import check_connector
-from offsetstore.text import ERROR_LINES
+from offsetstore.text import ERROR_LINES, TRACE
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 MANY = "\n".join(f"line {number}" for number in range(40))
@@ -91,7 +91,7 @@ def test_an_unset_variable_is_named_with_the_job_s_own_line(
 
 @pytest.mark.behaviour("DX-1")
 def test_who_asks_for_the_trace_gets_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(module.TRACE, "1")
+    monkeypatch.setenv(TRACE, "1")
     assert end(raised(errors.GroupBusy("the group has a live owner"))) == 1
     said = capsys.readouterr().err
     assert "Traceback" in said

@@ -1,0 +1,127 @@
+"""A process of ``offsetstore consume``: what is wrong with the user's module and function."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from offsetstore.cli.consume_process import Told, load, main
+from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.processes import STACKS
+from offsetstore.text import TRACE
+
+pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
+
+Ended = Callable[[str], tuple[int, str]]
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Ended]:
+    """Run a process with a module of this source; its exit code, and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before, handler = {*sys.modules}, signal.getsignal(signal.SIGTERM)
+    made = 0
+
+    def run(source: str) -> tuple[int, str]:
+        nonlocal made
+        made += 1
+        (tmp_path / f"app_{made}.py").write_text(source)
+        reads, writes = os.pipe()
+        code = main(Told(f"app_{made}:consumer", 0, 1, is_static=False, has_metrics=False), writes)
+        os.close(reads)
+        return code, capfd.readouterr().err.replace(f"app_{made}", "app")
+
+    yield run
+    signal.signal(signal.SIGTERM, handler)
+    faulthandler.unregister(STACKS)
+    for name in {*sys.modules} - before:
+        if name.startswith("app_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package', at "),
+        ("x = 1\nfrom offsetstore import Nothing\n", "ImportError: cannot import name 'Nothing' from 'offsetstore'"),
+        ("def consumer(:\n", "SyntaxError: "),
+    ],
+)
+def test_a_module_that_can_not_be_imported_is_told_with_its_line_and_ends_all(
+    source: str, found: str, ended: Ended
+) -> None:
+    code, said = ended(source)
+    assert code == 2
+    assert said.startswith("Error: module app can't be imported\n")
+    assert f"  found:     {found}" in said
+    assert f"app.py:{len(source.splitlines())}" in said
+    assert "  expected:  " in said
+    assert "  next step: " in said
+    assert not {"Traceback", "importlib"} & {*said.split()}
+
+
+@pytest.mark.parametrize(
+    ("source", "what", "place"),
+    [
+        (
+            "import os\ndef consumer():\n    return os.environ['NO_SUCH_VARIABLE']\n",
+            "the environment variable NO_SUCH_VARIABLE is not set",
+            "app.py:3, in consumer\n  next step: Set it; ",
+        ),
+        (
+            "from offsetstore.consumer import Consumer\ndef consumer():\n    return Consumer(None, 'g', topisc=[])\n",
+            "TypeError: Consumer.__init__() got an unexpected keyword argument 'topisc'",
+            "app.py:3, in consumer\n  next step: Correct it; ",
+        ),
+        ("limits = {}['rows']\n", "KeyError: 'rows'", "app.py:1, in <module>\n  next step: Correct it; "),
+    ],
+)
+def test_what_the_function_raises_is_told_with_its_line_and_that_it_is_started_again(
+    source: str, what: str, place: str, ended: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = ended(source)
+    assert code == 70
+    assert said.startswith(f"Error: app:consumer failed: {what}\n  at:        ")
+    assert place in said
+    assert "The process is started again meanwhile" in said
+    assert "Traceback" not in said
+    monkeypatch.setenv(TRACE, "1")
+    assert "Traceback" in ended(source)[1]
+
+
+def test_the_database_s_errors_in_the_function_are_told_as_the_store_s(ended: Ended) -> None:
+    source = "import psycopg\ndef consumer():\n    raise psycopg.OperationalError('server closed the connection')\n"
+    code, said = ended(source)
+    assert code == 3
+    assert "the connection to the database was lost" in said
+
+
+def test_a_function_with_arguments_is_told_and_ends_all(ended: Ended) -> None:
+    code, said = ended("def consumer(store):\n    pass\n")
+    assert code == 2
+    assert said.startswith("Error: app:consumer takes arguments\n  found:     consumer(store)\n")
+
+
+@pytest.mark.parametrize(
+    ("function", "step"),
+    [
+        ("bad.py:plain", "Write the module's name, without .py: bad:plain."),
+        ("apps/bad.py:plain", "Write the module's name, without .py: apps.bad:plain."),
+        ("bad", "Name the function, too: bad:consumer, if that is its name."),
+        ("bad.py", "Name the function, too: bad:consumer, if that is its name."),
+        ("bad:", "Name the function, too: bad:consumer, if that is its name."),
+        ("billing app:consumer", ""),
+    ],
+)
+def test_a_name_that_is_written_wrongly_is_told_with_the_right_one(function: str, step: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load(function)
+    assert raised.value.next_step == step
+    assert raised.value.expected == "MODULE:FUNCTION, as in billing_app:consumer"
