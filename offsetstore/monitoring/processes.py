@@ -136,6 +136,7 @@ class Place:
     :param failures: how many have ended in a row without having lived for a minute.
     :param starts_at: when the next one is started.
     :param kill_at: when it is killed: it was told to end, or hangs.
+    :param within: the seconds that it was given to end, until it is told that it is killed.
     :param dead_since: since when it is not live.
     :param why: it is not ready, for people.
     """
@@ -145,6 +146,7 @@ class Place:
     failures: int = 0
     starts_at: float = 0.0
     kill_at: float | None = None
+    within: float | None = None
     dead_since: float | None = None
     why: str = "not started yet"
 
@@ -180,7 +182,7 @@ class Supervisor:
         self._say = say
         self._care = care or Care()
         self._clock = clock or RunningClock()
-        self._has_begun = False
+        self._has_begun = self._are_ready = False
         self._signals = 0
         self._is_stopping = False
         self._code = 0
@@ -204,6 +206,7 @@ class Supervisor:
                 for place in self.places:
                     if place.process is not None:
                         place.process.send(signal.SIGKILL)
+        self._say(f"ended with exit code {self._code:d}")
         return self._code
 
     def health(self) -> Verdict:
@@ -241,6 +244,9 @@ class Supervisor:
         if self._is_stopping:
             return all(place.process is None for place in self.places)
         self._has_begun = self._has_begun or any(place.is_ready for place in self.places)
+        if not self._are_ready and all(place.is_ready for place in self.places):
+            self._are_ready = True
+            self._say("the process is ready" if len(self.places) == 1 else "all processes are ready")
         for place in self.places if self._has_begun else self.places[:1]:
             if place.process is None and now >= place.starts_at:
                 self._start(place, now)
@@ -260,7 +266,7 @@ class Supervisor:
             self._bury(place, process, status, now)
         elif place.kill_at is not None:
             if now >= place.kill_at or self._signals > 1:
-                process.send(signal.SIGKILL)
+                self._kill(place, process)
         elif (why := self._hangs(place, process, now)) is not None:
             self._say(f"process {place.number} {why}: it is killed")
             place.why, place.kill_at = why, now + _STACKS_SECONDS
@@ -269,6 +275,13 @@ class Supervisor:
             place.why = f"uses {rss:,} bytes of memory (limit {self._care.max_rss:,})"
             self._say(f"process {place.number} {place.why}: it is drained and replaced")
             self._drain(place, process, now)
+
+    def _kill(self, place: Place, process: Process) -> None:
+        if place.within is not None:
+            why = "at the second signal" if self._signals > 1 else f"since it has not ended within {place.within:g} s"
+            self._say(f"process {place.number} is killed {why}: what it has not written is read again")
+            place.within = None
+        process.send(signal.SIGKILL)
 
     def _hangs(self, place: Place, process: Process, now: float) -> str | None:
         """Why a process has to be killed. One that has lost its group hangs no sooner than one that was told to end."""
@@ -291,7 +304,8 @@ class Supervisor:
 
     def _bury(self, place: Place, process: Process, status: int, now: float) -> None:
         """Take note of a process's end, and decide what follows."""
-        place.process = place.kill_at = None
+        place.process = place.kill_at = place.within = None
+        self._are_ready = False
         how = f"exit code {status}" if status >= 0 else signal.Signals(-status).name
         if status < 0 and process.is_fenced:  # it could not say so by its exit code
             status, how = ExitCode.FENCED, f"{how}, and another claim has its group"
@@ -325,7 +339,8 @@ class Supervisor:
             self._drain(place, process, now)
 
     def _drain(self, place: Place, process: Process, now: float) -> None:
-        place.kill_at = now + self._patience(process)
+        place.within = self._patience(process)
+        place.kill_at = now + place.within
         process.send(signal.SIGTERM)
 
     def _patience(self, process: Process) -> float:

@@ -67,12 +67,18 @@ class Supervised:
     """
 
     def __init__(self, steps: Mapping[int, Sequence[str]], care: Care | None = None) -> None:
-        self.said: list[str] = []
+        self.said: list[str] = []  # of single processes, and about the end
+        self.heard: list[str] = []
         self.started: dict[int, int] = dict.fromkeys(steps, 0)
         self._steps = steps
         self.clock = Clock()
-        self.supervisor = Supervisor(len(steps), self._command, say=self.said.append, care=care, clock=self.clock)
+        self.supervisor = Supervisor(len(steps), self._command, say=self._hear, care=care, clock=self.clock)
         self.ended: Future[int] = in_background(self.supervisor.run)
+
+    def _hear(self, text: str) -> None:
+        self.heard.append(text)
+        if not text.startswith(("the process is ready", "all processes are ready", "ended with ")):
+            self.said.append(text)
 
     def _command(self, number: int) -> list[str]:
         steps = self._steps[number]
@@ -126,9 +132,10 @@ def test_all_processes_are_drained_at_the_end(supervised: list[Supervised]) -> N
     one = supervise(supervised, {0: ["ready wait"], 1: ["ready wait"]})
     assert not one.supervisor.health().is_ready
     soon(one.is_ready)
+    soon(lambda: one.heard == ["all processes are ready"])
     pids = [one.pid(0), one.pid(1)]
     assert one.stop() == 0
-    assert one.said == ["ending, within 60 s"]
+    assert one.heard == ["all processes are ready", "ending, within 60 s", "ended with exit code 0"]
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -147,7 +154,7 @@ def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Su
     soon(lambda: len(one.said) == 4)
     assert one.said[-1] == "process 0 has ended with SIGKILL; the next one starts in 8 s"
     one.skip(8)
-    soon(lambda: one.started[0] == 5 and one.is_ready())
+    soon(lambda: one.started[0] == 5 and one.heard[-1] == "the process is ready")
     one.skip(61)
     os.kill(one.pid(0), signal.SIGKILL)
     soon(lambda: len(one.said) == 5)
@@ -278,7 +285,11 @@ def test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so(supervise
     assert not one.ended.done()
     one.skip(1)
     assert one.end() == 75
-    assert one.said[-1] == "process 0 has ended with SIGKILL"
+    assert one.said[-2:] == [
+        "process 0 is killed since it has not ended within 10 s: what it has not written is read again",
+        "process 0 has ended with SIGKILL",
+    ]
+    assert one.heard[-1] == "ended with exit code 75"
 
 
 @pytest.mark.behaviour("CONS-8")
@@ -304,6 +315,7 @@ def test_a_second_signal_kills_what_is_left_at_once(supervised: list[Supervised]
     one.supervisor.stop()
     soon(lambda: one.said)
     assert one.stop() == 75
+    assert one.said[1] == "process 0 is killed at the second signal: what it has not written is read again"
 
 
 def test_the_whole_is_ready_if_each_process_is_and_live_while_the_supervisor_runs(
@@ -369,4 +381,7 @@ def test_sigterm_is_the_supervisors_to_handle(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGTERM)
-        assert (process.communicate(timeout=60)[0], process.returncode) == ("ending, within 60 s\n", 0)
+        assert (process.communicate(timeout=60)[0], process.returncode) == (
+            "ending, within 60 s\nended with exit code 0\n",
+            0,
+        )
