@@ -349,13 +349,13 @@ class BrokerError(OffsetStoreError):
 class BrokerUnavailable(BrokerError):
     """No answer within the time allowed."""
 
-    default_next_step = "Check bootstrap.servers and that the brokers run; no job was fenced."
+    default_next_step = "Check bootstrap.servers and that the brokers run; nothing was changed."
 
 
 class BrokerRefused(BrokerError):
     """Kafka refused the request: wrong credentials or missing permissions."""
 
-    default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; no job was fenced."
+    default_next_step = "Check security.protocol, sasl.* and the ACLs of this principal; nothing was changed."
 
 
 class TlsFailed(BrokerRefused):
@@ -380,7 +380,7 @@ class MetadataRefused(BrokerRefused):
 class TopicMissing(BrokerError):
     """Kafka has no such topic."""
 
-    default_next_step = "Create the topic or correct its name; no job was fenced."
+    default_next_step = "Create the topic or correct its name; nothing was changed."
 
 
 class StartError(OffsetStoreError):

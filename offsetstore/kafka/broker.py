@@ -27,6 +27,7 @@ from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog
 from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
+from offsetstore.text import counted
 
 _T = TypeVar("_T")
 
@@ -73,7 +74,7 @@ class _Requests:
             client.forget()
             answer = asking(client, deadline)
         except Missing as missing:
-            raise _missing(missing, client.all_topics(deadline)) from None
+            raise _missing(missing, client.all_topics(deadline), self._settings.address) from None
         except BrokerError:
             # It would go on trying in the background, and wrong passwords lock accounts; a new client starts afresh.
             self.drop()
@@ -499,8 +500,13 @@ def _holds(log: Watermarks, offset: int) -> bool:
     return log.high is not None and log.beginning <= offset <= log.high
 
 
-def _missing(missing: Missing, there: list[str]) -> TopicMissing:
+def _missing(missing: Missing, there: list[str], address: str) -> TopicMissing:
     gone = sorted({key.topic if isinstance(key, TopicPartition) else str(key) for key in missing.keys})
     near = sorted({match for name in gone for match in get_close_matches(name, there, n=3)} - set(gone))
     hint = f"Did you mean {', '.join(near)}? " if near else ""
-    return TopicMissing(f"Kafka has no topic {', '.join(gone)}", next_step=hint + TopicMissing.default_next_step)
+    return TopicMissing(
+        f"Kafka has no topic {', '.join(gone)}",
+        found=f"{counted(len(there), 'topic')} of other names at {address}, of those that this principal may see",
+        expected=f"{'it' if len(gone) == 1 else 'them'} at these brokers",
+        next_step=hint + TopicMissing.default_next_step,
+    )

@@ -74,7 +74,7 @@ class Doing:
 
     what: str
     permission: str = "DESCRIBE"
-    harmless: str = "no job was fenced"
+    harmless: str = "nothing was changed"
     needed: str = "`offsetstore acls check` names all that is missing"
 
     def __str__(self) -> str:
@@ -141,7 +141,9 @@ def _doing(given: Doing | str) -> Doing:
 
 def describe(error: KafkaError) -> str:
     """Return name and text; librdkafka's texts hold addresses and reasons, no settings."""
-    return f"{error.name()}: {error.str().strip()}"
+    # That of a fatal error says the same twice: "Fatal error: WHAT: Fatal consumer error: WHAT".
+    text = error.str().strip().removeprefix("Fatal error: ").partition(": Fatal consumer error: ")[0]
+    return f"{error.name()}: {text}"
 
 
 def no_answer(

@@ -327,6 +327,7 @@ def _unreachable(error: Exception) -> OffsetStoreError:
     return StoreUnavailable(
         "the database can't be reached, or refused the request",
         found=found,
+        expected="a server that answers, and knows the role, its password and the database",
         next_step=_WITHOUT_OPTIONS if "startup parameter" in found else None,
     )
 

@@ -9,6 +9,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.kafka.settings.mechanisms import check_token_source
 
 _OTHER_CLIENTS: Final = frozenset({"subscribe", "assign", "subscribePattern", "sasl.jaas.config"})
+_OF_PATTERNS: Final = frozenset("^$*+?()[]{}|\\")  # which no topic has in its name
 _LEVELS: Final = ("read_uncommitted", "read_committed")  # the first is Kafka's and Spark's default
 
 
@@ -70,8 +71,15 @@ class ClientSettings:
 def topic_names(topics: Collection[str]) -> tuple[str, ...]:
     """Put names into a tuple, each once.
 
-    :raises ConfigurationError: a string instead of a list, or an empty name.
+    :raises ConfigurationError: a string instead of a list, an empty name, or a pattern.
     """
     if isinstance(topics, str) or not all(topics):
         raise ConfigurationError("topics must be a list of names", found=repr(topics), expected='["payments"]')
+    if patterns := [name for name in topics if name != "*" and not _OF_PATTERNS.isdisjoint(name)]:  # ACLs have a "*"
+        raise ConfigurationError(
+            "topics must be names: patterns are not supported",
+            found=", ".join(map(repr, patterns)),
+            expected='["payments", "refunds"]',
+            next_step="List the topics; start again to read one that is created later.",
+        )
     return tuple(dict.fromkeys(topics))

@@ -301,7 +301,7 @@ def missing(table: TableName, database: str) -> ColumnMismatch:
         f"there is no table {table}",
         found=f"none that the role can see in the database {database}",
         next_step='Create it, name its schema ("schema.table"; case matters), or grant the role USAGE on the schema. '
-        "If the job has written to it before, it was renamed or dropped.",
+        "If it was written to before, it was renamed or dropped.",
     )
 
 

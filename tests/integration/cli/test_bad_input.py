@@ -40,6 +40,7 @@ def test_no_such_database(run: Run, command: list[str], offsetstore_postgres: Po
     result = _timed(run, *command, url=offsetstore_postgres.database_url("not_there"))
     assert result.exit_code == 3
     assert 'database "not_there" does not exist' in result.stderr
+    assert "  expected:  a server that answers, and knows the role, its password and the database\n" in result.stderr
 
 
 @pytest.mark.behaviour("START-17")
@@ -95,7 +96,9 @@ def test_an_unknown_topic(
     result = _timed(run, *arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
     assert result.exit_code == 4
     assert f"Error: Kafka has no topic {topic}s\n" in result.stderr
-    assert f"Did you mean {topic}?" in result.stderr
+    assert f"at {offsetstore_kafka.bootstrap_servers}, of those that this principal may see\n" in result.stderr
+    assert "  expected:  it at these brokers\n" in result.stderr
+    assert f"Did you mean {topic}? Create the topic or correct its name; nothing was changed." in result.stderr
 
 
 @pytest.mark.behaviour("START-16")

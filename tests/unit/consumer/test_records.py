@@ -129,8 +129,11 @@ def test_a_batch_that_kafkas_client_can_not_read_ends_the_consumer(code: int) ->
 @pytest.mark.behaviour("CONS-8")
 def test_a_client_that_can_not_go_on_ends_the_consumer() -> None:
     """It says no more than this once, and its error's `fatal` says no."""
-    with pytest.raises(ConfigurationError, match=r"another member has its place(.|\n)*group\.instance\.id"):
-        Membership._told(Membership.__new__(Membership), KafkaError(KafkaError._FATAL), None)
+    why = "Broker: Static consumer fenced by other consumer with same group.instance.id"
+    told = KafkaError(KafkaError._FATAL, f"Fatal error: {why}: Fatal consumer error: {why}")
+    with pytest.raises(ConfigurationError, match=r"another member has its place(.|\n)*group\.instance\.id") as raised:
+        Membership._told(Membership.__new__(Membership), told, None)
+    assert raised.value.found == f"_FATAL: {why}"
 
 
 @pytest.mark.parametrize(("code", "tp"), [(KafkaError._ALL_BROKERS_DOWN, None), (KafkaError.LEADER_NOT_AVAILABLE, P0)])

@@ -78,6 +78,13 @@ def test_settings_that_cannot_be_right_are_refused_at_once(config: dict[str, Any
     assert refused.value.next_step
 
 
+@pytest.mark.parametrize("name", ["^pay.*", "pay.*", "payments|refunds"])
+def test_a_pattern_of_topics_is_refused_as_one(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="topics must be names: patterns are not supported") as refused:
+        Broker(NOBODY, topics=["refunds", name])
+    assert refused.value.found == repr(name)
+
+
 def test_topics_are_a_list_and_a_timeout_is_positive() -> None:
     with pytest.raises(ConfigurationError):
         Broker(NOBODY, topics="payments")
