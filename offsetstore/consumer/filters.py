@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
+from offsetstore.consumer.outputs import place_in
 from offsetstore.consumer.records import Record as PolledRecord
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.offsets import TopicPartition
@@ -135,7 +136,23 @@ class SkipIf:
 
     def apply(self, records: Sequence[Record], context: Context) -> Kept:  # noqa: ARG002 - the Filter's
         """See `Filter`."""
-        return Kept(len(records), [one.offset for one in records if self.predicate(one)])
+        dropped: list[int] = []
+        for one in records:
+            try:
+                is_dropped = self.predicate(one)
+            except Exception as error:
+                raise _PredicateRaised(one.offset) from error
+            if is_dropped:
+                dropped.append(one.offset)
+        return Kept(len(records), dropped)
+
+
+class _PredicateRaised(Exception):
+    """The function of `SkipIf` has raised the cause, for the record with this offset."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
 
 
 def check_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
@@ -213,13 +230,11 @@ def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept
     place = f"records {records[0].offset} to {records[-1].offset}"
     try:
         kept = filter_.apply(records, context)
+    except _PredicateRaised as error:
+        cause = error.__cause__ or error
+        raise _of_filter(name, cause, tp, f"record {error.offset}") from cause
     except Exception as error:
-        raise SinkError(
-            f"the filter {name} raised {type(error).__name__}",
-            topic_partition=tp,
-            found=place,
-            next_step="Correct the filter, and start the consumer again: nothing was passed over.",
-        ) from error
+        raise _of_filter(name, error, tp, place) from error
     if not isinstance(cast("object", kept), Kept):
         what = type(kept).__name__
     elif not 0 <= kept.prefix <= len(records):
@@ -235,4 +250,13 @@ def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept
         topic_partition=tp,
         found=what,
         expected="Kept(prefix, dropped, wait): a number of records, offsets of some of these, and seconds",
+    )
+
+
+def _of_filter(name: str, cause: BaseException, tp: TopicPartition, place: str) -> SinkError:
+    return SinkError(
+        f"the filter {name} raised {type(cause).__name__}{place_in(cause)}",
+        topic_partition=tp,
+        found=place,
+        next_step="Correct the filter, and start the consumer again: nothing was passed over.",
     )

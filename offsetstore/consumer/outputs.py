@@ -47,7 +47,7 @@ class TransformRaised(Exception):
             return None
         name = type(cause).__name__
         failed = FunctionFailed(
-            f"transform raised {name}{_place(cause)}",
+            f"transform raised {name}{place_in(cause)}",
             error_class=name,
             text=str(cause),
             traceback="".join(traceback.format_exception(cause)),
@@ -57,8 +57,8 @@ class TransformRaised(Exception):
         return failed
 
 
-def _place(error: BaseException) -> str:
-    """The line of the transform's own file that the error comes through last; without values of a record."""
+def place_in(error: BaseException) -> str:
+    """The line of the user's own file that the error comes through last; without values of a record."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     if not frames:
         return ""

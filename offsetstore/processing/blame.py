@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations
 from typing import Final, Protocol, TypeAlias
 
-from offsetstore.errors import FunctionFailed, RowsRefused, StaleClaim
+from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
 from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
 from offsetstore.protocol import failpoints
@@ -680,7 +680,7 @@ def blame(
     :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
     :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
     """
-    _log.warning("looking for the refused record among %s: %s", describe(ranges), refused)
+    _log.warning("looking for the refused record among %s: %s", describe(ranges), refused.what)
     search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds, only_computed)
     first, is_cause, ended = 0, False, ""
     try:
@@ -834,7 +834,10 @@ class _Bisection:
                 self.error, self.fewest = error, count
             return True
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
-            raise _SearchEnded(type(error).__name__) from None
+            why = type(error).__name__
+            if isinstance(error, OffsetStoreError):  # it may be what is wrong, such as rows of another type
+                why += f": {str(error).removesuffix(error.next_step).rstrip('. ')}"
+            raise _SearchEnded(why) from None
         if not (without or begin) and count < self.fewest:  # else it is a refusal that did not recur
             self.accepted = count
         return False

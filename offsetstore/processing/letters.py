@@ -271,8 +271,8 @@ class Recovery:
         if run.failing:
             _log.warning(
                 "batch %d: %s could not be computed, and to find each took several tries. It is faster if "
-                "transform does not fail and rejects such records with _reject (in Spark by mode PERMISSIVE, try_cast "
-                "and other try_ functions)",
+                "transform does not fail and rejects such records with _reject: in Spark by mode PERMISSIVE, try_cast "
+                "and other try_ functions, in a consumer by checking values before they are converted",
                 run.delivery.number,
                 counted(run.failing, "record"),
             )
@@ -500,7 +500,7 @@ class Recovery:
 
         :raises Halve: there was not enough time.
         """
-        _log.warning("batch %d: looking for the refused records: %s", run.delivery.number, refused)
+        _log.warning("batch %d: looking for the refused records: %s", run.delivery.number, refused.what)
         numbers = [number for number in part.with_rows if number not in dead]
         known = self._known()
         run.watch.lap("write")

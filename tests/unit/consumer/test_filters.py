@@ -138,6 +138,27 @@ def test_a_limit_for_all_partitions_goes_round() -> None:
 
 
 @pytest.mark.behaviour("CONS-9")
+def test_a_filter_that_raises_is_told_with_its_line_and_the_record() -> None:
+    def misspelt(record: Any) -> object:
+        return record.ofset if record.offset == 6 else False
+
+    def of_many(_: Sequence[Record], __: Context) -> Any:
+        return {}["limit"]
+
+    line = misspelt.__code__.co_firstlineno + 1
+    with pytest.raises(SinkError) as raised:
+        fed(SkipIf(misspelt)).decide(0.0, 0.0)
+    assert raised.value.what == f"the filter SkipIf raised AttributeError at test_filters.py:{line}"
+    assert (raised.value.topic_partition, raised.value.found) == (P0, "record 6")
+    assert isinstance(raised.value.__cause__, AttributeError)
+    line = of_many.__code__.co_firstlineno + 1
+    with pytest.raises(SinkError) as raised:
+        fed(Own(of_many)).decide(0.0, 0.0)
+    assert raised.value.what == f"the filter Own raised KeyError at test_filters.py:{line}"
+    assert raised.value.found == "records 5 to 8"
+
+
+@pytest.mark.behaviour("CONS-9")
 def test_filters_that_cant_work_are_refused() -> None:
     arguments: dict[str, Any] = {"topics": ["payments"], "transform": dict, "into": Append("payments")}
     with InMemoryOffsetStore() as store:
