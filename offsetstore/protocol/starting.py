@@ -11,7 +11,7 @@ from typing import Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
-from offsetstore.text import command, counted
+from offsetstore.text import command, counted, numbered
 
 
 class Reason(Enum):
@@ -99,6 +99,12 @@ class StartingOffsets:
             return None
         does = [f"reads at most {counted(reads, 'record')}"] if reads else []
         does += [f"leaves out at most {counted(leaves, 'record')}"] if leaves else []
+        if any(start.committed is not None for start in self.starts.values()):
+            return (
+                f"group {self.unknown!r} is taken over at its committed offsets in Kafka, but there are none for "
+                f"{numbered(sorted(starts))}: it {' and '.join(does)} of them. Where these start is decided by "
+                "StartPolicy(auto_offset_reset=...)."
+            )
         names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
         delete, rename = self._ways_out(self.unknown)
         return (

@@ -142,8 +142,8 @@ def test_a_filter_that_raises_is_told_with_its_line_and_the_record() -> None:
     def misspelt(record: Any) -> object:
         return record.ofset if record.offset == 6 else False
 
-    def of_many(_: Sequence[Record], __: Context) -> Any:
-        return {}["limit"]
+    def of_many(_: Sequence[Record], __: Context) -> Kept:
+        return dict[str, Kept]()["limit"]
 
     line = misspelt.__code__.co_firstlineno + 1
     with pytest.raises(SinkError) as raised:

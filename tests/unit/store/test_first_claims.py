@@ -103,6 +103,19 @@ def test_no_name_breaks_the_line_of_the_log(
     assert "with `offsetstore groups rename` or" in warning
 
 
+def test_a_group_with_committed_offsets_is_no_misspelt_one(
+    store: OffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.set_committed({P0: 60})
+    store.claim("biling", broker, mirror_every=None)
+
+    [warning] = warnings(caplog)
+    assert warning == (
+        "group 'biling' is taken over at its committed offsets in Kafka, but there are none for payments 1: it reads at "
+        "most 50 records of them. Where these start is decided by StartPolicy(auto_offset_reset=...)."
+    )
+
+
 def test_the_ways_out_work(store: OffsetStore, broker: StaticBroker, tmp_path: Path) -> None:
     store.claim("invoices", broker, mirror_every=None).close()
     store.delete_group("invoices", reason="a new name")
