@@ -22,6 +22,11 @@ def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
     return find(module, name, what=name, extra=extra)
 
 
+def how_to_install(extra: str) -> str:
+    """The next step of whoever lacks an extra, also where the package comes from no index."""
+    return f"Run `pip install 'offsetstore[{extra}]'`, or `pip install '.[{extra}]'` in a checkout."
+
+
 def find(module: str, name: str, *, what: str, extra: str) -> Any:
     """Import the module, and return what it has under the name.
 
@@ -36,5 +41,5 @@ def find(module: str, name: str, *, what: str, extra: str) -> Any:
         raise MissingDependency(
             f"{what} needs a package that is not installed",
             found=f"no {error.name}",
-            next_step=f"Run `pip install 'offsetstore[{extra}]'`.",
+            next_step=how_to_install(extra),
         ) from None

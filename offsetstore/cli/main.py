@@ -6,6 +6,8 @@ import sys
 import traceback
 from typing import NoReturn
 
+from offsetstore.lazy import how_to_install
+
 _USAGE = 2
 _BUG = 70
 _EXTRA = frozenset({"click", "rich"})
@@ -25,7 +27,7 @@ def main() -> NoReturn:
         sys.stderr.write(
             "Error: the command line needs a package that is not installed\n"
             f"  found:     no {missing}\n"
-            "  next step: Run `pip install 'offsetstore[cli]'`.\n"
+            f"  next step: {how_to_install('cli')}\n"
         )
         sys.exit(_USAGE)
     sys.exit(0)

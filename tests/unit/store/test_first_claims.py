@@ -111,8 +111,8 @@ def test_a_group_with_committed_offsets_is_no_misspelt_one(
 
     [warning] = warnings(caplog)
     assert warning == (
-        "group 'biling' is taken over at its committed offsets in Kafka, but there are none for payments 1: it reads at "
-        "most 50 records of them. Where these start is decided by StartPolicy(auto_offset_reset=...)."
+        "group 'biling' is taken over at its committed offsets in Kafka, but there are none for payments 1: it reads "
+        "at most 50 records of them. Where these start is decided by StartPolicy(auto_offset_reset=...)."
     )
 
 
