@@ -7,6 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -15,11 +17,34 @@ from offsetstore.cli.consume import consume
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
 from offsetstore.consumer.records import Record, batch_of
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, ExitCode
+from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.monitoring.processes import FINAL
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.letters import Payload
+from offsetstore.testing.fixtures import NewTopic
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text(encoding="utf-8")
+
+
+def example(topic: str = "payments", *, blocks: int = 1) -> dict[str, Any]:
+    """The names that the first blocks of Python define, of a consumer of this topic."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[:blocks]:
+        code = block.replace('topics=["payments"]', f'topics=["{topic}"]')
+        exec(compile(code, "docs/consumer.md", "exec"), names)  # noqa: S102 - the page's own words
+    return names
+
+
+def payments(*values: bytes | None) -> pa.RecordBatch:
+    return batch_of(
+        [
+            Record(TopicPartition("payments", 0), number, Payload(b"ada", value, (), 0, 0))
+            for number, value in enumerate(values)
+        ]
+    )
 
 
 def test_the_example_makes_rows_of_records_and_a_consumer(
@@ -27,15 +52,54 @@ def test_the_example_makes_rows_of_records_and_a_consumer(
 ) -> None:
     monkeypatch.setenv("OFFSETSTORE_URL", offsetstore_database)
     monkeypatch.setenv("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092")
-    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {}
-    exec(compile(block, "docs/consumer.md", "exec"), names)  # noqa: S102 - the page's own words
-    records = [Record(TopicPartition("payments", 0), n, Payload(b"ada", b"1.50", (), 0, 0)) for n in range(2)]
-    assert names["parse"](batch_of(records)).to_pylist() == [{"payer": "ada", "amount": Decimal("1.50")}] * 2
-    assert names["parse"](batch_of([])).num_rows == 0
+    names = example()
+    assert names["parse"](payments(b"1.50", b"2.00")).to_pylist() == [
+        {"payer": "ada", "amount": Decimal("1.50")},
+        {"payer": "ada", "amount": Decimal("2.00")},
+    ]
+    assert names["parse"](payments()).num_rows == 0
     made = names["consumer"]()
     assert isinstance(made, Consumer)
     made.store.close()
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_its_function_that_rejects_makes_a_reason_of_each_value_that_is_no_amount() -> None:
+    parse = example(blocks=2)["parse"]
+    made = parse(payments(b"1.50", b"", b"-3", b"1.505", None, b"\xff", b"12,50")).to_pylist()
+    assert [row["amount"] for row in made] == [Decimal("1.50"), None, Decimal(-3), None, None, None, None]
+    assert [row["_reject"] is None for row in made] == [row["amount"] is not None for row in made]
+    assert parse(payments()).num_rows == 0
+
+
+def test_its_commands_produce_a_record_and_show_its_row(
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    offsetstore_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OFFSETSTORE_URL", offsetstore_database)
+    monkeypatch.setenv("OFFSETSTORE_BOOTSTRAP_SERVERS", offsetstore_kafka.bootstrap_servers)
+    topic = offsetstore_topic(1)
+    with psycopg.connect(offsetstore_database) as connection:
+        [table] = re.findall(r"psql .* -c '(CREATE TABLE .*)'$", PAGE, re.MULTILINE)
+        connection.execute(table)
+    produce, look = re.findall(r"^\$ python -c '\n(.*?)'$", PAGE, re.DOTALL | re.MULTILINE)
+    [shown] = re.findall(r"^\('ana'.*$", PAGE, re.MULTILINE)
+    made = example(topic)["consumer"]()
+
+    def is_shown() -> bool:
+        assert not consuming.done(), consuming.exception()
+        exec(look, {})  # noqa: S102 - the page's own words
+        return capfd.readouterr().out == f"{shown}\n"
+
+    with made.store:
+        consuming = in_background(made.run)
+        exec(produce.replace('"payments"', repr(topic)), {})  # noqa: S102
+        wait_until(is_shown, timeout=120)
+        made.stop()
+        consuming.result(timeout=60)
 
 
 @pytest.mark.behaviour("CONS-9")
@@ -55,6 +119,13 @@ def test_what_a_deploy_prints_names_the_role_and_the_group(command: str, said: s
     [line] = re.findall(rf"^\$ offsetstore ({command} .*)$", PAGE, re.MULTILINE)
     printed = CliRunner().invoke(cli, line.split())
     assert (printed.exit_code, said in printed.output) == (0, True), printed.output
+
+
+@pytest.mark.behaviour("CONS-11")
+def test_its_exit_codes_say_which_end_all() -> None:
+    rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", PAGE, re.MULTILINE)
+    assert {int(code) for code, follows in rows if follows == "all end"} == FINAL
+    assert {int(code) for code, _ in rows} == {*ExitCode} - {ExitCode.OK, ExitCode.DEAD, ExitCode.INTERRUPTED}
 
 
 def test_each_option_of_the_command_that_it_names_is_there() -> None:
