@@ -275,7 +275,7 @@ class CommitResolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTaken:
-    """The group was claimed; ``starting`` is where it starts, ``None`` if Kafka was not asked."""
+    """The group was claimed, or a process joined; ``starting`` is where the group starts, ``None`` if that is known."""
 
     group: str
     token: Token
