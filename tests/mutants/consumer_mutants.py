@@ -43,8 +43,10 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         "consumer-s-function-with-chance",
         ("Computation.repeats", "rows[one].equals(others[one])", "True"),
         tests=(
-            "tests/integration/consumer/test_deliveries.py::"
-            "test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_made_each_time",
+            (
+                "tests/integration/consumer/test_deliveries.py::"
+                "test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_made_each_time"
+            ),
         ),
         why="A person would skip a record that is not to blame.",
     ),
