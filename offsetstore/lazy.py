@@ -12,7 +12,7 @@ from offsetstore.errors import MissingDependency
 def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
     """Do what the package's ``__getattr__`` has to.
 
-    :param lazy: by name, the module that has it, and the extra that this needs.
+    :param lazy: by name, the module that has it, and the extra that this needs; see `find`.
     :raises AttributeError: the package has no such name.
     :raises MissingDependency: a package of the extra is not installed.
     """
@@ -23,14 +23,20 @@ def load(package: str, name: str, lazy: Mapping[str, tuple[str, str]]) -> Any:
 
 
 def how_to_install(extra: str) -> str:
-    """The next step of whoever lacks an extra, also where the package comes from no index."""
-    return f"Run `pip install 'offsetstore[{extra}]'`, or `pip install '.[{extra}]'` in a checkout."
+    """The next step of whoever lacks an extra, also where the package comes from no index.
+
+    :param extra: its name, or several of which one is enough, as "consumer or spark".
+    """
+    names = extra.split(" or ")
+    commands = " or ".join(f"`pip install 'offsetstore[{one}]'`" for one in names)
+    return f"Run {commands}; in a checkout, with '.[{names[0]}]' for 'offsetstore[{names[0]}]'."
 
 
 def find(module: str, name: str, *, what: str, extra: str) -> Any:
     """Import the module, and return what it has under the name.
 
     :param what: needs the extra, for the message.
+    :param extra: see `how_to_install`.
     :raises MissingDependency: a package of the extra is not installed.
     """
     try:

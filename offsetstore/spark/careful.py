@@ -147,7 +147,7 @@ class Careful:
         }
 
     def misfits(self, connection: Any) -> dict[int, RowsRefused]:
-        """The records with a value that can never fit. Custom writers can't report these."""
+        """The records with a value that can never fit. Only a `MisfitsWriter` reports these."""
         found: dict[int, RowsRefused] = {}
         for name, output in self._outputs.items():
             for number, error in output.misfits(connection).items():

@@ -19,7 +19,7 @@ def test_without_click_the_command_says_what_to_install() -> None:
     assert done.stderr == (
         "Error: the command line needs a package that is not installed\n"
         "  found:     no click\n"
-        "  next step: Run `pip install 'offsetstore[cli]'`, or `pip install '.[cli]'` in a checkout.\n"
+        "  next step: Run `pip install 'offsetstore[cli]'`; in a checkout, with '.[cli]' for 'offsetstore[cli]'.\n"
     )
 
 
