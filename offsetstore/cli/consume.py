@@ -79,7 +79,7 @@ def consume(
     current directory or where Python finds it, and calls it. The processes share the topics' partitions.
 
     A process that dies is replaced, after 1 s, then 2 s, up to a minute. So is one that hangs: it does not poll Kafka
-    for max.poll.interval.ms, or writes one batch for 600 s. SIGTERM and Ctrl-C have all processes write what they
+    for max.poll.interval.ms, or writes one flush for 600 s. SIGTERM and Ctrl-C have all processes write what they
     polled, and end; a second one kills them.
 
     The exit code is 0 after a signal, 5 if a flush had not ended within the consumer's drain= then, and 75 if a

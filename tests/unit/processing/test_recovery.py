@@ -602,6 +602,8 @@ def test_if_the_search_takes_too_long_what_it_has_passed_is_written_first(
     assert job.parts == [up_to(5), up_to(9, 5)]
     assert (job.results, job.stored()) == (rows(0, 1, 3, 4, 5, 6, 8), 9)
     [line] = [one.message for one in caplog.records if "could not be computed" in one.message]
+    assert "in Spark by mode PERMISSIVE, try_cast" in line
+    assert "in a consumer by checking values before they are converted" in line
     assert "2 records" in line
     assert "PERMISSIVE" in line
 
