@@ -82,10 +82,11 @@ def consume(
     for max.poll.interval.ms, or writes one flush for 600 s. SIGTERM and Ctrl-C have all processes write what they
     polled, and end; a second one kills them.
 
-    The exit code is 0 after a signal, 5 if a flush had not ended within the consumer's drain= then, and 75 if a
-    process had to be killed. With a process's exit code 1, 2 or 6 all end, with this code: a restart would not help.
-    After 6 it goes on if another process of the same fleet has taken the group over. A process that ends otherwise is
-    replaced: by a signal, or with code 3, 4, 5 or 70. See docs/consumer.md.
+    The exit code is 0 after a signal. It is that of a process that ends with an error then, such as 5 if a flush has
+    not ended within the consumer's drain=, and 75 if one had to be killed. With a process's exit code 1, 2 or 6 all
+    end, with this code: a restart would not help. After 6 it goes on if another process of the same fleet has taken the
+    group over. A process that ends otherwise is replaced: by a signal, or with code 3, 4, 5 or 70. See
+    docs/consumer.md.
 
     \b
     Examples, with OFFSETSTORE_URL set:

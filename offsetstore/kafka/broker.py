@@ -507,6 +507,6 @@ def _missing(missing: Missing, there: list[str], address: str) -> TopicMissing:
     return TopicMissing(
         f"Kafka has no topic {', '.join(gone)}",
         found=f"{counted(len(there), 'topic')} of other names at {address}, of those that this principal may see",
-        expected=f"{'it' if len(gone) == 1 else 'them'} at these brokers",
+        expected=f"{'this topic' if len(gone) == 1 else 'these topics'} at these brokers",
         next_step=hint + TopicMissing.default_next_step,
     )

@@ -97,7 +97,7 @@ def test_an_unknown_topic(
     assert result.exit_code == 4
     assert f"Error: Kafka has no topic {topic}s\n" in result.stderr
     assert f"at {offsetstore_kafka.bootstrap_servers}, of those that this principal may see\n" in result.stderr
-    assert "  expected:  it at these brokers\n" in result.stderr
+    assert "  expected:  this topic at these brokers\n" in result.stderr
     assert f"Did you mean {topic}? Create the topic or correct its name; nothing was changed." in result.stderr
 
 
