@@ -23,6 +23,7 @@ from offsetstore.protocol.events import (
     PauseChanged,
     Retried,
 )
+from offsetstore.text import describe_error
 
 _log = logging.getLogger("offsetstore")
 
@@ -119,9 +120,13 @@ def _log_failure(event: BatchEnded | FlushEnded | IdleWorkFailed, error: BaseExc
     if isinstance(event, IdleWorkFailed):  # no one else reports it
         _log.error("idle work failed, and is called again later", exc_info=error)
         return
-    what = f"batch {event.batch} failed" if isinstance(event, BatchEnded) else "could not flush between batches"
     # Spark's own report of a batch is a hundred lines long; other texts may contain values of rows.
     text = f": {error}" if isinstance(error, OffsetStoreError) else ""
+    what = "could not flush between batches"
+    if isinstance(event, BatchEnded):
+        what = f"batch {event.batch} failed"
+        if isinstance(error, OffsetStoreError):  # it ends the job, and is told with the rest then
+            text = f": {describe_error(error)[0]}"
     _log.error("%s: %s%s", what, type(error).__name__, text)
 
 

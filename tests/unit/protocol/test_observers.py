@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from offsetstore import OffsetRange, Outcome, Retries, TopicPartition, Transaction
-from offsetstore.errors import LockTimeout
-from offsetstore.protocol.events import ClaimEnded, ClaimTaken, Event, MirrorTried, Retried
+from offsetstore.errors import LockTimeout, RowsRefused
+from offsetstore.protocol.events import BatchEnded, ClaimEnded, ClaimTaken, Event, MirrorTried, Retried
+from offsetstore.protocol.observers import LogObserver
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.recorder import Recorder
@@ -34,6 +35,19 @@ def test_an_observer_that_raises_is_logged_once_and_harms_nothing(caplog: pytest
         assert store.offsets("billing")[P0].next_offset == 2
     assert [event.token.epoch for event in seen.of(ClaimTaken)] == [1, 2]
     assert caplog.text.count("the observer Raising failed on ClaimTaken with ZeroDivisionError") == 1
+
+
+@pytest.mark.behaviour("DX-1")
+def test_a_failed_batch_is_logged_in_one_line_and_its_next_step_is_left_to_the_error_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = RowsRefused("the table refused a row", topic_partition=P0, found="record 7", next_step="Correct it.")
+    for error in (refused, ValueError("a record's value")):
+        LogObserver().on(BatchEnded(group="billing", batch=3, ranges={}, outcome="failed", error=error))
+    assert caplog.messages == [
+        "batch 3 failed: RowsRefused: payments-0: the table refused a row",
+        "batch 3 failed: ValueError",
+    ]
 
 
 @pytest.mark.behaviour("OPS-15")
