@@ -303,8 +303,14 @@ def test_resolve_counts_what_the_job_would_read(run: Callable[..., Result], clai
 
 @pytest.mark.behaviour("START-29")
 @pytest.mark.usefixtures("claim")
-def test_resolve_warns_of_a_group_that_the_store_does_not_know(run: Callable[..., Result]) -> None:
+def test_resolve_warns_of_a_group_that_the_store_does_not_know(
+    run: Callable[..., Result], broker: StaticBroker
+) -> None:
     arguments = ("resolve", "-g", "biling", "-t", "payments", "-b", "kafka:1")
+    found = json.loads(run(*arguments, "--format", "json").stdout)["warning"]
+    assert found.startswith("group 'biling' is taken over at its committed offsets in Kafka, but there are none for ")
+    assert "groups rename" not in found
+    broker.current = replace(broker.current, committed={})
     found = json.loads(run(*arguments, "--format", "json").stdout)["warning"]
     assert found.startswith("the store has no offsets of group 'biling', which is right for a new job: ")
     assert "'billing'" in found
