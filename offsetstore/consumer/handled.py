@@ -12,12 +12,13 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.delivery import ArrowRows, Computation, ComputedRecords, PolledRecords, records_of
+from offsetstore.consumer.delivery import Computation, ComputedRecords, PolledRecords, records_of
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, as_given
 from offsetstore.errors import FunctionFailed, HandlerStuck
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
+from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import arrow_rows
 from offsetstore.processing.handling import (
@@ -33,10 +34,8 @@ from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter, LetterError, writable
 from offsetstore.protocol.log_evidence import known_ids
-from offsetstore.protocol.ports import declares
 from offsetstore.store.claim import Claim
 from offsetstore.writers.arrow.batches import KAFKA
-from offsetstore.writers.arrow.by_record import RowsByRecord
 
 _ENOUGH: Final = 256
 """Records that are handed over at a time, and outcomes that are waited for."""
@@ -83,7 +82,7 @@ class HandledRecords(PolledRecords):
                 raise HandlerFailed.of(
                     error_class=error.error_class, text=error.text, traceback=error.traceback, attempts=why.attempts
                 )
-        return {name: ArrowRows(one.writer, one.of(numbers).to_batches()) for name, one in self._kept.outputs.items()}
+        return {name: one.rows_of(numbers) for name, one in self._kept.outputs.items()}
 
     @contextmanager
     def careful(
@@ -103,7 +102,7 @@ class HandledRecords(PolledRecords):
             outputs[name] = RowsByRecord(one.writer, one.of(numbers), array("q", accumulate(sizes, initial=0)))
         failed = self._kept.failed
         rejected = {at: failed[number] for at, number in enumerate(numbers) if number in failed}
-        yield _computed(self.outputs, records, outputs, rejected)
+        yield ComputedRecords.of(records, self.outputs, outputs, rejected=rejected)
 
     def failed(self, error: Exception) -> FunctionFailed | None:
         """See `Delivery`."""
@@ -247,16 +246,6 @@ def _as_rows(
     return by_record, failed
 
 
-def _computed(
-    outputs: Outputs,
-    records: Sequence[Record],
-    by_record: Mapping[str, RowsByRecord],
-    rejected: Mapping[int, Rejected],
-) -> ComputedRecords:
-    in_order = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
-    return ComputedRecords(records, rejected, {}, in_order, by_record, is_handled=True)
-
-
 @contextmanager
 def computed_letters(
     outputs: Outputs, claim: Claim, letters: Sequence[Letter], is_running: Callable[[], bool] = lambda: True
@@ -284,4 +273,4 @@ def computed_letters(
     by_record, failed, unwanted = handled(outputs, claim, given, is_wanted)
     if unwanted:
         raise PlanOutdated("a partition was lost, or the consumer is being stopped")
-    yield _computed(outputs, records, by_record, failed)
+    yield ComputedRecords.of(records, outputs, by_record, rejected=failed)

@@ -227,7 +227,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "handled-without-rows",
-        ("consumer:ComputedRecords.accepted", "... if self.is_handled else self.with_rows", "self.with_rows"),
+        ("ComputedPart.accepted", "... if self.is_handled else self.with_rows", "self.with_rows"),
         tests=(f"{_DELIVERIES}test_bad_records_among_many_for_which_a_handler_returns_nothing",),
         why="Where most records make no rows, some bad ones would end the consumer.",
     ),

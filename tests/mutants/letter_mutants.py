@@ -320,7 +320,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-reject-that-others-are-compared-with",
-        ("Careful.with_rows", "n not in self.rejected and ...", "..."),
+        ("ComputedPart.with_rows", "n not in self.rejected and ...", "..."),
         tests=(
             "tests/unit/spark/test_careful.py::test_a_rejected_record_makes_no_rows_and_is_not_computed_after_those_that_fail",
         ),
@@ -328,7 +328,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-function-that-fails-for-a-good-record-later",
-        ("Careful.fail_again", "self.with_rows[:1] if failed else ()", "()"),
+        ("ComputedPart.fail_again", "self.failing(self.with_rows[:1]).values() if failed else ()", "()"),
         tests=("tests/unit/spark/test_careful.py::test_a_good_record_that_fails_too_shows_that_none_is_to_blame",),
         why="A service that goes down while a record is tried again would use up its retries.",
     ),
