@@ -22,7 +22,6 @@ from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByReco
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest
-from offsetstore.protocol.ports import declares
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
 
@@ -156,9 +155,7 @@ class ComputedRecords(ComputedPart):
             keys={n: key for n, key in keys.items() if key is not None},
             rejected=rejected,
             failed=failed,
-            replaces_in_order=any(
-                declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record
-            ),
+            replaces_in_order=outputs.replaces_in_order,
             outputs=by_record,
             failing=failing,
             is_handled=outputs.handler is not None,

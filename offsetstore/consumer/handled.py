@@ -148,11 +148,13 @@ def handled(
     :raises HandlerStuck: no call can be made any more.
     :raises SinkError: a service is down.
     :raises ProtocolMisuse: the claim was closed meanwhile.
-    :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `Outputs.check`.
+    :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `CheckedOutputs.check_tables`.
     """
     assert outputs.handler is not None
     coordinates = cast("Any", outputs.given([])).schema.field(KAFKA)
-    outputs.check(claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()})
+    outputs.check_tables(
+        claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()}
+    )
     found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
 
     def may_call(record: handling.Record) -> None:

@@ -30,16 +30,16 @@ from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
 from offsetstore.processing.by_record import ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
-from offsetstore.protocol.ports import declares
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
-from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage, reject_of
+from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage
 from offsetstore.writers.arrow.batches import KAFKA
 
 _NUMBER: Final = "_offsetstore_number"
@@ -192,9 +192,7 @@ def computed_carefully(
             keys={number: key for number, key in by_number if key is not None},
             rejected=rejected,
             failed=failed,
-            replaces_in_order=any(
-                declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in computed
-            ),
+            replaces_in_order=outputs.replaces_in_order,
             outputs={name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
             failing=partial(computation.failing, check=check),
             is_handled=outputs.handler is not None,

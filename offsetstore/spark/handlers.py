@@ -26,7 +26,7 @@ from pyspark.sql.types import ArrayType, DataType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
-from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_lists
+from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_lists, checked, schemas_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -157,9 +157,7 @@ class HandlerTransform:
     def _schemas(self) -> dict[str, pa.Schema]:
         """The schema of each output; only with a session can Spark's DDL be parsed."""
         if self._parsed is None:
-            given: object = self._handler.schema
-            outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
-            self._parsed = {name: _parsed(one) for name, one in outputs.items()}
+            self._parsed = schemas_of(self._handler, _parsed)
         return self._parsed
 
 
@@ -184,18 +182,7 @@ def _parsed(schema: object) -> pa.Schema:
             found=f"{schema!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
             expected='Spark\'s DDL, like "id long, score double"',
         ) from None
-    if not made.names or len({*made.names}) < len(made.names):
-        raise ConfigurationError(
-            "a handler's schema must have columns, each with a name of its own",
-            found=", ".join(made.names) or "no column",
-        )
-    if ours := [name for name in made.names if name == KAFKA or name.startswith("_offsetstore") or name == "_reject"]:
-        raise ConfigurationError(
-            "a column of a handler's schema has a name that the sink uses itself",
-            found=", ".join(ours),
-            next_step="Give it another name. To reject a record, raise an error.",
-        )
-    return made
+    return checked(made)
 
 
 def _spark_type(schema: pa.Schema) -> StructType:

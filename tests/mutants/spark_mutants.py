@@ -326,13 +326,13 @@ PLACEMENT: Final[tuple[Mutant, ...]] = (
 TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "target-found-by-the-driver",
-        ("spark:Outputs._check", "writer.resolve_table(connection)", "repr(writer)"),
+        ("CheckedOutputs._check", "writer.resolve_table(connection)", "repr(writer)"),
         tests=(_FOUND,),
         why="Executors do not run the listeners of the driver's engine: their rows went to another schema.",
     ),
     mutant(
         "target-of-each-sink",
-        ("spark:Outputs.__init__", "copy(writer)", "writer"),
+        ("CheckedOutputs.__init__", "copy(writer)", "writer"),
         tests=(_FOUND,),
         why="A writer that serves two stores would carry the first one's schema into the second.",
     ),
