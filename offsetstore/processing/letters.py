@@ -48,7 +48,7 @@ from offsetstore.processing.dead_letters import (
     name_of,
 )
 from offsetstore.processing.delivery import CarefulPart, Delivery
-from offsetstore.processing.pause import read_offsets
+from offsetstore.processing.pause import read_unless_paused
 from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan, create_rows
 from offsetstore.processing.unit import (
     Coordinates,
@@ -286,13 +286,13 @@ class Recovery:
                 )
                 with careful as part:
                     run.watch.lap("compute")
-                    dead = self._failed(run, plan, part)
+                    dead = self._pass_uncomputable(run, plan, part)
                     if dead is not None:
                         self._write_without(run, plan, part, dead)
             except TooManyFailed as none:
                 raise self._too_many(none.error, str(none)) from none.error
 
-    def _failed(self, run: _Run, plan: Plan, part: CarefulPart) -> dict[int, _Dead] | None:
+    def _pass_uncomputable(self, run: _Run, plan: Plan, part: CarefulPart) -> dict[int, _Dead] | None:
         """Pass over the records that can't be computed, after their retries.
 
         :return: ``None`` if one of them can be now: all are to be computed again.
@@ -301,7 +301,7 @@ class Recovery:
         dead = {n: decided[record] for n in part.numbers if decided and (record := part.record(n)) in decided}
         failed = {number: error for number, error in part.failed.items() if number not in dead}
         doubtful = [] if part.accepted else [n for n, error in failed.items() if not speaks_for_itself(error)]
-        while failed and self._count(run, plan, part, failed, dead, doubtful=doubtful):
+        while failed and self._prepare_retry(run, plan, part, failed, dead, doubtful=doubtful):
             waiting = [number for number in failed if number not in dead]
             failed = part.fail_again(waiting)
             if len(failed) < len(waiting):
@@ -338,7 +338,7 @@ class Recovery:
                 found = self._discover(run, plan, part, left_out, refused)
             else:
                 return
-            is_searched = not self._count(run, plan, part, found.dead, dead, doubtful=found.doubtful)
+            is_searched = not self._prepare_retry(run, plan, part, found.dead, dead, doubtful=found.doubtful)
 
     def _commit(
         self,
@@ -464,7 +464,7 @@ class Recovery:
                 lambda work, some: write_all(part.rows_of(some), work),
                 refused=refused,
                 seconds=self._settings.seconds,
-                limit=self._settings.limit - run.letters - _letters_in(dead),
+                limit=self._settings.limit - run.letters - _count_letters(dead),
                 suspects=[number for number in numbers if part.record(number) in known],
                 check=now_and_then(lambda: run.delivery.sleep(0)),
                 hint=part.hinted,
@@ -474,7 +474,7 @@ class Recovery:
         finally:
             run.watch.lap("search")
 
-    def _count(
+    def _prepare_retry(
         self,
         run: _Run,
         plan: Plan,
@@ -484,12 +484,39 @@ class Recovery:
         *,
         doubtful: Collection[int] = (),
     ) -> bool:
-        """Count an attempt at each record, and add those to ``dead`` that are not tried again.
+        """Decide about records that have failed, and wait for those that are to be tried again.
 
+        :param dead: gets the records that are not.
         :param doubtful: the records that become no letters: see `Found`.
-        :return: whether others are to be tried again; it has waited for them.
+        :return: whether any are to be tried again; their attempts are stored.
+        :raises _Stopped: the query ends at one of the records.
         """
         _end_before(run, part, found)
+        failed, waits, ending = self._decide(plan, part, found, dead, doubtful)
+        if ending is None and not waits:
+            return False
+        self._store(plan, failed)
+        if ending is not None:
+            raise _Stopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
+        failpoints.reach("failures_written")
+        run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
+        run.delivery.sleep(max(waits))
+        run.watch.lap("wait")
+        read_unless_paused(self._claim)  # a group that was paused meanwhile waits, and is planned again
+        return True
+
+    def _decide(
+        self,
+        plan: Plan,
+        part: CarefulPart,
+        found: Mapping[int, RowsRefused],
+        dead: dict[int, _Dead],
+        doubtful: Collection[int],
+    ) -> tuple[dict[Coordinates, Failed], list[float], _Ending | None]:
+        """Count an attempt at each record that has failed, and add those to ``dead`` that are not tried again.
+
+        :return: the attempts; the seconds to wait for each record that is tried again; and where the query ends, if so.
+        """
         before, highest = self._before(plan, {part.record(number) for number in dead})
         failed: dict[Coordinates, Failed] = {}
         waits: list[float] = []
@@ -517,8 +544,6 @@ class Recovery:
                     dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
                     ending = ending or _Ending("the strategy stops at record", error, record)
-        if ending is None and not waits:
-            return False
         if self._settings.independent:  # what was accepted this time starts again
             known = failed.keys() | {part.record(number) for number in dead}
             remaining = plan.remaining()
@@ -527,15 +552,7 @@ class Recovery:
                 for (tp, offset), one in before.items()
                 if (tp, offset) not in known and offset < remaining[tp].until
             }
-        self._store(plan, failed)
-        if ending is not None:
-            raise _Stopped(replace(ending, decided={part.record(number): one for number, one in dead.items()}))
-        failpoints.reach("failures_written")
-        run.suspects = dict.fromkeys(run.suspects)  # after the wait they may not fail
-        run.delivery.sleep(max(waits))
-        run.watch.lap("wait")
-        read_offsets(self._claim)  # a group that was paused meanwhile waits, and is planned again
-        return True
+        return failed, waits, ending
 
     def _before(
         self, plan: Plan, dead: Collection[Coordinates]
@@ -575,7 +592,7 @@ class Recovery:
 
         :raises TooManyLetters: there would be more than the limit, or nothing else.
         """
-        letters = run.letters + _letters_in(dead)
+        letters = run.letters + _count_letters(dead)
         if letters > self._settings.limit:
             raise TooManyLetters(
                 "a batch has more bad records than the limit",
@@ -601,7 +618,7 @@ def _has_accepted(part: CarefulPart, dead: Collection[int]) -> bool:
     return any(number not in dead for number in part.accepted)
 
 
-def _letters_in(dead: Mapping[int, _Dead]) -> int:
+def _count_letters(dead: Mapping[int, _Dead]) -> int:
     return sum(one.skipped is None for one in dead.values())
 
 
