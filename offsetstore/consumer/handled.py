@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -96,11 +96,7 @@ class HandledRecords(PolledRecords):
         """See `Delivery`."""
         records = self.records(part)
         numbers = self._numbers(records)
-        outputs: dict[str, RowsByRecord] = {}
-        for name, one in self._kept.outputs.items():
-            sizes = (one.first[number + 1] - one.first[number] for number in numbers)
-            outputs[name] = RowsByRecord(one.writer, one.of(numbers), array("q", accumulate(sizes, initial=0)))
-        failed = self._kept.failed
+        outputs, failed = {name: one.of(numbers) for name, one in self._kept.outputs.items()}, self._kept.failed
         rejected = {at: failed[number] for at, number in enumerate(numbers) if number in failed}
         yield ComputedRecords.of(records, self.outputs, outputs, rejected=rejected)
 

@@ -733,7 +733,6 @@ def blame_uncomputable(
                 raise
             raise again from error
 
-    check = partial(delivery.sleep, 0)
     try:
         return blame(
             failed,
@@ -742,7 +741,7 @@ def blame_uncomputable(
             claim,
             store,
             repeats=delivery.repeats,
-            check=check,
+            check=partial(delivery.sleep, 0),
             by_partition=by_partition,
             only_computed=True,
         )

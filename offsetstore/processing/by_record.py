@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -23,30 +23,45 @@ from offsetstore.writers.arrow.misfits import finds_misfits
 _FEW: Final = 64  # slices of a table that are better than copying their rows
 
 
+class Batches(Protocol):
+    """Record batches that can be read again and again."""
+
+    num_rows: int
+    nbytes: int
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Read them."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ArrowRows:
     """One output's rows; see `KeptRows`."""
 
     writer: Writer
-    batches: Sequence[pa.RecordBatch]
+    parts: Sequence[pa.RecordBatch | Batches]
 
     @property
     def rows(self) -> int:
         """Their number."""
-        return sum(one.num_rows for one in self.batches)
+        return sum(one.num_rows for one in self.parts)
 
     @property
     def bytes(self) -> int:
         """Their size."""
-        return sum(one.nbytes for one in self.batches)
+        return sum(one.nbytes for one in self.parts)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read them."""
+        return chain.from_iterable([one] if isinstance(one, pa.RecordBatch) else one for one in self.parts)
 
     def write(self, work: Work) -> int:
         """Write the rows; return their number."""
-        return self.writer.write(work, self.batches)
+        return self.writer.write(work, self.batches())
 
     def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
         """See `KeptRows`."""
-        return ArrowRows(self.writer, [*chain.from_iterable(one.batches for one in (self, *later))])
+        return ArrowRows(self.writer, [part for one in (self, *later) for part in one.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +80,15 @@ class RowsByRecord:
         return self.first[number] < self.first[number + 1]
 
     def rows_of(self, numbers: Sequence[int]) -> ArrowRows:
-        """The rows of some records, in ascending order, to be written."""
-        return ArrowRows(self.writer, self.of(numbers).to_batches())
+        """The rows of some records, in ascending order."""
+        return ArrowRows(self.writer, self._table_of(numbers).to_batches())
 
-    def of(self, numbers: Sequence[int]) -> pa.Table:
-        """The same as a table."""
+    def of(self, numbers: Sequence[int]) -> RowsByRecord:
+        """The same, numbered anew from 0."""
+        sizes = (self.first[number + 1] - self.first[number] for number in numbers)
+        return RowsByRecord(self.writer, self._table_of(numbers), array("q", accumulate(sizes, initial=0)))
+
+    def _table_of(self, numbers: Sequence[int]) -> pa.Table:
         runs: list[list[int]] = []
         for number in numbers:
             begin, end = self.first[number], self.first[number + 1]
@@ -84,7 +103,7 @@ class RowsByRecord:
         return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
 
     def nth(self, numbers: Sequence[int], row: int) -> int | None:
-        """The record of a row among the rows `of` these records; both are counted from 0."""
+        """The record of a row among the rows of these records; both are counted from 0."""
         ends = [*accumulate(self.first[number + 1] - self.first[number] for number in numbers)]
         place = bisect_right(ends, row)
         return numbers[place] if place < len(numbers) else None

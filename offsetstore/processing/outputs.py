@@ -63,17 +63,11 @@ class CheckedOutputs:
         """
         made: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
         if made.keys() != self.writers.keys() or not all(isinstance(one, kind) for one in made.values()):
-            name = kind.__name__
             raise SinkError(
                 "transform did not return what the writers expect",
-                found=", ".join(
-                    f"{output!r}: {type(one).__name__}" if output != UNNAMED else type(one).__name__
-                    for output, one in made.items()
-                ),
-                expected=", ".join(
-                    f"{output!r}: {name}" if output != UNNAMED else f"one {name}" for output in self.writers
-                ),
-                next_step=f"Return a {name}, or a mapping with the same names as into=.",
+                found=", ".join(f"{_labelled(name)}{type(one).__name__}" for name, one in made.items()),
+                expected=", ".join(f"{_labelled(name) or 'one '}{kind.__name__}" for name in self.writers),
+                next_step=f"Return a {kind.__name__}, or a mapping with the same names as into=.",
             )
         return dict(made)
 
@@ -101,10 +95,6 @@ class CheckedOutputs:
             check_order(self._ordered_by, writer, uses_kafka=uses)
         return uses
 
-    def checked_schema(self, name: str) -> pa.Schema:
-        """The last schema of that output that was compared."""
-        return self._checked[name][0]
-
     def uses_kafka(self, name: str) -> bool:
         """Whether the writer of that output uses ``_kafka``, after `check_tables`."""
         return self._checked[name][1]
@@ -113,6 +103,10 @@ class CheckedOutputs:
     def replaces_in_order(self) -> bool:
         """Whether rows replace stored ones that are taken to be earlier, after `check_tables`."""
         return any(declares(one, "replaces_in_order") and self.uses_kafka(name) for name, one in self.writers.items())
+
+
+def _labelled(name: object) -> str:
+    return "" if name == UNNAMED else f"{name!r}: "
 
 
 def check_reject_column(kind: _T, fields: Mapping[str, _T], is_text: Callable[[_T], bool], found: str) -> None:

@@ -136,7 +136,7 @@ class Outputs(CheckedOutputs):
         self.check_tables(self._claim, {name: self._schema(name, frame) for name, frame in frames.items()})
         return {
             name: variants_as_json(
-                frame if keep_kafka or self.uses_kafka(name) else frame.drop(KAFKA), self.checked_schema(name)
+                frame if keep_kafka or self.uses_kafka(name) else frame.drop(KAFKA), self._checked[name][0]
             )
             for name, frame in frames.items()
         }
