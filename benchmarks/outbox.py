@@ -24,6 +24,7 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
+from offsetstore.protocol.background import as_main_work
 from offsetstore.protocol.events import Event, OutboxSent
 from offsetstore.protocol.outbox import MOST_ROWS, OutboxRecord
 from tests.support.outbox import put
@@ -41,7 +42,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     rows = [OutboxRecord("", f"key {n % 1000}".encode(), os.urandom(VALUE)) for n in range(arguments.rows)]
-    with PostgresServer() as postgres, KafkaBroker() as kafka:
+    with (
+        PostgresServer() as postgres,
+        KafkaBroker() as kafka,
+        as_main_work(),
+    ):  # as `offsetstore relay` has it; for both
         engine = make_engine(postgres.url)
         with engine.begin() as connection:
             upgrade(connection)

@@ -112,11 +112,11 @@ __all__ = [
 _LAZY = {
     "Broker": ("offsetstore.kafka.broker", "kafka"),
     "TransactionalSink": ("offsetstore.spark.sink", "spark"),
-    "Append": ("offsetstore.writers", "spark"),
-    "Execute": ("offsetstore.writers", "spark"),
-    "Outbox": ("offsetstore.writers", "spark"),
+    "Append": ("offsetstore.writers", "consumer or spark"),
+    "Execute": ("offsetstore.writers", "consumer or spark"),
+    "Outbox": ("offsetstore.writers", "consumer or spark"),
     "Relay": ("offsetstore.relay", "kafka"),
-    "Upsert": ("offsetstore.writers", "spark"),
+    "Upsert": ("offsetstore.writers", "consumer or spark"),
 }
 
 

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -48,6 +50,7 @@ from offsetstore.protocol.outbox import (
     Fence,
     Fetch,
     Look,
+    Mark,
     OnUncertain,
     OutboxRow,
     Pause,
@@ -60,6 +63,7 @@ from offsetstore.protocol.outbox import (
     Standing,
     Step,
     Take,
+    Trials,
     is_topic,
     relaying,
 )
@@ -85,8 +89,7 @@ ON CONFLICT (shard) DO UPDATE SET token = excluded.token, owner = excluded.owner
 """
 READ: Final = "SELECT token, owner, batch, ids, cluster_id, word, word_before FROM {s}outbox_relays WHERE shard = 0"
 
-# ``total`` counts the bytes up to and with the row. A row is taken if those before it are below the limit. NOT IN with
-# a subquery is a hash, and keeps the order of the index.
+# ``total`` counts the bytes up to and with the row. A row is taken if those before it are below the limit.
 LOOK: Final = """
 SELECT id, topic, key, value, headers FROM (
 SELECT o.id, o.topic, o.key, o.value, o.headers, size.bytes,
@@ -94,7 +97,7 @@ SELECT o.id, o.topic, o.key, o.value, o.headers, size.bytes,
 FROM {s}outbox AS o
 CROSS JOIN LATERAL (SELECT coalesce(octet_length(o.key), 0) + coalesce(octet_length(o.value), 0)
                            + coalesce(octet_length(CAST(o.headers AS text)), 0) AS bytes) AS size
-WHERE o.id NOT IN (SELECT unnest(CAST(:without AS bigint[])))
+WHERE NOT o.id <@ CAST(:without AS int8multirange)
 ORDER BY o.id LIMIT :most) AS w
 WHERE w.total - w.bytes < :bytes
 ORDER BY w.id
@@ -107,7 +110,9 @@ SET batch = :number, ids = CAST(:ids AS bigint[]), cluster_id = coalesce(CAST(:c
     word = :word, word_before = :before, sent = sent + :sent
 WHERE shard = 0 AND token = :token
 """
-DELETE: Final = "DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
+DELETE: Final = """
+DELETE FROM {s}outbox WHERE id BETWEEN :first AND :last AND id <@ CAST(:ids AS int8multirange)
+"""
 SET_ASIDE: Final = """
 WITH gone AS (DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
 kept AS (INSERT INTO {s}outbox_refused (id, consumer_group, topic, key, value, headers, created_at, error)
@@ -164,12 +169,14 @@ class Relay:
         self._listener: Listener | None = None
         self._ahead: tuple[Sequence[int], Future[Sequence[OutboxRow]]] | None = None
         self._recording: Future[None] | None = None
+        self._deleting: Sequence[int] = ()
         self._ends_at_rest = False
         self._sent_at = -math.inf  # each start sets Kafka's mark again: processes may be short-lived
         self._has_taken = self._has_begun = self._has_sent = False
         self._refused_since: float | None = None
         self._sending = 0  # rows
         self._lacking: dict[str, float] = {}  # topics, and since when
+        self._trials = Trials()
 
     @property
     def group(self) -> str:
@@ -177,7 +184,7 @@ class Relay:
         return f"{self._anchor}-{self._database.store_id()}"
 
     def stop(self) -> None:
-        """Let `run` return, with everything it has sent deleted. Any thread may call it.
+        """Let `run` return, with everything it has sent deleted, and for good. Any thread may call it.
 
         It takes a second or two; while Kafka does not answer, up to three times the broker's ``timeout``.
         """
@@ -203,7 +210,7 @@ class Relay:
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
-        self._has_taken = False  # another relay may have run in between
+        self._has_taken = self._has_begun = False  # another relay may have run in between
         self._token = uuid4()  # what an earlier run of this object has left can't record anything
         self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
         attempt = 0
@@ -214,7 +221,13 @@ class Relay:
                 on_uncertain = "fail" if self._has_begun else self._on_uncertain  # it was decided once
                 try:
                     self._follow(
-                        relaying(again=self._has_taken, most=self._most, limit=limit, on_uncertain=on_uncertain)
+                        relaying(
+                            again=self._has_taken,
+                            most=self._most,
+                            limit=limit,
+                            on_uncertain=on_uncertain,
+                            trials=self._trials,
+                        )
                     )
                 except OffsetStoreError as error:
                     if not self._has_begun or ends_at_rest or not self._passes(error):
@@ -239,6 +252,7 @@ class Relay:
         answer: Any = None
         self._end_recording()
         self._ahead = None
+        self._deleting = ()
         self._has_sent = False
         self._sending = 0
         while True:
@@ -251,7 +265,7 @@ class Relay:
                 answer = ()  # so that what was sent is deleted
             elif isinstance(step, Rest) and self._ends_at_rest and not self._has_to_renew():
                 return
-            elif isinstance(step, Send) and (refusal := self._refused_topics(step.rows)) is not None:
+            elif isinstance(step, Send) and (refusal := self._refused_topics(step)) is not None:
                 if self._stopping.is_set():
                     return
                 answer = refusal
@@ -270,7 +284,7 @@ class Relay:
                 self._has_taken = True
                 failpoints.reach("outbox_taken")
             case Peek():
-                return _standing(self._ask(lambda session: session.first(READ)))
+                return self._peek()
             case Check():
                 self._check()
             case Read():
@@ -286,6 +300,7 @@ class Relay:
                 self._has_begun = True
                 return self._look(step)
             case Record():
+                self._deleting = step.done
                 if self._has_sent and step.before is not None and not step.refused:
                     self._recording = meanwhile("offsetstore-relay-record", lambda: self._record(step))
                 else:  # at a start, what can't be recorded is not produced, again and again
@@ -319,7 +334,7 @@ class Relay:
     def _has_to_renew(self) -> bool:
         return time.monotonic() - self._sent_at > _RENEW
 
-    def _refused_topics(self, rows: Sequence[OutboxRow]) -> Refusal | None:
+    def _refused_topics(self, step: Send) -> Refusal | None:
         """Set rows aside whose topics are missing, or may not be written to; but not before it has lasted a minute.
 
         A topic may be created a little later than its first rows. So this waits, and until then nothing else is sent.
@@ -328,7 +343,7 @@ class Relay:
 
         :raises TopicMissing, BrokerRefused: no others are held up, and we were to drain.
         """
-        topics = {row.topic for row in rows}
+        topics = set(map(attrgetter("topic"), step.rows))
         told = -math.inf
         while topics:
             lacking = cast("Outlet", self._outlet).lacking(topics)
@@ -341,13 +356,15 @@ class Relay:
             self._expect_recorded()  # else rows that are in Kafka would still seem to wait
             is_over = now - since >= _PATIENCE
             if self._stopping.is_set() or (is_over and (topics - lacking.keys() or self._holds_others_up(topics))):
-                return Refusal(certain={row.id: lacking[row.topic].what for row in rows if row.topic in lacking})
+                return Refusal(certain={row.id: lacking[row.topic].what for row in step.rows if row.topic in lacking})
             if is_over and self._ends_at_rest:
                 raise next(iter(lacking.values()))
             if (since == now or is_over) and now - told >= _PATIENCE:
                 told = now
                 for error in lacking.values():
                     self._observers.on(OutboxWaits(group=self.group, error=error, wait=_PATIENCE))
+            if self._has_to_renew():  # this may last for longer than Kafka keeps an offset
+                self._send(Send(cast("Mark", step.kafka)))
             self._stopping.wait(max(_AT_REST, 10 * (time.monotonic() - now)))  # a large outbox is read, see OTHERS
         return None
 
@@ -403,6 +420,15 @@ class Relay:
             if row is None or row.token != self._token:
                 raise self._fenced(row)
 
+    def _peek(self) -> Standing:
+        """Look at the row; a copy of the store is told here, before it ends the original's relay in Kafka."""
+
+        def look(session: PostgresSession) -> Any:
+            session.identity().expect_home(self._database.schema)
+            return session.first(READ)
+
+        return _standing(self._ask(look))
+
     def _take(self) -> None:
         with (
             transaction(self._database, name=_NAME, lock_timeout=2 * _TAKEOVER) as session,
@@ -451,21 +477,18 @@ class Relay:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == step.without:
             return ahead[1].result()[: step.most]
-        return self._rows(LOOK, without=_array(step.without), most=step.most, bytes=_MOST_BYTES)
+        return self._rows(LOOK, without=_ranges(step.without), most=step.most, bytes=_MOST_BYTES)
 
     def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
-        """While a full batch is being sent, look for the next one: there are probably more rows."""
+        """While a full batch is being sent, look for the next one: there are probably more rows.
+
+        Rows of the batch before may still be there: their deletion is perhaps not committed yet.
+        """
         self._ahead = None
         if len(rows) == self._most or sum(len(row.value or b"") for row in rows) > _MOST_BYTES / 2:
-            sent, recording = [row.id for row in rows], self._recording
-            asked = {"without": _array(sent), "most": self._most, "bytes": _MOST_BYTES}
-
-            def look() -> Sequence[OutboxRow]:
-                if recording is not None:
-                    recording.result()  # else it would see the rows of the batch before, which that deletes
-                return self._rows(LOOK, **asked)
-
-            self._ahead = sent, meanwhile("offsetstore-relay-look", look)
+            sent = [*map(attrgetter("id"), rows)]
+            asked = {"without": _ranges(self._deleting, sent), "most": self._most, "bytes": _MOST_BYTES}
+            self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))
 
     def _expect_recorded(self) -> None:
         """Wait until what is being recorded is committed, and raise what has kept it from that.
@@ -504,7 +527,8 @@ class Relay:
                 if moved.kept != moved.gone:
                     raise _kept("outbox_refused", "rows could not be set aside", f"{moved.kept} of {moved.gone} rows")
             if step.done:
-                _expect_gone(tx, step.done, tx.run(DELETE, ids=_array(step.done)))
+                first, last = step.done[0], step.done[-1]
+                _expect_gone(tx, step.done, tx.run(DELETE, ids=_ranges(step.done), first=first, last=last))
         if step.refused:
             self._observers.on(OutboxRefused(group=self.group, errors=step.refused))
 
@@ -563,3 +587,15 @@ def _passes(error: OffsetStoreError) -> bool:
 def _array(ids: Iterable[int]) -> str:
     """Write ids as PostgreSQL's array literal; a list of ten thousand takes psycopg many times as long."""
     return f"{{{','.join(map(str, ids))}}}"
+
+
+def _ranges(*ids: Sequence[int]) -> str:
+    """Write ascending ids as a multirange: most follow one another, so it is short, and PostgreSQL searches it fast."""
+    ranges: list[str] = []
+    for some in ids:
+        if some:
+            gaps = [(one, other) for one, other in pairwise(some) if other - one != 1]
+            firsts = [some[0], *(other for _, other in gaps)]
+            lasts = [*(one for one, _ in gaps), some[-1]]
+            ranges += [f"[{first},{last}]" for first, last in zip(firsts, lasts, strict=True)]
+    return f"{{{','.join(ranges)}}}"

@@ -13,7 +13,7 @@ from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document
 from offsetstore.offsets import TopicPartition
-from offsetstore.operations.reads import GroupState, MemberState, PartitionState
+from offsetstore.operations.reads import TAKING, GroupState, MemberState, PartitionState
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.store_facts import StoreIdentity
@@ -30,13 +30,6 @@ _KEYS: Final = (
     "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
     "updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused more]"
 )
-_DECIDED: Final = {
-    "reset": "reset",
-    "rename": "renamed",
-    "copy": "copied",
-    "delete": "deleted",
-    "new-id": "given another store id",
-}
 
 
 @click.command()
@@ -172,7 +165,7 @@ def _owner_in_words(state: GroupState) -> str:
         return "never claimed"
     since = f"{short(state.read_at - owner.claimed_at)} ago"
     if state.decision is not None:
-        done = _DECIDED[state.decision]
+        done = TAKING[state.decision]
         return f"epoch {owner.token.epoch}, {done} by {owner.owner} {since}; no job has claimed it since"
     life, seen = owner.state, owner.alive_for
     if seen is not None and owner.state == "silent" and seen < timedelta(0):

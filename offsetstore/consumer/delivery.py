@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from offsetstore.consumer.outputs import Outputs, TransformRaised, split
 from offsetstore.consumer.records import Record
-from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.processing.blame import find_failing
+from offsetstore.processing.blame import TooManyFailed, find_failing
 from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
@@ -123,8 +123,8 @@ class PolledRecords:
         return [one.payload.headers or () for one in islice(listed, limit)]
 
     def repeats(self) -> bool:
-        """See `Delivery`: a function may do anything."""
-        return False
+        """See `Delivery`: a function may do anything, so it is called twice, and what it makes is compared."""
+        return Computation(self.claim, self.outputs, lambda: self.sleep(0)).repeats(self.records(self.ranges))
 
 
 def _offset(record: Record) -> int:
@@ -192,13 +192,31 @@ class Computation:
         """
         failed = {n: known[one.coordinates] for n, one in enumerate(records) if known and one.coordinates in known}
         others = [n for n in range(len(records)) if n not in failed]
+        failed |= {others[at]: error for at, error in self._failing([records[n] for n in others]).items()}
+        return self._one_by_one(records, failed)
+
+    def repeats(self, records: Sequence[Record]) -> bool:
+        """Whether the same records can't be computed twice, and the same rows are made twice of the others."""
+        try:
+            failing, again = (self._failing(records).keys() for _ in range(2))
+            good = [one for n, one in enumerate(records) if n not in failing]
+            rows, others = (self._outputs.made(self._claim, self._outputs.given(good)) for _ in range(2))
+        except (TooManyFailed, TransformRaised, SinkError):
+            return False
+        return failing == again and rows.keys() == others.keys() and all(rows[one].equals(others[one]) for one in rows)
+
+    def _failing(self, records: Sequence[Record]) -> dict[int, FunctionFailed]:
+        """Those that can't be computed, by their places.
+
+        :raises TooManyFailed: none of many can be.
+        """
 
         def try_(begin: int, end: int) -> FunctionFailed | int:
-            return self.tried([records[n] for n in others[begin:end]])
+            return self.tried(records[begin:end])
 
-        if isinstance(try_(0, len(others)), FunctionFailed):
-            failed |= {others[at]: error for at, error in find_failing(len(others), try_, check=self._check).items()}
-        return self._one_by_one(records, failed)
+        if not isinstance(try_(0, len(records)), FunctionFailed):
+            return {}
+        return find_failing(len(records), try_, check=self._check)
 
     def tried(self, records: Sequence[Record]) -> FunctionFailed | int:
         """Compute these together, and forget their rows; return how many there are, or why there are none."""

@@ -100,6 +100,10 @@ class HandledRecords(PolledRecords):
         rejected = {at: failed[number] for at, number in enumerate(numbers) if number in failed}
         yield ComputedRecords.of(records, self.outputs, outputs, rejected=rejected)
 
+    def repeats(self) -> bool:
+        """See `Delivery`: a call has effects, so none is made to find that out."""
+        return False
+
     def failed(self, error: Exception) -> FunctionFailed | None:
         """See `Delivery`."""
         return error.failed if isinstance(error, HandlerFailed) else None

@@ -30,6 +30,7 @@ from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal, new_
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _HARMLESS: Final = "nothing was counted as sent"
+_LACKING: Final = "After a minute its rows are set aside, if rows of other topics wait."
 _NEEDED: Final = "docs/outbox.md lists what a relay needs"
 _RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
 _WORD: Final = len(new_word())
@@ -210,15 +211,13 @@ class Outlet:
         for topic, answer in found.items():
             code = answer.code() if isinstance(answer, ck.KafkaError) else None
             if code in MISSING:
-                lacking[topic] = TopicMissing(
-                    f"Kafka has no topic {topic}", next_step="Create it; or its rows are set aside."
-                )
+                lacking[topic] = TopicMissing(f"Kafka has no topic {topic}", next_step=f"Create it. {_LACKING}")
             elif code not in {None, ck.KafkaError.TOPIC_AUTHORIZATION_FAILED}:
                 raise self._admin().explained(answer, f"asking for topic {topic}", deadline)
             elif code is not None or "WRITE" not in (requests.allowed(answer) or _UNKNOWN):
                 lacking[topic] = BrokerRefused(
                     f"Kafka does not let the relay write to topic {topic}",
-                    next_step="Allow this principal to WRITE to it; or its rows are set aside.",
+                    next_step=f"Allow this principal to WRITE to it. {_LACKING}",
                 )
             else:
                 self._writable.add(topic)
@@ -229,7 +228,7 @@ class Outlet:
 
         :param before_commit: called when all is in the transaction, which nobody sees yet; if it raises, nobody will.
         :return: ``None`` if it was committed. Otherwise it was not, because of some rows, or of Kafka's or the
-            producer's state; begin anew with `fence` if no row is certain.
+            producer's state; begin anew with `fence`.
         :raises BrokerUnavailable: whether it was committed is not known, or it can't be. Begin anew with `fence`.
         :raises BrokerRefused: Kafka refuses the transaction, whatever its rows are.
         """
@@ -241,10 +240,8 @@ class Outlet:
         try:
             producer.begin_transaction()
             self._is_open = True
-            if certain := self._produce(producer, rows):
-                producer.abort_transaction(self._timeout)
-                self._is_open = False
-                return Refusal(certain=certain)
+            if suspected := self._produce(producer, rows):
+                return Refusal(suspected=suspected)
             failpoints.reach("outbox_produced")
             # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
             # and raises what has ended the transaction, if no single record has.
@@ -298,8 +295,7 @@ class Outlet:
             del sent  # its error holds this frame, and so the producer
 
     def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901 - the client's answers
-        """Hand the rows to librdkafka; return those that it refuses by itself, and why."""
-        certain: dict[int, str] = {}
+        """Hand the rows to librdkafka; return the first that it refuses by itself, and why."""
         produce = producer.produce
         for place, (row, topic, key, value, headers) in enumerate(rows):
             while True:
@@ -310,22 +306,21 @@ class Outlet:
                         produce(topic, value, key, headers=list(headers))
                 except BufferError as full:
                     if not len(producer):
-                        certain[row] = f"{full}: set queue.buffering.max.kbytes above the size of a record"
-                        break
+                        return {row: f"{full}: set queue.buffering.max.kbytes above the size of a record"}
                     self._flush(producer, until=len(producer) - 1)
                     if self._failed:
-                        return certain
+                        return {}
                     continue
                 except ck.KafkaException as error:
                     if not _is_answer(_cause(error)):
                         raise
-                    certain[row] = describe(_cause(error))
+                    return {row: describe(_cause(error))}
                 break
             if place % _OFTEN == 0:
                 _serve(producer.poll, 0)
                 if self._failed:
                     break
-        return certain
+        return {}
 
     def _note(self, error: ck.KafkaError | None, message: ck.Message) -> None:
         """Keep the report of a record that has failed. To say which row each one is, would cost each one time."""
@@ -400,6 +395,10 @@ def _cause(error: ck.KafkaException) -> ck.KafkaError:
 
 
 def _is_answer(error: ck.KafkaError) -> bool:
-    """Whether Kafka has answered, with what the same request meets again; whether a record is to blame, trials tell."""
-    is_refused = error.code() == ck.KafkaError.UNKNOWN or isinstance(broker_error(error, "producing"), BrokerRefused)
-    return is_refused and not error.fatal()
+    """Whether Kafka has answered, with what the same request meets again; whether a record is to blame, trials tell.
+
+    A time that Kafka does not take is the relay's clock, and no record's: rows have none.
+    """
+    if error.fatal() or error.code() == ck.KafkaError.INVALID_TIMESTAMP:
+        return False
+    return error.code() == ck.KafkaError.UNKNOWN or isinstance(broker_error(error, "producing"), BrokerRefused)

@@ -42,6 +42,7 @@ LONG_WAIT: Final = timedelta(minutes=5)
 _LONG_START: Final = timedelta(minutes=10)
 _NAMED: Final = 3
 _KAFKA: Final = "-b HOST:PORT"
+_LATE_OUTBOX: Final = "See docs/runbook.md#outboxstalled. Do not start a second relay: it would end the first."
 _KAFKA_SILENT: Final = "Not known: Kafka did not answer."
 _ENDED: Final[dict[RunState, str]] = {
     "live": "was last seen",
@@ -331,11 +332,11 @@ class _Checks:
             told.append(f"Kafka refuses {counted(found.refused, 'row')}, set aside until a person decides.")
         if found.rows:
             verb = "waits" if found.rows == 1 else "wait"
-            late = ": no relay runs, or it waits or falls behind" if is_late else ""
+            late = ": no relay runs, or it waits or falls behind, as its log says" if is_late else ""
             told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka{late}. The oldest was written:")
         at = None if found.oldest is None else _whole(found.oldest)
         if is_late:
-            return Check("outbox", "bad", " ".join(told), at, f"{command('relay', schema=self._schema)} {_KAFKA}")
+            return Check("outbox", "bad", " ".join(told), at, _LATE_OUTBOX)
         if found.refused:
             return Check("outbox", "attention", " ".join(told), at, self._command("outbox list"))
         return Check("outbox", "ok", " ".join(told), at)

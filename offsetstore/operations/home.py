@@ -26,6 +26,15 @@ from offsetstore.store.sessions import transaction
 # A claim inserts or updates a row before it reads the identity.
 LOCK_CLAIMS: Final = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
 SET_IDENTITY: Final = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
+# Logical replication copies no sequences, and the order of the outbox is that of its ids.
+GO_ON_WITH_IDS: Final = """
+SELECT setval(s.name, greatest(nextval(s.name), o.id, r.id, b.id))
+FROM (SELECT CAST(pg_get_serial_sequence(:table, 'id') AS regclass) AS name) AS s,
+     (SELECT max(id) AS id FROM {s}outbox) AS o,
+     (SELECT max(id) AS id FROM {s}outbox_refused) AS r,
+     (SELECT max(i.id) AS id FROM {s}outbox_relays CROSS JOIN LATERAL unnest(ids) AS i (id)) AS b
+"""
+FORGET_RELAY: Final = "DELETE FROM {s}outbox_relays"  # what it has in Kafka is under the id of before
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,9 @@ class MoveStore(_OfStore):
         yield plan
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
-        set_identity(people(session), plan.after.store_id, plan.after.home)
+        tx = people(session)
+        set_identity(tx, plan.after.store_id, plan.after.home)
+        tx.run(GO_ON_WITH_IDS, table=f"{tx.place}outbox")
         why = f"from database {plan.before.home or 'unknown'} to {plan.after.home}: {by.reason}"
         return {group: [by.event("moved", owner.token, why)] for group, owner in plan.groups.items()}
 
@@ -114,6 +125,7 @@ class NewStoreId(_OfStore):
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
         set_identity(people(session), plan.after.store_id, plan.after.home)
+        people(session).run(FORGET_RELAY)
         why = f"this database is a copy of store {plan.before.store_id}, and is store {self.store_id} now: {by.reason}"
         history: dict[str, Sequence[HistoryEvent]] = {}
         for group in plan.groups:

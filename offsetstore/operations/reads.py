@@ -29,7 +29,14 @@ from offsetstore.store.adoption import QueryCheckpoint
 
 _Line = TypeVar("_Line", "HistoryEvent", "JobError")
 
-_DECISIONS: Final = frozenset({"reset", "rename", "copy", "delete", "new-id"})
+TAKING: Final[Mapping[str, str]] = {
+    "reset": "reset",
+    "rename": "renamed",
+    "copy": "copied",
+    "delete": "deleted",
+    "new-id": "given another store id",
+}
+"""The decisions that give a group a token without a job, and what they have done to it."""
 _INTERVAL: Final = 1.0
 _OVERLAP: Final = timedelta(hours=1)
 
@@ -203,7 +210,7 @@ def _decision(session: Session, group: str, owner: GroupRow | None) -> str | Non
     if owner is None or owner.alive_for is not None:
         return None
     of_owner = (line.event for line in reversed(session.history(group)) if line.token == owner.token)
-    return next((event for event in of_owner if event in _DECISIONS), None)
+    return next((event for event in of_owner if event in TAKING), None)
 
 
 def check_history(since: datetime | None, events: Collection[str], limit: int | None) -> None:

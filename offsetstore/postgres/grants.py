@@ -48,8 +48,8 @@ _LEFT_OUT: Final = {
     ("outbox_relays", "SELECT"): {"token"},
 }
 
-# What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, which who
-# tries all keys can undo.
+# What a dashboard may not read: a record's own bytes, texts that may quote them, and the digest of the key, from
+# which a short key can be guessed by trying all.
 _HIDDEN: Final = {
     "dead_letters": _RECORD | {"error_text", "traceback", "sequence"},
     "outbox": _RECORD,

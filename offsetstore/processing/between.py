@@ -1,4 +1,4 @@
-"""What a sink does between batches, in a thread of its own: flush when the time is up, and idle work."""
+"""What a job does between its deliveries, in a thread of its own: flush when the time is up, and idle work."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Buffered(Protocol):
 class Between:
     """Flushes and ticks while no batch is being written.
 
-    :param lock: the sink's: held while a batch is written, and while this thread works.
+    :param lock: the runner's: held while a batch is written, and while this thread works.
     :param seconds: the buffer's time limit, ``None`` without one.
     :param replay: replays dead letters, if it is time to look for them.
     """

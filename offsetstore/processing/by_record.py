@@ -109,7 +109,7 @@ class RowsByRecord:
         return numbers[place] if place < len(numbers) else None
 
     def misfits(self, connection: Any) -> dict[int, RowsRefused]:
-        """The records with a value that can never fit. Custom writers can't report these."""
+        """The records with a value that can never fit. Only a `MisfitsWriter` reports these."""
         found: dict[int, RowsRefused] = {}
         writer, begin = self.writer, 0
         if not finds_misfits(writer):
@@ -157,7 +157,7 @@ class ComputedPart(ABC):
         return failed
 
     def misfits(self, connection: object) -> dict[int, RowsRefused]:
-        """See `CarefulPart`. Custom writers can't report these."""
+        """See `CarefulPart`. Only a `MisfitsWriter` reports these."""
         found: dict[int, RowsRefused] = {}
         for name, output in self.outputs.items():
             for number, error in output.misfits(connection).items():

@@ -69,7 +69,7 @@ Strategy: TypeAlias = Callable[[Failure], Choice]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """How a sink handles records that can't be written; see docs/dead-letters.md.
+    """How a job handles records that can't be written; see docs/dead-letters.md.
 
     A record that ``transform`` rejects, and a value that can never fit, become letters at once. What the database
     refuses is tried again first.

@@ -139,7 +139,7 @@ class _Run:
 
 
 class Recovery:
-    """Writes batches carefully; belongs to one sink.
+    """Writes deliveries carefully; belongs to one `Runner`.
 
     :raises ConfigurationError: the job reads the topic that its letters are produced to.
     """

@@ -118,7 +118,7 @@ def check_topics(
     for topic, found in claim.broker.topic_ids(sorted(known)).items():
         if found and known[topic] != found:
             raise TopicRecreated(
-                f"topic {topic!r} was deleted and created again while the query ran; nothing was written",
+                f"topic {topic!r} was deleted and created again while the job ran; nothing was written",
                 found=f"topic id {found}",
                 expected=f"topic id {known[topic]}",
             )
@@ -128,7 +128,7 @@ def check_topics(
 class BatchInfo:
     """A batch whose rows are computed, and not written yet.
 
-    :param number: Spark's number of the batch.
+    :param number: of the batch: Spark's, or the consumer's count of its flushes.
     :param ranges: the ranges to be written; their ends are the offsets that will be stored.
     :param rows: the number of rows of each output (``""`` if there is only one); ``None`` if tasks compute them, with
         ``atomicity="partition"``.
@@ -174,7 +174,7 @@ class BatchMetadata:
             unknown = [tp for tp in unknown if tp.topic not in self._claim.topics]
         if unknown:
             raise MetadataError(
-                "the sink's metadata function names a partition that the claim does not know",
+                "the metadata function names a partition that the claim does not know",
                 topic_partition=unknown[0],
                 expected=", ".join(map(str, ranges)),
             )

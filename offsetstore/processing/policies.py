@@ -241,7 +241,7 @@ class _Kept:
 
 
 class _Buffer:
-    """The batches that are kept, in order. The sink's lock guards it."""
+    """The batches that are kept, in order. `Runner` holds its lock for whatever uses it."""
 
     def __init__(self, limits: Flush) -> None:
         self._limits = limits

@@ -84,7 +84,7 @@ class _Replay:
 
 
 class PutBack:
-    """Replays the letters of a claim's group. The sink's lock guards it: no batch is written meanwhile."""
+    """Replays the letters of a claim's group. `Runner` holds its lock: no batch is written meanwhile."""
 
     def __init__(self, claim: Claim, settings: DeadLetters, compute: ComputeLetters) -> None:
         self._claim = claim

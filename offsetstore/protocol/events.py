@@ -15,7 +15,7 @@ from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.starting import StartingOffsets
 
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
-"""How a micro-batch ended; see `BatchEnded`."""
+"""How a batch ended; see `BatchEnded`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class QueryStatus:
 
 
 class WatchedQuery(Protocol):
-    """The streaming query of a sink."""
+    """The streaming query of a sink, or a consumer's polling."""
 
     def status(self) -> QueryStatus:
-        """Ask Spark; this may take as long as Java does not answer, so call it in a thread of its own.
+        """Ask it. Spark may not answer for as long as Java does not, so call this in a thread of its own.
 
         :raises Exception: Java does not answer at all.
         """
@@ -64,7 +64,7 @@ class QueryStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStarted:
-    """A micro-batch has reached the sink; ``ranges`` is what it reads, ``offsets`` in all.
+    """A batch is to be written: a micro-batch, or a consumer's flush. ``ranges`` is what it reads, ``offsets`` in all.
 
     The thread of this event gets those that are about the batch too, at last how it ended.
 
@@ -85,10 +85,10 @@ class BatchStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEnded:
-    """A micro-batch has ended, in one of five ways.
+    """A batch has ended, in one of five ways.
 
     ``written``: it is committed. ``skipped``: all of it was already in the results. ``kept``: with a `Flush`, its rows
-    are in memory, or were flushed with those before. ``failed``: it ended the query. ``interrupted``: the query was
+    are in memory, or were flushed with those before. ``failed``: it ended the job. ``interrupted``: the job was
     stopped meanwhile, and the next start reads what is not written.
 
     :param rows: how many were written or kept, by output; of a batch that failed or was interrupted, those of
@@ -133,7 +133,7 @@ class BatchEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LettersWritten:
-    """Records of a micro-batch, or of a part of it, were kept as dead letters.
+    """Records of a batch, or of a part of it, were kept as dead letters.
 
     :param ranges: what was committed with them.
     :param letters: how many, by cause: ``rejected``, ``refused``, ``raised`` or ``sequence``.
@@ -160,7 +160,7 @@ class LettersReplayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCalled:
-    """A `Handler` was called for the records of a micro-batch, which has not ended yet, or for those of letters.
+    """A `Handler` was called for the records of a batch, which has not ended yet, or for those of letters.
 
     A consumer tells of long flushes several times.
 
@@ -224,7 +224,7 @@ class FlushEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkChanged:
-    """A sink begins to replay dead letters, or to call its `Tick`, while batches wait; or that is over: ``None``."""
+    """A job begins to replay dead letters, or to call its `Tick`, while batches wait; or that is over: ``None``."""
 
     group: str
     work: Literal["replay", "tick"] | None
@@ -232,7 +232,7 @@ class IdleWorkChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleWorkFailed:
-    """The sink's `Tick` raised; it will be called again. ``error`` is `CommitUnknown` if it may be committed."""
+    """The job's `Tick` raised; it will be called again. ``error`` is `CommitUnknown` if it may be committed."""
 
     group: str
     error: BaseException
@@ -275,7 +275,7 @@ class CommitResolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTaken:
-    """The group was claimed; ``starting`` is where it starts, ``None`` if Kafka was not asked."""
+    """The group was claimed, or a process joined; ``starting`` is where the group starts, ``None`` if that is known."""
 
     group: str
     token: Token
@@ -297,7 +297,7 @@ class ClaimEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkMade:
-    """A sink was made for the claim; ``query`` tells about its query, as soon as there is one, and may hang.
+    """A sink or a consumer was made for the claim; ``query`` tells about its query, once there is one, and may hang.
 
     :param replays_letters: whether it replays the dead letters that are requested: it has ``dead_letters=``.
     """

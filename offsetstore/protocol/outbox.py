@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 from uuid import uuid4
@@ -242,10 +243,13 @@ class Send:
 
     If it can't be told whether the transaction was committed, raise; another machine will ask. Without rows there is no
     refusal: raise.
+
+    :param kafka: the mark that Kafka has, which may be set again before the rows are sent; with rows only.
     """
 
     mark: Mark
     rows: Sequence[OutboxRow] = ()
+    kafka: Mark | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +304,7 @@ class Standing(NamedTuple):
 class Refusal:
     """A transaction that was aborted because of some of its rows.
 
-    :param certain: why, for each row that is refused whatever the others are.
+    :param certain: why, for each row whose topic is missing, or may not be written to.
     :param suspected: the same for rows of which one may be refused, and the others with it; or none, if Kafka or the
         producer is to blame.
     """
@@ -321,6 +325,7 @@ def relaying(
     limit: int | None = None,
     on_uncertain: OnUncertain = "fail",
     word: Callable[[], str] = new_word,
+    trials: Trials | None = None,
 ) -> Generator[Step, Any, NoReturn]:
     """Ask for the steps of one relay, forever.
 
@@ -330,6 +335,7 @@ def relaying(
 
     :param again: after an error; then the token is not taken again, or two relays would take turns forever.
     :param limit: rows of the first batch, if it has to be smaller than ``most``.
+    :param trials: those of the machine before, after an error: what Kafka has refused in a row adds up.
     :raises OutboxUncertain: whether the recorded batch is in Kafka can't be told, and nobody has decided.
     """
     if again:
@@ -344,10 +350,11 @@ def relaying(
     if open_ids and not 0 < len(rows) <= size.rows:  # somebody has deleted them, or they are too many
         mark, rows = mark._replace(word=word()), rows[: size.rows]
         yield _instead(kafka, mark, rows)
-    trials = _Trials()
+    trials = trials or Trials()
+    trials.begin(None)
     while True:
         if rows:
-            refusal: Refusal | None = yield Send(mark, rows)
+            refusal: Refusal | None = yield Send(mark, rows, kafka)
             if refusal is not None:
                 refused, rows = yield from _tried(kafka, rows, refusal, trials)
                 mark = mark._replace(word=word())
@@ -355,7 +362,7 @@ def relaying(
                 size.refused(refusal, rows)
                 continue
             kafka, done, rows = mark, _ids(rows), ()
-            trials = _Trials()
+            trials.passed()
             size.passed()
         found: Sequence[OutboxRow] = yield Look(size.rows, done)
         if found:
@@ -413,15 +420,19 @@ class _Size:
         self.rows = min(self._ceiling, 2 * self.rows)
 
 
-class _Trials:
+class Trials:
     """Which row is on trial, how often it has failed, and how many were refused since Kafka has taken one."""
 
     def __init__(self) -> None:
         self._row: int | None = None
         self._failed = self._refused = 0
 
-    def begin(self, row: int) -> None:
-        """The row is the next to be sent, alone, by a producer that has committed something else."""
+    def passed(self) -> None:
+        """Kafka has taken rows."""
+        self._row, self._failed, self._refused = None, 0, 0
+
+    def begin(self, row: int | None) -> None:
+        """The row is the next to be sent, alone, by a producer that has committed something else; ``None``: no row."""
         if row != self._row:
             self._row, self._failed = row, 0
 
@@ -526,7 +537,7 @@ def _settled(
 
 
 def _tried(
-    kafka: Mark, rows: Sequence[OutboxRow], refusal: Refusal, trials: _Trials
+    kafka: Mark, rows: Sequence[OutboxRow], refusal: Refusal, trials: Trials
 ) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow]]]:
     """Return which rows are refused, and which are sent next.
 
@@ -567,7 +578,7 @@ def _instead(
 
 
 def _ids(rows: Iterable[OutboxRow]) -> Sequence[int]:
-    return [row.id for row in rows]
+    return [*map(attrgetter("id"), rows)]
 
 
 def _uncertain(standing: Standing, position: Position) -> OutboxUncertain:

@@ -155,7 +155,8 @@ class CheckpointFiles(Protocol):
 class Writer(Protocol):
     """Puts Arrow data into a table, in the transaction.
 
-    What else a writer can, it declares with attributes that it may leave out; see `declares`.
+    What else a writer can, it declares with attributes that it may leave out; see `declares`. If it can tell which rows
+    it always refuses, it is a `MisfitsWriter`, of `offsetstore.writers.arrow.misfits`.
     """
 
     def uses_kafka_column(self, schema: pa.Schema) -> bool:

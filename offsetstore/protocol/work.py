@@ -101,5 +101,5 @@ class Work(Protocol):
         ...
 
     def produce_all(self, records: Iterable[OutboxRecord]) -> int:
-        """Put records into the outbox with one statement, in their order; return how many. Raises as `produce`."""
+        """Put records into the outbox, in their order and 16 MiB at a time; return how many. Raises as `produce`."""
         ...

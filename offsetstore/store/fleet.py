@@ -54,10 +54,11 @@ class Member(Claim):
     """One process of a fleet: a claim whose ``token`` only the rows of the partitions that it has taken have.
 
     ``fleet`` is the token of the group's row, which all members share, and ``fleet_name`` tells the cluster and the
-    group in Kafka. ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and
-    without those it may be made again. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are
-    partitions that could not be taken because their logs end below the stored offsets, and since when, by the monotonic
-    clock: for half a minute a new leader may not know the end.
+    group in Kafka. ``starting`` is where the whole group starts, for the member that has founded the fleet.
+    ``partitions`` are those that it has: a transaction with any other raises `PartitionLost`, and without those it may
+    be made again. Once it ``is_lost``, the group is no longer the fleet's. ``doubts`` are partitions that could not be
+    taken because their logs end below the stored offsets, and since when, by the monotonic clock: for half a minute a
+    new leader may not know the end.
     """
 
     def __init__(
@@ -270,7 +271,7 @@ def _join(
     assert asked.view is not None
     assert asked.starting is not None
     fleet, store_id = fleet_name(asked.view.cluster_id, request.kafka_group), asked.identity.store_id
-    found = None
+    found = starting = None
     if not decided(asked.starting):
         # What holds the group's row is not waited for: to found a fleet ends it, if it must.
         with suppress(LockTimeout):
@@ -278,8 +279,10 @@ def _join(
     if found is None:
         if asked.passed_over is not None:
             ask(store, request, fleet_id, evidence)  # all of its partitions have to start
-        found, store_id = _found_fleet(store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id)
-    return found, fleet, Acquired(Token(found.epoch, member_id), {}, None, this_process(), store_id)
+        found, starting, store_id = _found_fleet(
+            store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id
+        )
+    return found, fleet, Acquired(Token(found.epoch, member_id), {}, starting, this_process(), store_id)
 
 
 def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:
@@ -342,8 +345,8 @@ def _found_fleet(
     *,
     fleet_id: uuid.UUID,
     member_id: uuid.UUID,
-) -> tuple[Token, uuid.UUID]:
-    """Return the fleet's token, and the store's id."""
+) -> tuple[Token, StartingOffsets | None, uuid.UUID]:
+    """Return the fleet's token, where it starts unless another process has founded it meanwhile, and the store's id."""
     group = request.group
     with fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) as session:
         locked = lock_whole(session, request, fleet_id, evidence, schema=store.database.schema)
@@ -351,15 +354,16 @@ def _found_fleet(
         assert locked.starting is not None
         # Another process may have founded the fleet, or made the decision, since nothing was locked.
         if owner is not None and _shared(owner, fleet, decides=bool(decided(locked.starting))):
-            token = owner.token
+            token, starting = owner.token, None
         else:
+            starting = locked.starting
             why = f"takeover={request.takeover}, for a fleet of group {request.kafka_group!r} in Kafka"
             token = write_whole(session, request, fleet_id, locked, evidence, why=why).token
             session.end_beat(fleet_id)  # a fleet has those of its members
             session.write_fleet(group, fleet)
         _add(session, group, token, member_id)
         failpoints.reach("in_claim")
-    return token, locked.store_id
+    return token, starting, locked.store_id
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where a micro-batch's rows go: `Append`, `Upsert`, `Execute`, `Outbox`."""
+"""Where rows go: `Append`, `Upsert`, `Execute`, `Outbox`."""
 
 from offsetstore.writers.append import Append
 from offsetstore.writers.execute import Execute

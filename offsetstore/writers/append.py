@@ -26,10 +26,10 @@ _MOVE = sql.SQL("INSERT INTO {table} ({columns}) SELECT {columns} FROM {temporar
 
 
 class Append(IntoTable):
-    """Adds each row of the DataFrame to a table, by COPY; see the module where row-level security applies.
+    """Adds each row to a table, by COPY. Where row-level security applies, a temporary table is needed; see the module.
 
     :param table: ``"payments"``, ``"schema.payments"`` or a SQLAlchemy ``Table``. Columns are matched by their exact
-        names; those that the DataFrame does not have get their default. If no schema is named, a sink looks it up once,
+        names; those that the rows do not have get their default. If no schema is named, a sink looks it up once,
         in the search path of the driver's connection, and keeps to it, on executors too. The table and its partitions
         must survive a crash and be in this database; what its triggers write to is up to you.
     :raises ConfigurationError: not a valid table name.

@@ -32,18 +32,18 @@ class Execute:
             for batch in batches:
                 work.connection.execute(insert(payments), batch.to_pylist())
 
-    :param function: called once per transaction: for each micro-batch, or with ``atomicity="partition"`` for each Kafka
-        partition, on an executor; it is not called without rows. It can iterate over the record batches once. It must
-        neither commit nor roll back; what its SQL writes is committed together with the offsets. After a rollback, it
-        may be run again on the same rows. Database errors that it raises become ours, or lose what may quote a row; its
-        own exceptions are passed on unchanged. The search for a refused record runs it on the driver, on parts of a
-        batch; what was accepted before that record is stored. Which tables it writes to, whether they survive a crash,
-        and which schema it finds for an unqualified name (executors do not run the listeners of the driver's engine) is
-        up to you. The connection is closed when the transaction ends, so that no session state (``SET``, temporary
-        tables, advisory locks) is left for the next one; behind PgBouncer use ``SET LOCAL``, since its connections to
-        the server stay open. It may start processes: a forked one has no way to the store's connections. The child of
-        a bare ``os.fork`` must leave by ``os._exit``: if it returned or raised, it would go on with the job, on the
-        sockets to Spark that it shares with its parent.
+    :param function: called once per transaction: for each micro-batch or flush, or with ``atomicity="partition"`` for
+        each Kafka partition, on an executor; it is not called without rows. It can iterate over the record batches
+        once. It must neither commit nor roll back; what its SQL writes is committed together with the offsets. After a
+        rollback, it may be run again on the same rows. Database errors that it raises become ours, or lose what may
+        quote a row; its own exceptions are passed on unchanged. The search for a refused record runs it on the driver,
+        on parts of a batch; what was accepted before that record is stored. Which tables it writes to, whether they
+        survive a crash, and which schema it finds for an unqualified name (executors do not run the listeners of the
+        driver's engine) is up to you. The connection is closed when the transaction ends, so that no session state
+        (``SET``, temporary tables, advisory locks) is left for the next one; behind PgBouncer use ``SET LOCAL``, since
+        its connections to the server stay open. It may start processes: a forked one has no way to the store's
+        connections. The child of a bare ``os.fork`` must leave by ``os._exit``: if it returned or raised, it would go
+        on with the job, on the sockets to Spark that it shares with its parent.
     :param splittable: the function may be given the rows of any records, in their order, again and again: what it did
         was rolled back. A sink with dead letters needs that. An error that it raises is then a record's, except one of
         memory, imports or connections, a timeout, and an `Outage`. With ``atomicity="partition"`` it is then also

@@ -22,7 +22,7 @@ from offsetstore.writers.table.matching import Match, match_columns
 
 
 class IntoTable(ABC):
-    """Writes the DataFrame's rows to one table."""
+    """Writes rows to one table."""
 
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)

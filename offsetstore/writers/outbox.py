@@ -33,7 +33,7 @@ class Outbox:
 
     With ``propagate=`` and ``_kafka``, the named headers of a row's record follow its own; see docs/context.md.
 
-    :param topic: of all rows; without it, the DataFrame has a column ``topic``.
+    :param topic: of all rows; without it, the rows have a column ``topic``.
     :raises ConfigurationError: Kafka allows no topic of this name.
     """
 

@@ -27,10 +27,10 @@ from offsetstore.writers.table.roles import Roles
 
 
 class Upsert(IntoTable):
-    """Keeps one row per key in a table, and merges the DataFrame's rows into it.
+    """Keeps one row per key in a table, and merges the rows into it.
 
-    Rows of one key in a micro-batch are combined first, so their order does not matter. All columns that no argument
-    names are replaced together, by those of the latest row.
+    Rows of one key that are written together are combined first, so their order does not matter. All columns that no
+    argument names are replaced together, by those of the latest row.
 
     :param table: as `Append` takes it.
     :param key: the columns that identify a row; the table must have them unique. They may not be NULL.

@@ -41,6 +41,17 @@ _REGROWN: Final = (
 
 CONSUMER: Final[tuple[Mutant, ...]] = (
     mutant(
+        "consumer-s-function-with-chance",
+        ("Computation.repeats", "rows[one].equals(others[one])", "True"),
+        tests=(
+            (
+                "tests/integration/consumer/test_deliveries.py::"
+                "test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_made_each_time"
+            ),
+        ),
+        why="A person would skip a record that is not to blame.",
+    ),
+    mutant(
         "member-whose-place-another-has-polls-on",
         ("Membership._told", "code == KafkaError._FATAL", "False"),
         tests=(f"{_FEED}test_a_client_that_can_not_go_on_ends_the_consumer",),

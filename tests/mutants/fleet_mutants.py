@@ -432,8 +432,8 @@ FENCES: Final[tuple[Mutant, ...]] = (
         "founder-with-the-store-s-former-id",
         (
             "_join",
-            "found, store_id = _found_fleet(store, request, fleet, evidence, **...)",
-            "found, _ = _found_fleet(store, request, fleet, evidence, **...)",
+            "found, starting, store_id = _found_fleet(store, request, fleet, evidence, **...)",
+            "found, starting, _ = _found_fleet(store, request, fleet, evidence, **...)",
         ),
         tests=(f"{_MEMBERS}test_an_id_that_is_given_to_the_store_meanwhile_is_the_members",),
         why="A copy's members would mark Kafka's offsets as the original's.",

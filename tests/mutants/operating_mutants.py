@@ -21,6 +21,10 @@ _IDS: Final = (
     "test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows"
 )
 
+_DECISIONS: Final = (
+    *("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete"),
+    *("outbox-retry", "outbox-discard", "moved", "new-id"),
+)
 _UNSEEN: Final = "[plan for plan in operation.locked(session)]"
 
 OPERATING: Final[tuple[Mutant, ...]] = (
@@ -57,10 +61,7 @@ OPERATING: Final[tuple[Mutant, ...]] = (
         "plan-under-the-lock",
         ("carry_out", "[_compared(operation, plan, if_plan) for plan in operation.locked(session)]", _UNSEEN),
         tests=(
-            *(
-                f"{_WAITING}[{name}]"
-                for name in ("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete")
-            ),
+            *(f"{_WAITING}[{name}]" for name in _DECISIONS),
             _PRUNES,
         ),
         why="Each decision would do what nobody was shown, if that changes while it waits for its locks.",

@@ -131,10 +131,16 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="Kafka would have a batch of which the database knows nothing, and get its rows again.",
     ),
     mutant(
-        "relay-looks-after-it-has-deleted",
-        ("Relay._look_ahead", "recording.result()", "None"),
-        tests=(f"{_RELAY}test_the_next_rows_are_looked_for_when_those_of_the_batch_before_are_deleted",),
+        "relay-looks-past-what-it-deletes",
+        ("Relay._look_ahead", "_ranges(self._deleting, sent)", "_ranges(sent)"),
+        tests=(f"{_RELAY}test_rows_that_are_still_being_deleted_are_not_looked_for_again",),
         why="Rows that are still being deleted would be sent again.",
+    ),
+    mutant(
+        "relay-deletes-what-it-has-sent",
+        ("relay:_ranges", "other - one != 1", "False"),
+        tests=(f"{_RELAY}test_a_row_that_is_committed_between_those_that_were_sent_is_not_deleted_with_them",),
+        why="A row that was committed later, with an id between others', would be deleted and never sent.",
     ),
     mutant(
         "relay-records-one-after-the-other",
@@ -192,7 +198,7 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "relay-tries-alone",
-        ("_Trials.failed", "[row.id for row in rows] != [self._row]", "False"),
+        ("Trials.failed", "[row.id for row in rows] != [self._row]", "False"),
         tests=(f"{_UNIT}test_of_suspects_the_first_is_tried_alone_after_those_before_it",),
         why="Rows that Kafka takes would be set aside together with one that it refuses.",
     ),
@@ -207,6 +213,12 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         ("_tried", "failed > 1 and trials.may_refuse()", "failed > 1"),
         tests=(f"{_UNIT}test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more",),
         why="A setting that no broker takes would move the whole outbox aside, row by row.",
+    ),
+    mutant(
+        "relay-counts-over-errors",
+        ("outbox:relaying", "trials or Trials()", "Trials()"),
+        tests=(f"{_UNIT}test_what_is_refused_in_a_row_adds_up_over_errors",),
+        why="Each outage would let a hundred more rows be set aside that are not to blame.",
     ),
     mutant(
         "relay-tries-with-its-token",

@@ -134,7 +134,9 @@ class World:
             case Record() as step:
                 self.expect(relay)
                 self.record(step)
-            case Send(mark=mark, rows=rows):
+            case Send(mark=mark, rows=rows, kafka=kafka):
+                if rows and relay.producer == self.kafka.producer:
+                    assert kafka == self.kafka.mark  # else it could not set it again
                 return self.send(relay, mark, rows)
             case Rest():
                 return renew

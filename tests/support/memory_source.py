@@ -28,6 +28,7 @@ from offsetstore.protocol.letters import Headers, Letter, Payload, digest, rejec
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.store.term import Term, Terms
+from offsetstore.writers.arrow.misfits import finds_misfits
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 LOG = {P0: [b"0", b"1", b"13", b"3", b"bad", b"5", b"?", b"7"], P1: [b"20", b"21", b"22", b"23", b"24", b"25"]}
@@ -55,6 +56,12 @@ def parse(value: bytes | None) -> int:
         raise CantCompute from error
 
 
+def batch_of(numbers: Sequence[int]) -> pa.RecordBatch:
+    """Make rows as a writer takes them."""
+    column: Any = pa.array(numbers, pa.int64())
+    return pa.record_batch({"record": column})
+
+
 @dataclass(frozen=True)
 class Numbers:
     """Rows of an output; see `KeptRows`."""
@@ -71,8 +78,7 @@ class Numbers:
         return 8 * len(self.numbers)
 
     def write(self, work: Work) -> int:
-        column: Any = pa.array(self.numbers, pa.int64())
-        return self.writer.write(work, [pa.record_batch({"record": column})] if self.numbers else [])
+        return self.writer.write(work, [batch_of(self.numbers)] if self.numbers else [])
 
     def joined(self, later: Sequence[Numbers]) -> Numbers:
         return Numbers(self.writer, [number for each in (self, *later) for number in each.numbers])
@@ -135,8 +141,12 @@ class Part:
     def record(self, number: int) -> Coordinates:
         return self.places[number]
 
-    def misfits(self, connection: object) -> dict[int, RowsRefused]:  # noqa: ARG002
-        return {}
+    def misfits(self, connection: Any) -> dict[int, RowsRefused]:
+        numbers, writer = self.with_rows, self.writer
+        if not finds_misfits(writer):
+            return {}
+        found = writer.misfits(connection, batch_of([parse(self.values[n]) for n in numbers]))
+        return {numbers[one.row]: one.error for one in found}
 
     def rows_of(self, numbers: Sequence[int]) -> dict[str, Numbers]:
         having = set(self.with_rows)

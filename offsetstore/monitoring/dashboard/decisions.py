@@ -107,8 +107,10 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
             return ReplayLetters(group, _which(given), forced=given.get("forced") == _YES)
         case "outbox-retry" | "outbox-discard":
             return _refused(RetryRefused if name == "outbox-retry" else DiscardRefused, group, given)
-        case _:
+        case "discard":
             return DiscardLetters(group, _which(given), erase=given.get("erase") == _YES)
+        case _:
+            raise KeyError(name)
 
 
 def premise(decision: Decision, plan: Plan) -> str:

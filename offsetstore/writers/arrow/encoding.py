@@ -33,7 +33,7 @@ CHUNK_ROWS = 8192
 
 
 class Encoding:
-    """Encodes a DataFrame's rows for a table."""
+    """Encodes rows for a table."""
 
     def __init__(self, table: TableName, matches: Sequence[Match]) -> None:
         self.table = table

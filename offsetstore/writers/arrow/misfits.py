@@ -36,7 +36,7 @@ class Misfit:
 
 @runtime_checkable
 class MisfitsWriter(Writer, Protocol):
-    """A writer that can tell which rows it refuses, without writing."""
+    """A writer that can tell which rows it refuses, without writing: these become letters without a trial."""
 
     def misfits(self, connection: Connection, batch: pa.RecordBatch) -> list[Misfit]:
         """Find the misfits among the rows of a batch, as ``write`` takes it; in order.

@@ -1,6 +1,6 @@
 """The name of a target table, and what PostgreSQL's catalogue says about it and about the role's rights.
 
-Columns are read again for each micro-batch: tables change.
+Columns are read again in each transaction: tables change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check whether a DataFrame fits a table; one error tells all that does not, before any byte is sent."""
+"""Check whether rows fit a table; one error tells all that does not, before any byte is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offsetstore.writers.table.conversions import conversion
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A column of the DataFrame, its column in the table, and the cast to it."""
+    """A column of the rows, its column in the table, and the cast to it."""
 
     column: Column
     cast: Cast
@@ -54,7 +54,7 @@ class _Mismatch:
 
 
 def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: TableName) -> list[Match]:
-    """Match a DataFrame's columns, in its order, with the table's.
+    """Match the rows' columns, in their order, with the table's.
 
     :raises ColumnMismatch: the two don't fit; the error names all such columns.
     :raises MissingPrivilege: the default of another column takes from a sequence that the role may not use.

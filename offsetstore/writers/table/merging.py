@@ -69,7 +69,7 @@ def merge(
 ) -> sql.Composed:
     """Write the statement that moves the rows from the temporary table into the target.
 
-    :param names: the columns that the DataFrame supplies.
+    :param names: the columns that the rows have.
     :param columns: the target's.
     """
     replaced = roles.replaced(names)

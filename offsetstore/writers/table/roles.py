@@ -17,7 +17,7 @@ _ORDERED = _SUMMABLE | {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The columns by role; all others that the DataFrame has are replaced."""
+    """The columns by role; all others that the rows have are replaced."""
 
     key: tuple[str, ...]
     add: tuple[str, ...]
@@ -59,17 +59,17 @@ class Roles:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns that the Upsert's arguments name, and that the DataFrame must have."""
+        """The columns that the Upsert's arguments name, and that the rows must have."""
         version = () if self.version is None else (self.version,)
         return self.key + self.add + self.greatest + self.least + version
 
     def replaced(self, names: Iterable[str]) -> list[str]:
-        """Tell which of a DataFrame's columns are taken from one row; ``version`` is one of them."""
+        """Tell which of the rows' columns are taken from one row; ``version`` is one of them."""
         merged = self.key + self.add + self.greatest + self.least
         return [name for name in names if name not in merged]
 
     def check(self, names: Sequence[str], columns: Mapping[str, Column], table: TableName) -> None:
-        """Check the roles against the DataFrame's names and the table's types.
+        """Check the roles against the rows' names and the table's types.
 
         :raises ColumnMismatch: a column is missing, or has a type that its role does not allow.
         """

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,29 @@ def test_what_another_member_has_taken_is_left_out_and_the_rest_is_written(
     assert stored(store) == {P0: 2, P1: 2}
     assert [one.ranges for one in recorder.of(BatchEnded, "written")][1] == {P1: OffsetRange(0, 2)}
     assert (late.partitions, late.is_lost) == ({P1}, False)
+
+
+@pytest.mark.behaviour("CONS-2", "TX-17")
+@pytest.mark.parametrize("bad", ["x", "13", "?"], ids=["not computed", "refused", "rejected"])
+@pytest.mark.parametrize("chance", [False, True], ids=["", "by chance"])
+def test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_made_each_time(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, bad: str, *, chance: bool
+) -> None:
+    member, calls = joins(), count()
+    member.assign([P0])
+
+    def by_chance(records: Any) -> Any:
+        rows = parse(records)
+        column = pa.array([next(calls) for _ in range(rows.num_rows)], pa.int64())
+        return rows.append_column("by_chance", column)
+
+    query("ALTER TABLE results ADD by_chance bigint")
+    polling = Polling(member, by_chance if chance else parse)
+    with pytest.raises(RowsRefused) as refused:
+        polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
+    skips = "offsetstore reset -g billing -t payments:0 --from-offset 2 --to-offset 3" in refused.value.next_step
+    assert skips is not chance
+    assert (numbers(query), stored(store)[P0]) == ([1, 2], 2)
 
 
 @pytest.mark.behaviour("CONS-3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,11 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, StartingOffsets, Tick, TopicPartition, Work
+from offsetstore.cli.commands import cli
 from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
 from offsetstore.errors import (
     BrokerUnavailable,
@@ -45,11 +48,13 @@ from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.integration.consumer.conftest import Cluster
 from tests.support.background import in_background
+from tests.support.consumer_groups import reset_by_tool
 from tests.support.consumer_job import consumer_of, parse
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "consumer.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +199,78 @@ def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_part
     assert all(text is not None and re.fullmatch(r"offsetstore:2:.*;\"a note\"", text) for _, text in copies.values())
     assert any(told.offsets for told in recorder.of(MirrorTried, "done"))
     assert not recorder.of(MirrorTried, "failed")
+
+
+def old_consumer(cluster: Cluster, count: int, query: Query) -> None:
+    """Another program in the group: it writes so many records, commits their offsets, and leaves."""
+    settings: Any = {"bootstrap.servers": cluster.bootstrap, "group.id": "billing", "enable.auto.commit": False,
+                     "auto.offset.reset": "error"}  # fmt: skip
+    if not query("SELECT 1 FROM results LIMIT 1"):
+        settings["auto.offset.reset"] = "earliest"
+    with ConfluentConsumer(settings) as consumer:
+        consumer.subscribe([cluster.topic])
+        for _ in range(count):
+            message = consumer.poll(30)
+            assert message is not None
+            query(f"INSERT INTO results VALUES ({int(message.value() or b'')})")
+        consumer.commit(asynchronous=False)
+
+
+def run_from_page(line: str, url: str, cluster: Cluster) -> str:
+    """A command of offsetstore's that docs/consumer.md has, with this test's topic and broker; return what it shows."""
+    assert line in PAGE
+    words = shlex.split(line.partition(" > ")[0].replace("payments", cluster.topic))
+    words = [cluster.bootstrap if word == "localhost:9092" else word for word in words]
+    done = CliRunner(env={"OFFSETSTORE_URL": url}).invoke(cli, words[1:])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.behaviour("CONS-14")
+def test_a_group_goes_from_another_program_to_consumers_and_back_as_the_page_says(  # noqa: PLR0917 - fixtures
+    store: OffsetStore,
+    cluster: Cluster,
+    query: Query,
+    starts: Callable[..., Running],
+    offsetstore_database: str,
+    offsetstore_kafka: KafkaBroker,
+    tmp_path: Path,
+) -> None:
+    cluster.produce(100)
+    old_consumer(cluster, 100, query)
+    cluster.produce(100)
+    shown = run_from_page(
+        "offsetstore resolve --group billing --topic payments -b localhost:9092", offsetstore_database, cluster
+    )
+    rows = [line.split()[:2] for line in shown.splitlines() if line.startswith(cluster.topic)]
+    assert rows == [[str(tp), "25"] for tp in cluster.tps]
+    running = starts()
+    wait_for(query, cluster, running)
+    assert {(line.event, line.to_offset) for line in store.history("billing", events=["adopt"])} == {("adopt", 25)}
+    running.stop()
+
+    cluster.produce(100)
+    old_consumer(cluster, 100, query)
+    assert numbers(query) == list(range(300))
+
+    # Ours again; then as if it had been killed: Kafka has what the old one committed.
+    cluster.produce(100)
+    running = starts()
+    wait_for(query, cluster, running)
+    running.stop()
+    rewind = [KafkaPartition(tp.topic, tp.partition, 75) for tp in cluster.tps]
+    with ConfluentConsumer({"bootstrap.servers": cluster.bootstrap, "group.id": "billing"}) as consumer:
+        consumer.commit(offsets=rewind, asynchronous=False)
+    printed = run_from_page(
+        'offsetstore reset -g billing --all-topics --shift-by 0 --reason "back to the old consumer" --format csv'
+        " > offsets.csv",
+        offsetstore_database,
+        cluster,
+    )
+    (tmp_path / "offsets.csv").write_text(printed)
+    assert "--group billing --reset-offsets --from-file offsets.csv --execute\n" in PAGE
+    reset_by_tool(offsetstore_kafka, "billing", "--from-file", str(tmp_path / "offsets.csv"), "--execute")
+    assert {at for at, _ in committed(cluster).values()} == {100}
 
 
 @pytest.mark.behaviour("CONS-14")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import confluent_kafka as ck
 import psycopg
 import pytest
 
@@ -40,7 +41,7 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_relay
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
-from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, Position, Read, Record, Take
+from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, OutboxRow, Position, Read, Record, Take
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
@@ -457,6 +458,32 @@ def test_rows_are_set_aside_only_if_rows_of_other_topics_can_pass(
     assert place.query("SELECT count(*) FROM outbox_refused") == [(3,)]
 
 
+@pytest.mark.behaviour("OUT-4", "OUT-6")
+def test_while_it_waits_for_a_topic_its_position_in_kafka_is_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka forgets an offset that nobody has committed for seven days."""
+    topic, send, kept = f"later-{place.anchor}", Outlet.send, list[Mark]()
+
+    def watched(outlet: Outlet, mark: Mark, rows: Sequence[OutboxRow], **options: Any) -> Any:
+        if not rows:
+            kept.append(mark)
+        return send(outlet, mark, rows, **options)
+
+    monkeypatch.setattr(Outlet, "send", watched)
+    monkeypatch.setattr("offsetstore.relay._RENEW", 0.0)
+    put(place.store, numbered(topic, [0]))
+    try:
+        with running(place.relay()):
+            wait_until(lambda: len(kept) >= 3)
+            assert {*kept} == {kept[0]}
+            admin.create_topic(place.servers, topic)
+            place.wait_until_empty()
+        assert place.values(topic) == [0]
+    finally:
+        admin.delete_topic(place.servers, topic)
+
+
 @pytest.mark.behaviour("OUT-6")
 def test_a_topic_that_is_created_a_little_later_than_its_first_rows_gets_them(
     place: Place, monkeypatch: pytest.MonkeyPatch
@@ -632,12 +659,13 @@ def test_what_is_being_recorded_is_waited_for_before_it_begins_anew(
 
 
 @pytest.mark.behaviour("OUT-2")
-def test_the_next_rows_are_looked_for_when_those_of_the_batch_before_are_deleted(place: Place) -> None:
+def test_rows_that_are_still_being_deleted_are_not_looked_for_again(place: Place) -> None:
     topic = place.topics(1)
     delete_late(place)
     put(place.store, numbered(topic, range(10)))
+    place.query("DELETE FROM outbox WHERE value IN ('3', '5')")  # so that not all ids follow one another
     place.relay(most=2).drain()
-    assert place.values(topic) == list(range(10))
+    assert place.values(topic) == [0, 1, 2, 4, 6, 7, 8, 9]
 
 
 @pytest.mark.behaviour("OUT-2", "OUT-6")
@@ -784,6 +812,27 @@ def test_rows_of_overlapping_transactions_and_a_long_one_elsewhere_hold_nothing_
     assert place.values(topic) == [1, 0]
 
 
+@pytest.mark.behaviour("OUT-3")
+def test_a_row_that_is_committed_between_those_that_were_sent_is_not_deleted_with_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, send = place.topics(1), Outlet.send
+
+    def then_commit(outlet: Outlet, mark: Mark, rows: Sequence[OutboxRow], **options: Any) -> Any:
+        refusal = send(outlet, mark, rows, **options)
+        if rows:
+            slow.commit()
+        return refusal
+
+    put(place.store, numbered(topic, [0]))
+    with psycopg.connect(place.url) as slow:
+        slow.execute(b"INSERT INTO outbox (consumer_group, topic, value) VALUES ('billing', %s, '1')", [topic])
+        put(place.store, numbered(topic, [2]))
+        monkeypatch.setattr(Outlet, "send", then_commit)
+        place.relay().drain()
+    assert place.values(topic) == [0, 2, 1]
+
+
 @pytest.mark.behaviour("OUT-2")
 def test_it_goes_on_after_its_connections_and_its_producer_have_broken(place: Place) -> None:
     topic = place.topics(1)
@@ -838,7 +887,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_
     another = place.broker.outlet(relay.group, anchor=place.anchor)
     another.fence()  # Kafka lets it begin once the transaction has its end everywhere
     another.close()
-    lose_ends(place.kafka, hanging)
+    lose_ends(place.kafka, hanging, of_offsets=True)
 
     settings = {"bootstrap.servers": place.servers, "isolation.level": "read_committed"}
     with closing(Broker(settings, timeout=3)) as hasty:
@@ -867,13 +916,54 @@ def ending_at(point: str) -> Callable[[str], None]:
     return reach
 
 
-def lose_ends(kafka: KafkaBroker, topic: str) -> None:
+@pytest.mark.behaviour("OUT-5")
+def test_records_alone_that_have_lost_the_end_of_their_transaction_hold_no_relay_up_and_are_not_lost(
+    place: Place, tmp_path: Path
+) -> None:
+    hanging, other = place.topics(1), place.topics(1)
+    relay = place.relay()
+    put(place.store, [*numbered(hanging, [0]), *numbered(other, [0])])
+    relay.drain()
+    put(place.store, [*numbered(hanging, [1, 2]), *numbered(other, [1, 2])])
+    relay.drain()
+    lose_ends(place.kafka, hanging, of_offsets=False)
+    put(place.store, numbered(other, [3]))
+    place.relay().drain()
+    assert place.values(other) == [0, 1, 2, 3]
+
+    install_kafka_tools(tmp_path)
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8").partition("## HangingTransaction")[2]
+    find, describe = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)[:2]]
+    ours = {"localhost:9092": place.servers, "payments": hanging}
+    [found] = run_tool(tmp_path, [*find, "--max-transaction-timeout", "0"], ours)
+    [shown] = run_tool(tmp_path, describe, ours)
+    assert (found["ProducerId"], found["Partition"]) == (shown["ProducerId"], "0")
+    assert found["StartOffset"] == shown["CurrentTransactionStartOffset"]
+
+    at = ck.TopicPartition(hanging, 0, int(found["StartOffset"]))
+    with ck.Consumer({"bootstrap.servers": place.servers, "group.id": "none", "isolation.level": "read_uncommitted",
+                      "enable.auto.commit": False}) as consumer:  # fmt: skip
+        consumer.assign([at])
+        lost = consumer.consume(2, timeout=30)
+    outbox_page = (ROOT / "docs/outbox.md").read_text(encoding="utf-8")
+    abort = re.findall(r"^ +\$ (kafka-transactions .* abort .*)$", outbox_page, re.MULTILINE)[0]
+    run_tool(tmp_path, shlex.split(abort), {**ours, "payment-events": hanging, "2046": found["StartOffset"]})
+    with ck.Producer({"bootstrap.servers": place.servers}) as producer:
+        for record in lost:
+            producer.produce(hanging, record.value(), record.key(), headers=record.headers())
+    assert place.values(hanging) == [0, 1, 2]
+
+
+def lose_ends(kafka: KafkaBroker, topic: str, *, of_offsets: bool) -> None:
     """Kill the broker, and cut off the end of the last transaction in this topic, and in that of committed offsets."""
     kafka.kill()
     [log] = (kafka.directory / "data").glob(f"{topic}-0/*.log")
     start, producer = last_batch(log)
     assert producer is not None
     os.truncate(log, start)
+    if not of_offsets:
+        kafka.start()
+        return
     logs = (kafka.directory / "data").glob("__consumer_offsets-*/*.log")
     [(log, start)] = [(each, start) for each in logs for start, whose in [last_batch(each)] if whose == producer]
     os.truncate(log, start)
@@ -898,15 +988,8 @@ def do_what_the_page_says(place: Place, transactional_id: str, scratch: Path) ->
     [named] = re.findall(r"`(SELECT \* FROM outbox WHERE [^`]+)`", page)
     example = {"localhost:9092": place.servers, "offsetstore-outbox-STORE": transactional_id}
 
-    def run_tool(command: list[str], **options: str) -> list[dict[str, str]]:
-        program, *arguments = [example.get(word, word) for word in command]
-        for option, value in options.items():
-            arguments[arguments.index(f"--{option.replace('_', '-')}") + 1] = value
-        head, *rows = [line.split() for line in run([str(scratch / program), *arguments]).splitlines()] or [[]]
-        return [dict(zip(head, row, strict=False)) for row in rows]
-
-    [producer] = run_tool(describe)
-    hanging = [one for one in run_tool(find) if one["ProducerId"] == producer["ProducerId"]]
+    [producer] = run_tool(scratch, describe, example)
+    hanging = [one for one in run_tool(scratch, find, example) if one["ProducerId"] == producer["ProducerId"]]
     hanging.sort(key=lambda one: one["Topic"] == "__consumer_offsets")
     assert [len(aborts), len(hanging), hanging[-1]["Topic"]] == [2, 2, "__consumer_offsets"]
     listed = {one["Topic"] for one in hanging}
@@ -915,7 +998,18 @@ def do_what_the_page_says(place: Place, transactional_id: str, scratch: Path) ->
             place.query(f"DELETE FROM outbox WHERE id = {id_}")
     assert place.left() == 2
     for abort, one in zip(aborts, hanging, strict=True):
-        run_tool(abort, topic=one["Topic"], partition=one["Partition"], start_offset=one["StartOffset"])
+        run_tool(
+            scratch, abort, example, topic=one["Topic"], partition=one["Partition"], start_offset=one["StartOffset"]
+        )
+
+
+def run_tool(scratch: Path, command: list[str], ours: dict[str, str], **options: str) -> list[dict[str, str]]:
+    """Run Kafka's tool with these words instead of the page's, and these options; return the table that it prints."""
+    program, *arguments = [ours.get(word, word) for word in command]
+    for option, value in options.items():
+        arguments[arguments.index(f"--{option.replace('_', '-')}") + 1] = value
+    head, *rows = [line.split() for line in run([str(scratch / program), *arguments]).splitlines()] or [[]]
+    return [dict(zip(head, row, strict=False)) for row in rows]
 
 
 def run(command: list[str]) -> str:

@@ -17,7 +17,7 @@ import pytest
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable, LockTimeout, MissingPrivilege
 from offsetstore.monitoring.dashboard.context import Deciding
-from offsetstore.monitoring.dashboard.decisions import DECISIONS
+from offsetstore.monitoring.dashboard.decisions import DECISIONS, Answers, read
 from offsetstore.monitoring.dashboard.forms import LIFETIME, MOST_USED, TicketRefused, Tickets
 from offsetstore.monitoring.dashboard.rendering import environment
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
@@ -861,6 +861,11 @@ def test_each_field_has_a_label_and_what_describes_it(browser: Browser, action: 
         assert {name for names in page.reader.described.values() for name in names} <= page.reader.ids
         assert "refresh.js" not in page.answer.text  # a plan is of one moment, and was not asked for with GET
         assert "style=" not in page.answer.text
+
+
+def test_a_decision_that_is_not_read_yet_is_not_taken_for_another(broker: StaticBroker) -> None:
+    with pytest.raises(KeyError, match="prune"):
+        read("prune", ERROR, Answers(GROUP, GROUP, broker))
 
 
 @pytest.mark.usefixtures("letters")

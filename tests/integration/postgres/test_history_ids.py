@@ -1,4 +1,4 @@
-"""The history's ids after a failover of logical replication, which copies rows and no sequences."""
+"""Ids of the history and of the outbox after a switch of logical replication, which copies rows and no sequences."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import SchemaError
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres import session
+from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, process
+from tests.support.outbox import put
 
 LAGS = "SELECT setval(pg_get_serial_sequence('offset_history', 'id'), {next}, false)"
 FILL = """
@@ -79,3 +81,34 @@ def test_where_they_lag_too_far_the_owner_is_told_what_to_do_and_that_helps(
     step = caught.value.next_step
     query(step[step.index("SELECT") : -1])
     assert store.claim(GROUP, broker(), mirror_every=None).token.epoch == 1
+
+
+@pytest.mark.behaviour("OUT-3")
+@pytest.mark.parametrize("last", ["outbox", "outbox_refused", "outbox_relays"])
+def test_a_store_that_was_moved_goes_on_after_the_ids_of_its_outbox(
+    offsetstore_database: str, query: Query, last: str
+) -> None:
+    insert = "(id, consumer_group, topic) OVERRIDING SYSTEM VALUE SELECT n, 'billing', 'events'"
+    if last == "outbox_refused":
+        insert = "(id, consumer_group, topic, error, created_at) SELECT n, 'billing', 'events', '', now()"
+    if last == "outbox_relays":
+        query("INSERT INTO outbox_relays (shard, token, owner, ids) VALUES (0, gen_random_uuid(), 'r', '{39,40}')")
+    else:
+        query(f"INSERT INTO {last} {insert} FROM generate_series(39, 40) AS n")
+    with OffsetStore.connect(offsetstore_database) as store:
+        put(store, [OutboxRecord("events", None, b"before")])
+        query("UPDATE store_identity SET home = 'elsewhere'")
+        store.moved(reason="blue/green, ticket 17", dry_run=True)
+        store.moved(reason="blue/green, ticket 17")
+        put(store, [OutboxRecord("events", None, b"after")])
+    assert query("SELECT id, convert_from(value, 'UTF8') FROM outbox WHERE value IS NOT NULL ORDER BY id") == [
+        (1, "before"), (41, "after")
+    ]  # fmt: skip
+
+
+@pytest.mark.behaviour("OUT-4")
+def test_a_copy_that_is_another_store_now_forgets_the_original_s_relay(offsetstore_database: str, query: Query) -> None:
+    query("INSERT INTO outbox_relays (shard, token, owner, batch) VALUES (0, gen_random_uuid(), 'r', 7)")
+    with OffsetStore.connect(offsetstore_database) as store:
+        store.new_id(reason="staging")
+    assert query("SELECT * FROM outbox_relays") == []

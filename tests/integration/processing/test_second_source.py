@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from offsetstore import Append, DeadLetters, Flush, OffsetRange, OffsetStore, Ti
 from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.processing.runner import Interrupted, Settings
 from offsetstore.protocol.events import BatchEnded, PauseChanged
+from offsetstore.writers.into_table import IntoTable
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.memory_source import GOOD, LOG, P0, P1, Log, MemorySource
@@ -111,6 +113,18 @@ def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
     assert source.runner.drain(source.compute) == 1
     assert numbers(query) == sorted([*GOOD, 13])
     assert [state for *_, state in query(LETTERS)] == ["replayed", "dead", "dead"]
+
+
+def test_values_that_never_fit_become_letters_without_a_trial(
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query("ALTER TABLE results ALTER record TYPE int")
+    source = source_of(store, Settings(dead_letters=DeadLetters()), log={P0: [b"0", b"99999999999", b"2"]})
+    wrote = Mock(wraps=Append("results").write)
+    monkeypatch.setattr(IntoTable, "write", wrote)
+    source.poll()
+    assert (numbers(query), query(LETTERS)) == ([0, 2], [(0, 1, "refused", "dead")])
+    assert wrote.call_count == 2  # the whole, and the good ones
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
+import offsetstore
 from offsetstore import errors
 from offsetstore.cli.commands import COMMANDS, LazyGroup
 from offsetstore.errors import ExitCode, exit_code
@@ -132,3 +133,13 @@ def test_a_command_whose_package_is_not_installed_says_which_extra_brings_it(mon
     with pytest.raises(errors.MissingDependency, match=r"Run `pip install 'offsetstore\[local\]'`\.") as raised:
         COMMANDS["local"].load()
     assert raised.value.__suppress_context__, "a job that imports it says no more"
+
+
+def test_a_writer_whose_package_is_not_installed_says_which_extras_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [one for one in sys.modules if one.startswith("offsetstore.writers")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(errors.MissingDependency) as raised:
+        _ = offsetstore.Append
+    expected = "Run `pip install 'offsetstore[consumer]'` or `pip install 'offsetstore[spark]'`."
+    assert raised.value.next_step == expected

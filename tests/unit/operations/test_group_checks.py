@@ -299,9 +299,9 @@ def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None
             "bad",
             (
                 "Kafka refuses 1 row, set aside until a person decides. 2 rows wait to be sent to Kafka: no relay "
-                "runs, or it waits or falls behind. The oldest was written:"
+                "runs, or it waits or falls behind, as its log says. The oldest was written:"
             ),
-            "offsetstore relay -b HOST:PORT",
+            "See docs/runbook.md#outboxstalled. Do not start a second relay: it would end the first.",
         ),
         (
             OutboxState(0, None, 3),

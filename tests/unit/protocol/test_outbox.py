@@ -31,6 +31,7 @@ from offsetstore.protocol.outbox import (
     Standing,
     Step,
     Take,
+    Trials,
     outbox_record,
     relaying,
 )
@@ -55,10 +56,11 @@ def sizes(
     *,
     most: int,
     watch: Callable[[Step], object] = bool,
+    trials: Trials | None = None,
 ) -> list[int]:
     """How many rows are sent each time, up to ``most`` times, of an outbox with so many; ``watch`` sees each step."""
     left = {id_: ROWS[0]._replace(id=id_) for id_ in range(rows)}
-    machine = relaying(again=True, word=words())
+    machine = relaying(again=True, word=words(), trials=trials)
     step: Any = next(machine)
     kafka, stored = OPEN, standing(())
     sent: list[int] = []
@@ -417,6 +419,22 @@ def test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more(tak
     assert refused == first[:most]
     assert len(waited) > 100
     assert {*waited} == {"invalid"}
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_what_is_refused_in_a_row_adds_up_over_errors() -> None:
+    refused: list[int] = []
+    trials = Trials()
+
+    def watch(step: Step) -> None:
+        if isinstance(step, Record):
+            refused.extend(step.refused)
+
+    for _ in range(4):  # a new machine after each error
+        before = len(refused)
+        sizes(1_000, lambda rows: Refusal(suspected={rows[0].id: "invalid"}), most=150, watch=watch, trials=trials)
+        assert len(refused) - before < MOST_IN_A_ROW
+    assert len(refused) == MOST_IN_A_ROW
 
 
 @pytest.mark.behaviour("OUT-6")

@@ -13,6 +13,8 @@ from offsetstore.offsets import CommittedOffset
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.starting import similar_names
+from offsetstore.store.claim import ClaimRequest
+from offsetstore.store.fleet import join
 from offsetstore.testing import StaticBroker
 from tests.unit.store.test_adoption import Checkpoint
 
@@ -148,3 +150,21 @@ def test_nothing_is_told_without_records_or_where_kafka_has_the_group(
 )
 def test_names_are_similar_as_a_person_sees_it(name: str, similar: tuple[str, ...]) -> None:
     assert similar_names(name, ["billing", "payments-production", "refunds"]) == similar
+
+
+def test_of_the_processes_of_a_consumer_the_first_is_told(
+    store: OffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def request(group: str) -> ClaimRequest:
+        return ClaimRequest(group, broker, ("payments",), StartPolicy(), "refuse", 5.0, group)
+
+    with join(store, request("biling")) as first, join(store, request("biling")) as second:
+        [warning] = warnings(caplog)
+        assert warning.startswith("the store has no offsets of group 'biling'")
+        assert "it reads at most 140 records of payments" in warning
+        assert first.starting is not None
+        assert second.starting is None
+        second.assign([P0, P1])
+    with join(store, request("billing")) as knows:
+        knows.assign([P0])
+    assert warnings(caplog) == [warning]
