@@ -20,7 +20,7 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
 from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handled_rows import arrow_rows
+from offsetstore.processing.handled_rows import arrow_rows, as_failed
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -30,9 +30,10 @@ from offsetstore.processing.handling import (
     Outcome,
     service_unavailable,
 )
+from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
-from offsetstore.protocol.letters import Letter, LetterError, writable
+from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.store.claim import Claim
 from offsetstore.writers.arrow.batches import KAFKA
@@ -242,9 +243,7 @@ def _as_rows(
     failed: dict[int, Rejected] = {}
     for number, one in enumerate(outcomes):
         if (why := one.error) is not None:
-            trace = why.traceback and writable(why.traceback)
-            error = LetterError(writable(why.error_class), writable(why.text), traceback=trace)
-            failed[number] = Rejected(error, "raised", one.attempts)
+            failed[number] = reject_of(as_failed(why, one.attempts))
     return by_record, failed
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from offsetstore.errors import ConfigurationError
 from offsetstore.processing.handling import RESULT, Handler, HandlerError, Outcome, Row
 from offsetstore.processing.unit import UNNAMED
-from offsetstore.protocol.letters import REJECT
+from offsetstore.protocol.letters import REJECT, writable
 from offsetstore.writers.arrow.batches import KAFKA
 
 ONLY: Final = "rows"
@@ -154,6 +154,17 @@ def as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) ->
         structs = _arrow.StructArray.from_arrays(arrays, fields=[*schema])
         columns.append(_arrow.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
     return _arrow.StructArray.from_arrays(columns, [name or ONLY for name in schemas])
+
+
+def as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
+    """A handler's failure as `reject_of` takes it; texts that PostgreSQL can't store are cleaned."""
+    return {
+        "error_class": writable(error.error_class),
+        "text": writable(error.text),
+        "traceback": error.traceback and writable(error.traceback),
+        "attempts": attempts,
+        "is_outage": is_outage,
+    }
 
 
 def _as_column(field: Any, values: Sequence[Any]) -> Any:

@@ -26,7 +26,7 @@ from pyspark.sql.types import ArrayType, DataType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
-from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_lists, checked, schemas_of
+from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists, checked, schemas_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -37,7 +37,6 @@ from offsetstore.processing.handling import (
     described,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
-from offsetstore.protocol.letters import writable
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.plans.scan import is_in_order
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -321,25 +320,15 @@ def _with_outcomes(
         yield from _with_outcomes(batch.slice(0, half), outcomes[:half], schemas)
         yield from _with_outcomes(batch.slice(half), outcomes[half:], schemas)
         return
-    failed = [None if one.error is None else _as_failed(one.error, one.attempts) for one in found]
+    failed = [None if one.error is None else as_failed(one.error, one.attempts) for one in found]
     yield _joined(batch, rows, failed)
 
 
 def _with_outage(batch: pa.RecordBatch, error: HandlerError, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
     """The batch with an outage at each of its records, which is told in full at the first."""
-    first = _as_failed(error, is_outage=True)
+    first = as_failed(error, is_outage=True)
     others = repeat({**first, "traceback": None}, max(0, batch.num_rows - 1))
     return _joined(batch, as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
-
-
-def _as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
-    return {
-        "error_class": writable(error.error_class),
-        "text": writable(error.text),
-        "traceback": error.traceback and writable(error.traceback),
-        "attempts": attempts,
-        "is_outage": is_outage,
-    }
 
 
 def _joined(batch: Any, rows: pa.StructArray, failed: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:
