@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
@@ -17,42 +18,14 @@ from offsetstore.consumer.records import Record
 from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.blame import TooManyFailed, find_failing
+from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest
-from offsetstore.protocol.ports import Writer, declares
-from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
-from offsetstore.writers.arrow.by_record import RowsByRecord
 
 _EMPTY: Final = Payload(None, None, None, None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowRows:
-    """One output's rows; see `KeptRows`."""
-
-    writer: Writer
-    batches: Sequence[pa.RecordBatch]
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        return sum(one.num_rows for one in self.batches)
-
-    @property
-    def bytes(self) -> int:
-        """Their size."""
-        return sum(one.nbytes for one in self.batches)
-
-    def write(self, work: Work) -> int:
-        """Write the rows; return their number."""
-        return self.writer.write(work, self.batches)
-
-    def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
-        """See `KeptRows`."""
-        return ArrowRows(self.writer, [*chain.from_iterable(one.batches for one in (self, *later))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,74 +131,44 @@ def _offset(record: Record) -> int:
     return record.offset
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedRecords:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedRecords(ComputedPart):
     """See `CarefulPart`: each record is computed alone, so its rows are known whatever columns they keep."""
 
-    listed: Sequence[Record]
-    rejected: Mapping[int, Rejected]
-    failed: Mapping[int, FunctionFailed]
-    replaces_in_order: bool
-    _outputs: Mapping[str, RowsByRecord]
-    _try: Callable[[Record], FunctionFailed | int] = lambda _: 0
-    is_handled: bool = False
+    records: Sequence[Record]
 
-    @property
-    def numbers(self) -> Sequence[int]:
-        """See `CarefulPart`."""
-        return range(len(self.listed))
-
-    @property
-    def with_rows(self) -> list[int]:
-        """See `CarefulPart`."""
-        outputs = self._outputs.values()
-        return [n for n in self.numbers if n not in self.rejected and any(one.has(n) for one in outputs)]
-
-    @property
-    def accepted(self) -> Sequence[int]:
-        """See `CarefulPart`."""
-        return [n for n in self.numbers if n not in self.rejected] if self.is_handled else self.with_rows
-
-    @property
-    def keys(self) -> Mapping[int, Hashable]:
-        """See `CarefulPart`."""
-        found = {n: digest(one.topic_partition, one.payload.key) for n, one in enumerate(self.listed)}
-        return {n: key for n, key in found.items() if key is not None}
-
-    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
-        """See `CarefulPart`."""
-        tried = {n: self._try(self.listed[n]) for n in numbers}
-        failed = {n: why for n, why in tried.items() if isinstance(why, FunctionFailed)}
-        for number in self.with_rows[:1] if failed else ():
-            if isinstance(why := self._try(self.listed[number]), FunctionFailed):
-                raise why from why.__cause__
-        return failed
+    @classmethod
+    def of(
+        cls,
+        records: Sequence[Record],
+        outputs: Outputs,
+        by_record: Mapping[str, RowsByRecord],
+        *,
+        rejected: Mapping[int, Rejected],
+        failed: Mapping[int, FunctionFailed] = MappingProxyType({}),
+        failing: Callable[[Sequence[int]], Mapping[int, FunctionFailed]] = lambda _: {},
+    ) -> ComputedRecords:
+        """Make it of records that were computed, numbered in their order."""
+        keys = {n: digest(one.topic_partition, one.payload.key) for n, one in enumerate(records)}
+        return cls(
+            numbers=range(len(records)),
+            keys={n: key for n, key in keys.items() if key is not None},
+            rejected=rejected,
+            failed=failed,
+            replaces_in_order=outputs.replaces_in_order,
+            outputs=by_record,
+            failing=failing,
+            is_handled=outputs.handler is not None,
+            records=records,
+        )
 
     def record(self, number: int) -> Coordinates:
         """See `CarefulPart`."""
-        return self.listed[number].coordinates
-
-    def misfits(self, connection: object) -> dict[int, RowsRefused]:
-        """See `CarefulPart`."""
-        found: dict[int, RowsRefused] = {}
-        for name, output in self._outputs.items():
-            for number, error in output.misfits(connection).items():
-                error.output = name
-                found.setdefault(number, error)
-        return found
-
-    def rows_of(self, numbers: Sequence[int]) -> dict[str, ArrowRows]:
-        """See `CarefulPart`."""
-        return {name: ArrowRows(one.writer, one.of(numbers).to_batches()) for name, one in self._outputs.items()}
-
-    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
-        """See `CarefulPart`."""
-        output = None if refused.output is None else self._outputs.get(refused.output)
-        return None if output is None or refused.row is None else output.nth(numbers, refused.row - 1)
+        return self.records[number].coordinates
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """See `CarefulPart`."""
-        return {n: self.listed[n].payload for n in numbers}
+        return {n: self.records[n].payload for n in numbers}
 
 
 class Computation:
@@ -308,8 +251,12 @@ class Computation:
         for name, found in batches.items():
             table = pa.Table.from_batches(found).combine_chunks()
             by_record[name] = RowsByRecord(outputs.writers[name], table, firsts[name])
-        uses = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
-        return ComputedRecords(records, rejected, failed, uses, by_record, lambda one: self.tried([one]))
+
+        def failing(numbers: Sequence[int]) -> dict[int, FunctionFailed]:
+            tried = {n: self.tried([records[n]]) for n in numbers}
+            return {n: why for n, why in tried.items() if isinstance(why, FunctionFailed)}
+
+        return ComputedRecords.of(records, outputs, by_record, rejected=rejected, failed=failed, failing=failing)
 
     def _of_none(self) -> dict[str, pa.RecordBatch]:
         """The rows of no records, which have the columns.

@@ -7,19 +7,20 @@ from array import array
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.consumer.delivery import ArrowRows, Computation, ComputedRecords, PolledRecords, records_of
+from offsetstore.consumer.delivery import Computation, ComputedRecords, PolledRecords, records_of
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, as_given
 from offsetstore.errors import FunctionFailed, HandlerStuck
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
+from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handled_rows import arrow_rows
+from offsetstore.processing.handled_rows import arrow_rows, as_failed
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -29,14 +30,13 @@ from offsetstore.processing.handling import (
     Outcome,
     service_unavailable,
 )
+from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
-from offsetstore.protocol.letters import Letter, LetterError, writable
+from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
-from offsetstore.protocol.ports import declares
 from offsetstore.store.claim import Claim
 from offsetstore.writers.arrow.batches import KAFKA
-from offsetstore.writers.arrow.by_record import RowsByRecord
 
 _ENOUGH: Final = 256
 """Records that are handed over at a time, and outcomes that are waited for."""
@@ -83,7 +83,7 @@ class HandledRecords(PolledRecords):
                 raise HandlerFailed.of(
                     error_class=error.error_class, text=error.text, traceback=error.traceback, attempts=why.attempts
                 )
-        return {name: ArrowRows(one.writer, one.of(numbers).to_batches()) for name, one in self._kept.outputs.items()}
+        return {name: one.rows_of(numbers) for name, one in self._kept.outputs.items()}
 
     @contextmanager
     def careful(
@@ -97,13 +97,9 @@ class HandledRecords(PolledRecords):
         """See `Delivery`."""
         records = self.records(part)
         numbers = self._numbers(records)
-        outputs: dict[str, RowsByRecord] = {}
-        for name, one in self._kept.outputs.items():
-            sizes = (one.first[number + 1] - one.first[number] for number in numbers)
-            outputs[name] = RowsByRecord(one.writer, one.of(numbers), array("q", accumulate(sizes, initial=0)))
-        failed = self._kept.failed
+        outputs, failed = {name: one.of(numbers) for name, one in self._kept.outputs.items()}, self._kept.failed
         rejected = {at: failed[number] for at, number in enumerate(numbers) if number in failed}
-        yield _computed(self.outputs, records, outputs, rejected)
+        yield ComputedRecords.of(records, self.outputs, outputs, rejected=rejected)
 
     def repeats(self) -> bool:
         """See `Delivery`: a call has effects, so none is made to find that out."""
@@ -153,11 +149,13 @@ def handled(
     :raises HandlerStuck: no call can be made any more.
     :raises SinkError: a service is down.
     :raises ProtocolMisuse: the claim was closed meanwhile.
-    :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `Outputs.check`.
+    :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget, ConfigurationError: see `CheckedOutputs.check_tables`.
     """
     assert outputs.handler is not None
     coordinates = cast("Any", outputs.given([])).schema.field(KAFKA)
-    outputs.check(claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()})
+    outputs.check_tables(
+        claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()}
+    )
     found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
 
     def may_call(record: handling.Record) -> None:
@@ -245,20 +243,8 @@ def _as_rows(
     failed: dict[int, Rejected] = {}
     for number, one in enumerate(outcomes):
         if (why := one.error) is not None:
-            trace = why.traceback and writable(why.traceback)
-            error = LetterError(writable(why.error_class), writable(why.text), traceback=trace)
-            failed[number] = Rejected(error, "raised", one.attempts)
+            failed[number] = reject_of(as_failed(why, one.attempts))
     return by_record, failed
-
-
-def _computed(
-    outputs: Outputs,
-    records: Sequence[Record],
-    by_record: Mapping[str, RowsByRecord],
-    rejected: Mapping[int, Rejected],
-) -> ComputedRecords:
-    in_order = any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in by_record)
-    return ComputedRecords(records, rejected, {}, in_order, by_record, is_handled=True)
 
 
 @contextmanager
@@ -288,4 +274,4 @@ def computed_letters(
     by_record, failed, unwanted = handled(outputs, claim, given, is_wanted)
     if unwanted:
         raise PlanOutdated("a partition was lost, or the consumer is being stopped")
-    yield _computed(outputs, records, by_record, failed)
+    yield ComputedRecords.of(records, outputs, by_record, rejected=failed)

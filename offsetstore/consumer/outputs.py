@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
 from offsetstore.consumer.records import Record, batch_of
-from offsetstore.errors import ColumnMismatch, ConfigurationError, FunctionFailed, SinkError
+from offsetstore.errors import ConfigurationError, FunctionFailed
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handled_rows import schema_of
-from offsetstore.processing.handling import Handler, check_order
-from offsetstore.processing.unit import UNNAMED
-from offsetstore.protocol.letters import rejected
+from offsetstore.processing.handled_rows import schemas_of
+from offsetstore.processing.handling import Handler
+from offsetstore.processing.outputs import CheckedOutputs, check_reject_column, reject_of
+from offsetstore.protocol.letters import REJECT
 from offsetstore.protocol.outages import tells_of_outage
-from offsetstore.protocol.ports import TableWriter, Writer, declares
+from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
 
-REJECT: Final = "_reject"
-_FIELDS: Final = ["code", "reason"]
 _WITHOUT_RECORDS: Final[Mapping[str, Any]] = {
     "found": "a batch without records",
     "next_step": "Have it return its columns, without rows, where there are no records: a flush has none if all "
@@ -66,11 +63,10 @@ def place_in(error: BaseException) -> str:
     return f" at {Path(last.filename).name}:{last.lineno}"
 
 
-class Outputs:
-    """The transform and its writers.
+class Outputs(CheckedOutputs):
+    """The transform and its writers; see `CheckedOutputs`.
 
-    ``writers`` with a table are copies: another database may have the table in another schema. With a `Handler` in
-    place of the transform, ``schemas`` are those of its rows.
+    With a `Handler` in place of the transform, ``schemas`` are those of its rows.
 
     :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
         them.
@@ -80,31 +76,12 @@ class Outputs:
     def __init__(
         self, transform: Transform | Handler, into: Writer | Mapping[str, Writer], propagate: Collection[str] = ()
     ) -> None:
+        super().__init__(transform, into, takes="RecordBatch", propagate=propagate)
         self.propagate = propagate
         self.handler = transform if isinstance(transform, Handler) else None
-        if self.handler is None and not callable(transform):
-            raise ConfigurationError(
-                "transform must be a function",
-                found=repr(transform),
-                expected="a function of a RecordBatch, or Handler(...), which calls one for each record",
-            )
-        given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
-        if not given or not all(callable(getattr(one, "write", None)) for one in given.values()):
-            raise ConfigurationError(
-                "into must be a writer, or a mapping of names to writers",
-                found=repr(into),
-                expected='Append("table"), Upsert(...) or Execute(...)',
-            )
-        self.writers: Mapping[str, Writer] = {
-            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
-        }
-        takes_headers = any(declares(one, "takes_headers") for one in self.writers.values())
-        self._names = propagate if takes_headers else ()
         self.schemas: Mapping[str, pa.Schema] = {}
         if self.handler is not None:
-            listed: object = self.handler.schema
-            of_outputs = cast("Mapping[str, object]", listed) if isinstance(listed, Mapping) else {UNNAMED: listed}
-            self.schemas = {name: schema_of(one) for name, one in of_outputs.items()}
+            self.schemas = schemas_of(self.handler)
             if self.schemas.keys() != self.writers.keys():
                 raise ConfigurationError(
                     "the handler's schema and into= must have the same outputs",
@@ -112,11 +89,10 @@ class Outputs:
                     expected=", ".join(map(repr, self.writers)),
                 )
         self._transform = cast("Transform", transform)
-        self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
     def given(self, records: Sequence[Record]) -> pa.RecordBatch:
         """What the transform takes: the records with their coordinates."""
-        return batch_of(records, self._names)
+        return batch_of(records, self.names)
 
     def made(self, claim: Claim, records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         """Call the transform, and check what it returns. Rejected rows are still in it.
@@ -129,46 +105,9 @@ class Outputs:
             result = self._transform(records)
         except Exception as error:
             raise TransformRaised(records.num_rows) from error
-        made: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
-        if made.keys() != self.writers.keys() or not all(isinstance(one, pa.RecordBatch) for one in made.values()):
-            raise SinkError(
-                "transform did not return what the writers expect",
-                found=", ".join(f"{name!r}: {type(one).__name__}" for name, one in made.items())
-                if isinstance(result, Mapping)
-                else type(result).__name__,
-                expected=", ".join(f"{name!r}: RecordBatch" for name in self.writers)
-                if UNNAMED not in self.writers
-                else "one RecordBatch",
-                next_step="Return a pyarrow.RecordBatch, or a mapping with the same names as into=.",
-            )
-        self.check(claim, {name: without_reject(one.schema) for name, one in made.items()})
-        return dict(made)
-
-    def uses_kafka(self, name: str) -> bool:
-        """Whether the writer of that output orders rows by ``_kafka``, after its first rows were `made`."""
-        return self._checked[name][1]
-
-    def check(self, claim: Claim, schemas: Mapping[str, pa.Schema]) -> None:
-        """Compare the columns with the tables', once for each schema.
-
-        :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
-        :raises ConfigurationError: a handler has no order, and a writer needs one.
-        """
-        new = {name: one for name, one in schemas.items() if self._checked.get(name, (None,))[0] != one}
-        if not new:
-            return
-
-        def check(connection: Any) -> dict[str, tuple[pa.Schema, bool]]:
-            for name, schema in new.items():
-                writer = self.writers[name]
-                if isinstance(writer, TableWriter):
-                    writer.resolve_table(connection)
-                writer.check(connection, schema)
-                if self.handler is not None:
-                    check_order(self.handler, writer, uses_kafka=writer.uses_kafka_column(schema))
-            return {name: (schema, self.writers[name].uses_kafka_column(schema)) for name, schema in new.items()}
-
-        self._checked |= claim.read(lambda session: check(session.connection))
+        made = self.by_name(result, pa.RecordBatch)
+        self.check_tables(claim, {name: without_reject(one.schema) for name, one in made.items()})
+        return made
 
 
 def without_reject(schema: pa.Schema) -> pa.Schema:
@@ -179,16 +118,8 @@ def without_reject(schema: pa.Schema) -> pa.Schema:
     if REJECT not in schema.names:
         return schema
     kind = cast("Any", schema).field(REJECT).type
-    texts: list[Any] = [kind]
-    if _types.is_struct(kind) and sorted(field.name for field in kind.fields) == _FIELDS:
-        texts = [field.type for field in kind.fields]
-    if not all(map(_is_text, texts)):
-        raise ColumnMismatch(
-            f"the column {REJECT} that transform returns must hold the reason as a string, or a code and a reason",
-            found=str(kind),
-            expected="string, or struct<code: string, reason: string>",
-            next_step="Return the reason, and null for a good row.",
-        )
+    fields = {field.name: field.type for field in kind.fields} if _types.is_struct(kind) else {}
+    check_reject_column(kind, fields, _is_text, str(kind))
     return schema.remove(schema.get_field_index(REJECT))
 
 
@@ -203,7 +134,6 @@ def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Rejected | None]:
     column = cast("Any", rows).column(REJECT)
     values: list[Any] = [] if column.null_count == len(column) else column.to_pylist()
     for given in values:
-        code, reason = (given["code"], given["reason"]) if _types.is_struct(column.type) and given else (None, given)
-        if code is not None or reason is not None:
-            return rows.drop_columns([REJECT]), Rejected(rejected(reason, code))
+        if given is not None and (isinstance(given, str) or any(one is not None for one in given.values())):
+            return rows.drop_columns([REJECT]), reject_of(given)
     return rows.drop_columns([REJECT]), None

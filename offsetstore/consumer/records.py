@@ -93,19 +93,17 @@ def batch_of(records: Sequence[Record], names: Collection[str] = ()) -> pa.Recor
     :param names: of the headers that are in ``_kafka``, too.
     """
     payloads = [one.payload for one in records]
-    arrays: list[Any] = [
-        pa.array(values, kind)
-        for values, kind in (
-            ([one.key for one in payloads], pa.binary()),
-            ([one.value for one in payloads], pa.binary()),
-            ([one.topic_partition.topic for one in records], pa.string()),
-            ([one.topic_partition.partition for one in records], pa.int32()),
-            ([one.offset for one in records], pa.int64()),
-            ([one.timestamp_ms for one in payloads], pa.timestamp("ms", tz="UTC")),
-            ([one.timestamp_type for one in payloads], pa.int32()),
-            ([[*one.headers] if one.headers else None for one in payloads], _HEADERS),
-        )
-    ]
+    columns: tuple[list[Any], ...] = (
+        [one.key for one in payloads],
+        [one.value for one in payloads],
+        [one.topic_partition.topic for one in records],
+        [one.topic_partition.partition for one in records],
+        [one.offset for one in records],
+        [one.timestamp_ms for one in payloads],
+        [one.timestamp_type for one in payloads],
+        [[*one.headers] if one.headers else None for one in payloads],
+    )
+    arrays: list[Any] = [pa.array(values, kind) for values, kind in zip(columns, COLUMNS.types, strict=True)]
     arrow: Any = pa
     coordinates = slice(2, 6)
     in_kafka = dict(zip(COLUMNS.names[coordinates], arrays[coordinates], strict=True))

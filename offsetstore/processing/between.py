@@ -194,7 +194,7 @@ class Between:
         except (StaleClaim, PlanOutdated):
             pass  # the claim knows it now, and has told it; or the query was stopped
         except Exception as error:  # noqa: BLE001 - the job goes on; what was not replayed is still requested
-            self._tell_idle_work_failed(error)
+            self._tell(IdleWorkFailed, error)
 
     def _flush_if_due(self) -> None:
         if self._buffered is None or not self._buffered.is_due or time.monotonic() < self._next_flush:
@@ -207,21 +207,17 @@ class Between:
         except Exception as error:  # noqa: BLE001 - the next batch tries again, and raises it
             # What can pass is tried again here too; the rest only by the next batch, or at the end.
             self._next_flush = time.monotonic() + (self._seconds if may_pass(error) else math.inf)
-            self._tell_failed(error)
+            self._tell(FlushEnded, error)
 
     def _flush_at_end(self) -> None:
         try:
             self._finish()
         except Exception as error:  # noqa: BLE001 - no one waits for it
-            self._tell_failed(error)
+            self._tell(FlushEnded, error)
 
-    def _tell_failed(self, error: Exception) -> None:
+    def _tell(self, event: type[FlushEnded | IdleWorkFailed], error: BaseException) -> None:
         strip_chain(error)
-        self._claim.observers.on(FlushEnded(group=self._claim.group, error=stripped(error)))
-
-    def _tell_idle_work_failed(self, error: BaseException) -> None:
-        strip_chain(error)
-        self._claim.observers.on(IdleWorkFailed(group=self._claim.group, error=stripped(error)))
+        self._claim.observers.on(event(group=self._claim.group, error=stripped(error)))
 
     def _run(self, tick: Tick) -> None:
         try:
@@ -235,7 +231,7 @@ class Between:
         except (StaleClaim, PlanOutdated):
             pass  # the claim knows it now, and has told it; or it is another member's turn
         except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on
-            self._tell_idle_work_failed(error)
+            self._tell(IdleWorkFailed, error)
 
     def _turn_of(self, tick: Tick) -> Sequence[Turn]:
         return [Turn(_TICK, tick.every)] if self._claim.is_member else ()

@@ -19,11 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, combinations
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Never, Protocol, TypeAlias
 
 from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
+from offsetstore.processing.delivery import Delivery
 from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.work import Work
@@ -704,6 +706,63 @@ def blame(
         suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
     record = search.record(first) if first else None
     return named(error, claim, suspects, record, stored, is_cause=is_cause, ended=ended)
+
+
+def blame_uncomputable(
+    failed: FunctionFailed,
+    delivery: Delivery,
+    ranges: Ranges,
+    claim: Claim,
+    store: Callable[[Ranges], object] | None = None,
+    *,
+    by_partition: bool = False,
+) -> RowsRefused:
+    """Find the first record with which rows can't be computed, and return the error to raise. Parts are only computed.
+
+    :param store, by_partition: see `blame`.
+    :raises Exception: the source's own, if it does not recur, or can't be looked for.
+    """
+    if (error := unreadable(failed, delivery, ranges, claim)) is not None:
+        return error
+
+    def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
+        try:
+            return sum(output.rows for output in delivery.rows(part, without).values())
+        except Exception as error:
+            if (again := delivery.failed(error)) is None:
+                raise
+            raise again from error
+
+    try:
+        return blame(
+            failed,
+            ranges,
+            attempt,
+            claim,
+            store,
+            repeats=delivery.repeats,
+            check=partial(delivery.sleep, 0),
+            by_partition=by_partition,
+            only_computed=True,
+        )
+    except AcceptedThen:  # a worker that died, say
+        raise_own(failed)
+
+
+def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim) -> RowsRefused | None:
+    """The error for records that the source itself can't read; ``None`` if it can."""
+    if (next_step := delivery.unreadable()) is None:
+        return None
+    delivery.sleep(0)  # a source that is being stopped
+    error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
+    is_one = count_offsets(ranges) == 1
+    record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
+    return named(error, claim, ranges, record, {}, is_cause=is_one)
+
+
+def raise_own(failed: FunctionFailed) -> Never:
+    """Raise the source's own error, which tells more."""
+    raise failed.__cause__ or failed from None
 
 
 def named(

@@ -15,8 +15,9 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.processing.handling import RESULT, HandlerError, Outcome, Row
+from offsetstore.processing.handling import RESULT, Handler, HandlerError, Outcome, Row
 from offsetstore.processing.unit import UNNAMED
+from offsetstore.protocol.letters import REJECT, writable
 from offsetstore.writers.arrow.batches import KAFKA
 
 ONLY: Final = "rows"
@@ -73,14 +74,32 @@ def schema_of(given: object) -> pa.Schema:
             found=repr(given),
             expected='columns of simple types ("id long, score double"), or a schema of pyarrow, or these by output',
         )
+    return checked(schema)
+
+
+def schemas_of(handler: Handler, parse: Callable[[object], pa.Schema] = schema_of) -> dict[str, pa.Schema]:
+    """The schema of each of a handler's outputs.
+
+    :raises ConfigurationError: see `schema_of`.
+    """
+    given: object = handler.schema
+    outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
+    return {name: parse(one) for name, one in outputs.items()}
+
+
+def checked(schema: pa.Schema) -> pa.Schema:
+    """The schema of a handler's rows, if the names of its columns are valid.
+
+    :raises ConfigurationError: they are not.
+    """
     names = schema.names
     if not names or len({*names}) < len(names):
         raise ConfigurationError(
             "a handler's schema must have columns, each with a name of its own", found=", ".join(names) or "no column"
         )
-    if ours := [name for name in names if name.startswith("_offsetstore") or name in {KAFKA, "_reject"}]:
+    if ours := [name for name in names if name.startswith("_offsetstore") or name in {KAFKA, REJECT}]:
         raise ConfigurationError(
-            "a column of a handler's schema has a name that is used otherwise",
+            "a column of a handler's schema has a name that offsetstore uses itself",
             found=", ".join(ours),
             next_step="Give it another name. To reject a record, raise an error.",
         )
@@ -135,6 +154,17 @@ def as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) ->
         structs = _arrow.StructArray.from_arrays(arrays, fields=[*schema])
         columns.append(_arrow.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
     return _arrow.StructArray.from_arrays(columns, [name or ONLY for name in schemas])
+
+
+def as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
+    """A handler's failure as `reject_of` takes it; texts that PostgreSQL can't store are cleaned."""
+    return {
+        "error_class": writable(error.error_class),
+        "text": writable(error.text),
+        "traceback": error.traceback and writable(error.traceback),
+        "attempts": attempts,
+        "is_outage": is_outage,
+    }
 
 
 def _as_column(field: Any, values: Sequence[Any]) -> Any:

@@ -36,7 +36,7 @@ class GroupPaused(Exception):
         self.pause = pause
 
 
-def read_offsets(claim: Claim) -> dict[TopicPartition, StoredOffset]:
+def read_unless_paused(claim: Claim) -> dict[TopicPartition, StoredOffset]:
     """Read the group's rows, and in the same round trip whether it is paused.
 
     :raises GroupPaused: it is.

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 from offsetstore.errors import MetadataError, TopicRecreated
 from offsetstore.offsets import OffsetRange, StoredOffset, TopicPartition
 from offsetstore.processing.delivery import CountedRows
-from offsetstore.processing.pause import read_offsets
+from offsetstore.processing.pause import read_unless_paused
 from offsetstore.processing.unit import Decisions, Ranges, Stopwatch, Unit, Written, commit, only_locks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Keep, Text, dump
@@ -46,7 +46,7 @@ class Plan:
         :raises GroupPaused: the group is paused.
         """
         known = {**claim.terms, **(terms or {})}
-        stored = read_offsets(claim)
+        stored = read_unless_paused(claim)
         bases = {tp: row.next_offset for tp, row in stored.items()} | dict(delivered(known))
         decisions = {tp: decide(bases.get(tp, range_.from_), range_) for tp, range_ in ranges.items()}
         return cls(stored, decisions, known)

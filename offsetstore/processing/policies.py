@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Never, Protocol
+from typing import Protocol
 
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
-from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
+from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.processing.between import Flush
-from offsetstore.processing.blame import SECONDS, AcceptedThen, blame, named
+from offsetstore.processing.blame import SECONDS, blame, blame_uncomputable, raise_own, unreadable
 from offsetstore.processing.delivery import Delivery, KeptRows
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
@@ -125,9 +125,11 @@ class Whole:
         plan = Plan.of(self._claim, delivery.ranges, delivery.terms)
         create_rows(self._claim, plan)
         if self._recovery is not None:
-            return unreadable(failed, delivery, plan.remaining(), self._claim) or _raise_own(failed)
+            return unreadable(failed, delivery, plan.remaining(), self._claim) or raise_own(failed)
         store = self._storing(delivery, plan, stored)
-        return blame_failed(failed, delivery, plan.remaining(), self._claim, store, by_partition=self._by_partition)
+        return blame_uncomputable(
+            failed, delivery, plan.remaining(), self._claim, store, by_partition=self._by_partition
+        )
 
     def _storing(self, delivery: Delivery, plan: Plan, stored: Stored) -> Callable[[Ranges], None]:
         """Make a function that stores the first of the remaining records."""
@@ -167,64 +169,6 @@ def may_be_of_records(delivery: Delivery, error: Exception) -> bool:
         return False
     _log.warning("looking for the records that can't be computed: %s", failed.what)
     return True
-
-
-def blame_failed(
-    failed: FunctionFailed,
-    delivery: Delivery,
-    ranges: Ranges,
-    claim: Claim,
-    store: Callable[[Ranges], object] | None = None,
-    *,
-    by_partition: bool = False,
-) -> RowsRefused:
-    """Find the first record with which rows can't be computed, and return the error to raise. Parts are only computed.
-
-    :param store, by_partition: see `blame`.
-    :raises Exception: the source's own, if it does not recur, or can't be looked for.
-    """
-    if (error := unreadable(failed, delivery, ranges, claim)) is not None:
-        return error
-
-    def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
-        try:
-            return sum(output.rows for output in delivery.rows(part, without).values())
-        except Exception as error:
-            if (again := delivery.failed(error)) is None:
-                raise
-            raise again from error
-
-    check = partial(delivery.sleep, 0)
-    try:
-        return blame(
-            failed,
-            ranges,
-            attempt,
-            claim,
-            store,
-            repeats=delivery.repeats,
-            check=check,
-            by_partition=by_partition,
-            only_computed=True,
-        )
-    except AcceptedThen:  # a worker that died, say
-        _raise_own(failed)
-
-
-def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim) -> RowsRefused | None:
-    """The error for records that the source itself can't read; ``None`` if it can."""
-    if (next_step := delivery.unreadable()) is None:
-        return None
-    delivery.sleep(0)  # a source that is being stopped
-    error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
-    is_one = count_offsets(ranges) == 1
-    record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
-    return named(error, claim, ranges, record, {}, is_cause=is_one)
-
-
-def _raise_own(failed: FunctionFailed) -> Never:
-    """Raise the source's own error, which tells more."""
-    raise failed.__cause__ or failed from None
 
 
 class _InMemory:
@@ -267,7 +211,7 @@ class Marked:
         """See `Policy`."""
         self._memory.require_whole()
         claim, watch = self._claim, Stopwatch()
-        with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
+        with naming_record(delivery, lambda failed: blame_uncomputable(failed, delivery, delivery.ranges, claim)):
             plan = Plan.of(claim, delivery.ranges, delivery.terms, delivered)
             watch.lap("plan")
             rows = None
@@ -359,7 +303,7 @@ class Buffered:
         """Compute and keep a delivery, and flush if that is due."""
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
-        with naming_record(delivery, lambda failed: blame_failed(failed, delivery, delivery.ranges, claim)):
+        with naming_record(delivery, lambda failed: blame_uncomputable(failed, delivery, delivery.ranges, claim)):
             kept_until = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
             plan = Plan.of(claim, delivery.ranges, delivery.terms, lambda _: kept_until)
             watch.lap("plan")

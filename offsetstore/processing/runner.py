@@ -22,10 +22,11 @@ from offsetstore.processing.between import Between, Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
 from offsetstore.processing.handling import Handler
-from offsetstore.processing.letters import Recovery, Requests
+from offsetstore.processing.letters import Recovery
 from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.plan import BatchMetadata, MetadataFunction
 from offsetstore.processing.policies import Buffered, Marked, Policy, Whole
+from offsetstore.processing.put_back import Requests
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.context import check_propagate, propagated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged

@@ -194,6 +194,10 @@ def writable(text: str) -> str:
     return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
 
 
+REJECT: Final = "_reject"
+"""The column by which a transform rejects a row's record: the reason, or a struct of a code and a reason."""
+
+
 def rejected(reason: str | None, code: str | None = None) -> LetterError:
     """What a letter keeps of the reason that the user's own code gives.
 

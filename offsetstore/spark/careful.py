@@ -13,9 +13,10 @@ import math
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -25,22 +26,21 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve, TimeIsUp, find_failing
+from offsetstore.processing.by_record import ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
-from offsetstore.protocol.ports import declares
-from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
-from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage, reject_of
+from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage
 from offsetstore.writers.arrow.batches import KAFKA
-from offsetstore.writers.arrow.by_record import RowsByRecord
 
 _NUMBER: Final = "_offsetstore_number"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
@@ -101,75 +101,19 @@ class OfRecords:
         return self._records[number]
 
 
-@dataclass(frozen=True, slots=True)
-class Careful:
-    """See the module.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Careful(ComputedPart):
+    """See the module. Its numbers are those of the `Numbering`, and equal keys have equal ones.
 
-    :param replaces_in_order: whether rows replace stored ones that are taken to be earlier.
-    :param numbers: of the records that exist, ascending.
-    :param keys: by the record's number; records without a key are left out. Equal keys have equal ones.
-    :param rejected: the reasons, by the record's number.
-    :param failed: the records that can't be computed, each with the error that it has alone.
+    :param _records: with the Kafka source's columns, and their numbers.
     """
 
     numbering: Numbering
-    replaces_in_order: bool
-    numbers: Sequence[int]
-    keys: Mapping[int, Hashable]
-    rejected: Mapping[int, Rejected]
-    failed: Mapping[int, FunctionFailed]
-    _computation: _Computation = field(repr=False)
-    _outputs: Mapping[str, RowsByRecord] = field(repr=False)
-    _check: Callable[[], None] = field(repr=False, default=lambda: None)
-    is_handled: bool = False
-
-    @property
-    def with_rows(self) -> list[int]:
-        """Those of the records that make any rows, and are not rejected."""
-        outputs = self._outputs.values()
-        return [n for n in self.numbers if n not in self.rejected and any(one.has(n) for one in outputs)]
-
-    @property
-    def accepted(self) -> Sequence[int]:
-        """See `CarefulPart`."""
-        if not self.is_handled:
-            return self.with_rows
-        return [number for number in self.numbers if number not in self.rejected]
+    _records: DataFrame = field(repr=False)
 
     def record(self, number: int) -> Coordinates:
-        """The partition and the offset of a record."""
+        """See `CarefulPart`."""
         return self.numbering.record(number)
-
-    def rows_of(self, numbers: Sequence[int]) -> dict[str, OnDriver]:
-        """The rows of these records, which are in ascending order, by output."""
-        return {
-            name: OnDriver(output.writer, output.of(numbers).to_batches()) for name, output in self._outputs.items()
-        }
-
-    def misfits(self, connection: Any) -> dict[int, RowsRefused]:
-        """The records with a value that can never fit. Only a `MisfitsWriter` reports these."""
-        found: dict[int, RowsRefused] = {}
-        for name, output in self._outputs.items():
-            for number, error in output.misfits(connection).items():
-                error.output = name
-                found.setdefault(number, error)
-        return found
-
-    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
-        """Compute some of those that have failed once more; return those that fail again.
-
-        :raises FunctionFailed: so does a record that could be computed before: no record is to blame.
-        """
-        failed = self._computation.failing(numbers, check=self._check)
-        for number in self.with_rows[:1] if failed else ():
-            if (why := self._computation.fails(number)) is not None:
-                raise why from why.__cause__
-        return failed
-
-    def hinted(self, refused: RowsRefused, numbers: Sequence[int]) -> int | None:
-        """The record that the refusal of these records' rows hints at."""
-        output = None if refused.output is None else self._outputs.get(refused.output)
-        return None if output is None or refused.row is None else output.nth(numbers, refused.row - 1)
 
     def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
         """Read the records themselves.
@@ -178,7 +122,7 @@ class Careful:
         """
         if not numbers:
             return {}
-        chosen = self._computation.records.where(f"{_NUMBER} IN ({', '.join(map(str, numbers))})")
+        chosen = self._records.where(f"{_NUMBER} IN ({', '.join(map(str, numbers))})")
         has_headers = "headers" in chosen.columns
         found = chosen.select(
             _NUMBER,
@@ -244,16 +188,16 @@ def computed_carefully(
         for name, table in computed.items():
             computed[name] = _without_rejects(table, rejected)
         yield Careful(
-            numbering,
-            any(declares(outputs.writers[one], "replaces_in_order") and outputs.uses_kafka(one) for one in computed),
-            numbers,
-            {number: key for number, key in by_number if key is not None},
-            rejected,
-            failed,
-            computation,
-            {name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
-            check,
-            outputs.handler is not None,
+            numbers=numbers,
+            keys={number: key for number, key in by_number if key is not None},
+            rejected=rejected,
+            failed=failed,
+            replaces_in_order=outputs.replaces_in_order,
+            outputs={name: _ordered(outputs, name, table, numbering.size) for name, table in computed.items()},
+            failing=partial(computation.failing, check=check),
+            is_handled=outputs.handler is not None,
+            numbering=numbering,
+            _records=records,
         )
     except Exception as error:
         if is_over_limit(error):

@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -26,6 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.serializers import ArrowCollectSerializer
 
 from offsetstore.errors import SinkError
+from offsetstore.processing.by_record import ArrowRows
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
@@ -195,29 +195,17 @@ def _by_partition(parts: Parts, count: int) -> Generator[pa.RecordBatch]:
         raise PlanOutdated(f"{count} record batches did not arrive")
 
 
-@dataclass(frozen=True, slots=True)
-class OnDriver:
-    """Rows that were collected on the driver; ``batches`` can be read again and again."""
+class OnDriver(ArrowRows):
+    """Rows that were collected on the driver."""
 
-    writer: Writer
-    batches: Rows | Sequence[pa.RecordBatch]
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        return self.batches.num_rows if isinstance(self.batches, Rows) else sum(b.num_rows for b in self.batches)
-
-    @property
-    def bytes(self) -> int:
-        """Their size."""
-        return self.batches.nbytes if isinstance(self.batches, Rows) else sum(b.nbytes for b in self.batches)
+    __slots__ = ()
 
     def check(self) -> None:
         """Look at all rows.
 
         :raises RowsRefused, HandlerFailed: see `none_rejected`.
         """
-        for batch in self.batches:
+        for batch in self.batches():
             none_rejected(batch)
 
     def write(self, work: Work) -> int:
@@ -225,29 +213,22 @@ class OnDriver:
 
         :raises RowsRefused: also if transform has rejected one.
         """
-        return self.writer.write(work, map(none_rejected, self.batches))
+        return self.writer.write(work, map(none_rejected, self.batches()))
 
-    def joined(self, later: Sequence[OnDriver]) -> _Joined:
+    def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
         """See `KeptRows`."""
-        return _Joined([self, *later])
+        return _Joined(self.writer, [part for one in (self, *later) for part in one.parts])
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
+class _Joined(OnDriver):
     """One output's rows of several batches, in order."""
 
-    parts: Sequence[OnDriver]
-
-    @property
-    def rows(self) -> int:
-        """Their number."""
-        return sum(part.rows for part in self.parts)
+    __slots__ = ()
 
     def write(self, work: Work) -> int:
         """Write the rows, those with the same columns at once; return their number."""
-        batches = (none_rejected(batch) for part in self.parts for batch in part.batches if batch.num_rows)
-        writer = self.parts[0].writer
-        return sum(writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
+        batches = (none_rejected(batch) for batch in self.batches() if batch.num_rows)
+        return sum(self.writer.write(work, alike) for _, alike in groupby(batches, key=attrgetter("schema")))
 
 
 def on_driver(writer: Writer, frame: DataFrame, *, or_by_partition: bool = True) -> OnDriver:
@@ -257,12 +238,12 @@ def on_driver(writer: Writer, frame: DataFrame, *, or_by_partition: bool = True)
     :raises SinkError, PlanOutdated: as `collect_by_partition`.
     """
     try:
-        return OnDriver(writer, collect(frame))
+        return OnDriver(writer, [collect(frame)])
     except Exception as error:
         if not (or_by_partition and is_over_limit(error)):
             raise
     _log.info("the rows of a batch exceed spark.driver.maxResultSize: they are collected partition by partition")
-    return OnDriver(writer, collect_by_partition(frame))
+    return OnDriver(writer, [collect_by_partition(frame)])
 
 
 def _received(schema: pa.Schema, port: Any, secret: Any) -> Rows:

@@ -26,7 +26,7 @@ from pyspark.sql.types import ArrayType, DataType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
-from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_lists
+from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists, checked, schemas_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -37,7 +37,6 @@ from offsetstore.processing.handling import (
     described,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
-from offsetstore.protocol.letters import writable
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.plans.scan import is_in_order
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -157,9 +156,7 @@ class HandlerTransform:
     def _schemas(self) -> dict[str, pa.Schema]:
         """The schema of each output; only with a session can Spark's DDL be parsed."""
         if self._parsed is None:
-            given: object = self._handler.schema
-            outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
-            self._parsed = {name: _parsed(one) for name, one in outputs.items()}
+            self._parsed = schemas_of(self._handler, _parsed)
         return self._parsed
 
 
@@ -184,18 +181,7 @@ def _parsed(schema: object) -> pa.Schema:
             found=f"{schema!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
             expected='Spark\'s DDL, like "id long, score double"',
         ) from None
-    if not made.names or len({*made.names}) < len(made.names):
-        raise ConfigurationError(
-            "a handler's schema must have columns, each with a name of its own",
-            found=", ".join(made.names) or "no column",
-        )
-    if ours := [name for name in made.names if name == KAFKA or name.startswith("_offsetstore") or name == "_reject"]:
-        raise ConfigurationError(
-            "a column of a handler's schema has a name that the sink uses itself",
-            found=", ".join(ours),
-            next_step="Give it another name. To reject a record, raise an error.",
-        )
-    return made
+    return checked(made)
 
 
 def _spark_type(schema: pa.Schema) -> StructType:
@@ -334,25 +320,15 @@ def _with_outcomes(
         yield from _with_outcomes(batch.slice(0, half), outcomes[:half], schemas)
         yield from _with_outcomes(batch.slice(half), outcomes[half:], schemas)
         return
-    failed = [None if one.error is None else _as_failed(one.error, one.attempts) for one in found]
+    failed = [None if one.error is None else as_failed(one.error, one.attempts) for one in found]
     yield _joined(batch, rows, failed)
 
 
 def _with_outage(batch: pa.RecordBatch, error: HandlerError, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatch:
     """The batch with an outage at each of its records, which is told in full at the first."""
-    first = _as_failed(error, is_outage=True)
+    first = as_failed(error, is_outage=True)
     others = repeat({**first, "traceback": None}, max(0, batch.num_rows - 1))
     return _joined(batch, as_lists([()] * batch.num_rows, schemas), [first, *others][: batch.num_rows])
-
-
-def _as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False) -> dict[str, Any]:
-    return {
-        "error_class": writable(error.error_class),
-        "text": writable(error.text),
-        "traceback": error.traceback and writable(error.traceback),
-        "attempts": attempts,
-        "is_outage": is_outage,
-    }
 
 
 def _joined(batch: Any, rows: pa.StructArray, failed: Sequence[Mapping[str, Any] | None]) -> pa.RecordBatch:

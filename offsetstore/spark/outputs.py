@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from copy import copy
 from dataclasses import asdict
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
-from offsetstore.errors import ConfigurationError, SinkError
-from offsetstore.processing.handling import Handler, check_order
-from offsetstore.processing.unit import UNNAMED, Ranges
+from offsetstore.processing.handling import Handler
+from offsetstore.processing.outputs import CheckedOutputs
+from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter
-from offsetstore.protocol.ports import TableWriter, Writer, declares
+from offsetstore.protocol.ports import TableWriter, Writer
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
 from offsetstore.spark.kafka_columns import KAFKA, with_coordinates
 from offsetstore.spark.plans.lineage import check_row_by_row
@@ -31,10 +30,8 @@ Transform: TypeAlias = Callable[[DataFrame], "DataFrame | Mapping[str, DataFrame
 _log = logging.getLogger(__name__)
 
 
-class Outputs:
-    """The transform and its writers.
-
-    ``writers`` with a table are copies: another claim's database may have the table in another schema.
+class Outputs(CheckedOutputs):
+    """The transform and its writers; see `CheckedOutputs`.
 
     :param can_reject: whether ``transform`` may return ``_reject``; see `offsetstore.spark.rejects`. Each row
         must then be made from one record.
@@ -52,36 +49,14 @@ class Outputs:
         can_reject: bool = False,
         propagate: Collection[str] = (),
     ) -> None:
-        if isinstance(into, Mapping) and not into:
-            raise ConfigurationError(
-                "the sink has no writer", expected='into=Append("table"), or a mapping of names to writers'
-            )
-        for writer in into.values() if isinstance(into, Mapping) else [into]:
-            if not callable(getattr(writer, "write", None)):
-                raise ConfigurationError(
-                    "into must be a writer", found=repr(writer), expected='Append("table"), Upsert(...) or Execute(...)'
-                )
-        self._handler = transform if isinstance(transform, Handler) else None
+        super().__init__(transform, into, takes="DataFrame", propagate=propagate)
         if isinstance(transform, Handler):
             transform = HandlerTransform(transform, propagate)
-        if not callable(transform):
-            raise ConfigurationError(
-                "transform must be a function",
-                found=repr(transform),
-                expected="a function of a DataFrame, or Handler(...), which calls one for each record",
-            )
-        given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
-        self.writers: Mapping[str, Writer] = {
-            name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
-        }
-        takes_headers = any(declares(one, "takes_headers") for one in self.writers.values())
-        self._names = propagate if takes_headers else ()
         self._claim = claim
         self._transform = transform
         self.handler = transform if isinstance(transform, HandlerTransform) else None
         self._can_reject = can_reject
         self._has_lineage = False
-        self._checked: dict[str, tuple[pa.Schema, bool]] = {}
 
     def handled(self, records: DataFrame) -> DataFrame:
         """The records with a handler's outcomes, if there is one. Nothing is computed."""
@@ -96,7 +71,7 @@ class Outputs:
 
     def given(self, records: DataFrame) -> DataFrame:
         """What `transform` takes: the records with their coordinates, and a handler's outcomes if there is one."""
-        return with_coordinates(self.handled(records), self._names)
+        return with_coordinates(self.handled(records), self.names)
 
     @contextmanager
     def keeping_handled(self, batch: DataFrame, ranges: Ranges) -> Generator[Handled | None]:
@@ -151,62 +126,21 @@ class Outputs:
         self._has_lineage = False  # of the query's batches it is not known yet
 
     def _checked_outputs(self, batch: DataFrame, result: Any, *, keep_kafka: bool = False) -> dict[str, DataFrame]:
-        frames: Mapping[Any, Any] = cast("Any", result) if isinstance(result, Mapping) else {UNNAMED: result}
-        if frames.keys() != self.writers.keys() or not all(isinstance(f, DataFrame) for f in frames.values()):
-            raise SinkError(
-                "transform did not return what the writers expect",
-                found=_described(frames),
-                expected=_described(self.writers) if UNNAMED not in self.writers else "one DataFrame",
-                next_step="Return a DataFrame, or a mapping with the same names as into=.",
-            )
+        frames = self.by_name(result, DataFrame)
         if self._can_reject:
             if not self._has_lineage:
                 for frame in frames.values():
                     check_row_by_row(batch, frame, needed_by="dead_letters=")
                 self._has_lineage = True
             frames = {name: rename(frame) for name, frame in frames.items()}
-        needed = self._check_tables(frames)
+        self.check_tables(self._claim, {name: self._schema(name, frame) for name, frame in frames.items()})
         return {
-            name: variants_as_json(frame if keep_kafka or needed[name] else frame.drop(KAFKA), self._checked[name][0])
+            name: variants_as_json(
+                frame if keep_kafka or self.uses_kafka(name) else frame.drop(KAFKA), self._checked[name][0]
+            )
             for name, frame in frames.items()
         }
-
-    def uses_kafka(self, name: str) -> bool:
-        """Whether the writer of that output uses ``_kafka``, after its first `transform`."""
-        return self._checked[name][1]
-
-    def _check_tables(self, frames: Mapping[str, DataFrame]) -> dict[str, bool]:
-        """Compare each frame with its table; return, by name, whether the writer uses ``_kafka``.
-
-        Done once per schema: the writer sees later changes of a table, under the table's lock.
-        """
-        schemas = {name: self._schema(name, frame) for name, frame in frames.items()}
-        new = {name: schema for name, schema in schemas.items() if self._checked.get(name, (None,))[0] != schema}
-        if new:
-            self._checked |= self._claim.read(
-                lambda session: {
-                    name: (schema, self._check(name, schema, session.connection)) for name, schema in new.items()
-                }
-            )
-        return {name: self._checked[name][1] for name in frames}
 
     def _schema(self, name: str, frame: DataFrame) -> pa.Schema:
         has_table = isinstance(self.writers[name], TableWriter)
         return without_reject(table_schema(frame) if has_table else arrow_schema(frame))
-
-    def _check(self, name: str, schema: pa.Schema, connection: Any) -> bool:
-        writer = self.writers[name]
-        if isinstance(writer, TableWriter):
-            writer.resolve_table(connection)  # now, before the writer is sent to executors
-        writer.check(connection, schema)
-        uses = writer.uses_kafka_column(schema)
-        if self._handler is not None:
-            check_order(self._handler, writer, uses_kafka=uses)
-        return uses
-
-
-def _described(values: Mapping[Any, Any]) -> str:
-    return ", ".join(
-        f"{name!r}: {type(value).__name__}" if name != UNNAMED else type(value).__name__
-        for name, value in values.items()
-    )

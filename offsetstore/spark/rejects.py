@@ -10,7 +10,6 @@ whether there is any reject; if so, nothing is written, and the batch is compute
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,15 +18,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StringType, StructType
 
-from offsetstore.errors import ColumnMismatch, HandlerStuck, Outage, RowsRefused
-from offsetstore.processing.delivery import Rejected
+from offsetstore.errors import HandlerStuck, Outage, RowsRefused
 from offsetstore.processing.handling import HandlerFailed, service_unavailable
-from offsetstore.protocol.letters import LetterError, rejected
+from offsetstore.processing.outputs import REJECT_FIELDS, check_reject_column
+from offsetstore.protocol.letters import REJECT
 from offsetstore.spark.plans import execution
 
-REJECT: Final = "_reject"
 COLUMN: Final = "_offsetstore_reject"
-_FIELDS: Final = ("code", "reason")
 _compute: Any = pc
 
 
@@ -39,16 +36,8 @@ def rename(frame: DataFrame) -> DataFrame:
     if REJECT not in frame.columns:
         return frame
     kind = frame.schema[REJECT].dataType
-    texts = [kind]
-    if isinstance(kind, StructType) and sorted(kind.names) == [*_FIELDS]:
-        texts = [field.dataType for field in kind.fields]
-    if not all(isinstance(text, StringType) for text in texts):
-        raise ColumnMismatch(
-            f"the column {REJECT} that transform returns must hold the reason as a string, or a code and a reason",
-            found=kind.simpleString(),
-            expected="string, or struct<code:string,reason:string>",
-            next_step="Return the reason, and NULL for a good row.",
-        )
+    fields = {field.name: field.dataType for field in kind.fields} if isinstance(kind, StructType) else {}
+    check_reject_column(kind, fields, lambda one: isinstance(one, StringType), kind.simpleString())
     return frame.withColumnRenamed(REJECT, COLUMN)
 
 
@@ -61,8 +50,8 @@ def count_accepted(frame: DataFrame) -> int:
         return execution(frame).toRdd().count()
     given = F.col(COLUMN)
     kind = frame.schema[COLUMN].dataType
-    has_code = isinstance(kind, StructType) and sorted(kind.names) == [*_FIELDS]
-    said = [given[name] for name in _FIELDS] if has_code else [given]
+    has_code = isinstance(kind, StructType) and sorted(kind.names) == [*REJECT_FIELDS]
+    said = [given[name] for name in REJECT_FIELDS] if has_code else [given]
     observed = execution(frame.observe(COLUMN, F.count_if(F.coalesce(*said).isNull())))
     observed.toRdd().count()
     return observed.observedMetrics().apply(COLUMN).getLong(0)
@@ -98,7 +87,7 @@ def are_rejected(column: Any) -> Any:
     """Tell of each row whether it is rejected."""
     if not pa.types.is_struct(column.type) or _is_failure(column.type):
         return _compute.is_valid(column)
-    code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in _FIELDS)
+    code, reason = (_compute.is_valid(_compute.struct_field(column, name)) for name in REJECT_FIELDS)
     return _compute.or_(code, reason)
 
 
@@ -122,13 +111,3 @@ def raise_outage(failed: Any) -> None:
 
 def _is_failure(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and kind.get_field_index("error_class") >= 0
-
-
-def reject_of(given: str | Mapping[str, Any]) -> Rejected:
-    """What a letter keeps of a row's value."""
-    if isinstance(given, str):
-        return Rejected(rejected(given))
-    if "error_class" in given:
-        error = LetterError(given["error_class"], given["text"], traceback=given["traceback"])
-        return Rejected(error, "raised", given["attempts"])
-    return Rejected(rejected(given["reason"], given["code"]))

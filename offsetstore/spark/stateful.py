@@ -17,7 +17,7 @@ from uuid import UUID
 
 from offsetstore.errors import FunctionFailed, OffsetGap, RowsRefused, UnsupportedQuery
 from offsetstore.offsets import TopicPartition, count_offsets, describe
-from offsetstore.processing.blame import speaks_for_itself
+from offsetstore.processing.blame import raise_own, speaks_for_itself
 from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan
 from offsetstore.processing.policies import naming_record
 from offsetstore.processing.unit import BatchMark, PlanOutdated, Rows, Stopwatch, Stored, Unit, Written
@@ -131,7 +131,7 @@ def among(failed: FunctionFailed, batch: MicroBatch) -> RowsRefused:
     :raises Exception: Spark's own, for all else: a lost executor, a state file that can't be read.
     """
     if not (is_of_function(failed) or speaks_for_itself(failed)):
-        raise failed.__cause__ or failed from None
+        raise_own(failed)
     place = f"the batch is {describe(batch.ranges)}" if batch.ranges else "the batch has no records"
     return failed.among(batch.ranges, place, stored={}, next_step=failed.next_step)
 

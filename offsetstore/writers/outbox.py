@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
+from offsetstore.protocol.letters import REJECT
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_header_name, is_topic
 from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.batches import KAFKA, Stream, has_headers, without_kafka
@@ -75,7 +76,7 @@ class Outbox:
                 found={name: str(kind) for name, kind in types.items()},
                 expected=_EXPECTED if self.topic is None else {**_EXPECTED, "topic": "none"},
                 next_step="Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."
-                if "_reject" in types
+                if REJECT in types
                 else "Correct what transform returns; the key decides the partition.",
             )
 

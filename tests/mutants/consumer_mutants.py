@@ -16,7 +16,8 @@ _UNPINNED: Final = (
     "test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed"
 )
 _CHECK: Final = (
-    'outputs.check(claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()})'
+    'outputs.check_tables(claim, {name: pa.schema([*cast("Any", one), coordinates]) '
+    "for name, one in outputs.schemas.items()})"
 )
 _CAME_BACK: Final = (
     "tests/unit/processing/test_put_back.py::test_a_replay_that_was_read_before_a_partition_came_back_writes_nothing"
@@ -238,13 +239,13 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "handled-without-rows",
-        ("consumer:ComputedRecords.accepted", "... if self.is_handled else self.with_rows", "self.with_rows"),
+        ("ComputedPart.accepted", "... if self.is_handled else self.with_rows", "self.with_rows"),
         tests=(f"{_DELIVERIES}test_bad_records_among_many_for_which_a_handler_returns_nothing",),
         why="Where most records make no rows, some bad ones would end the consumer.",
     ),
     mutant(
         "tables-after-the-calls",
-        ("handled:handled", "outputs.check(...)", ""),
+        ("handled:handled", "outputs.check_tables(...)", ""),
         (
             "handled:handled",
             "by_record, failed = _as_rows(...)",

@@ -183,7 +183,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "attempts-that-end-in-a-stop",
         (
-            "Recovery._count",
+            "Recovery._prepare_retry",
             "self._store(plan, failed)\nif ending is not None: ...",
             "if ending is None: self._store(plan, failed)\nelse: ...",
         ),
@@ -199,7 +199,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
         "attempts-count",
         (
-            "Recovery._count",
+            "Recovery._decide",
             "1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))",
             "(mine.attempts if self._settings.independent else highest.get(tp, 0)) or 1",
         ),
@@ -208,7 +208,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "attempts-per-record",
-        ("Recovery._count", "mine.attempts if self._settings.independent else highest.get(tp, 0)", "mine.attempts"),
+        ("Recovery._decide", "mine.attempts if self._settings.independent else highest.get(tp, 0)", "mine.attempts"),
         tests=(f"{_UNIT}test_attempts_of_a_partition_add_up_until_it_moves_on",),
         why="Errors that come and go would hold up the partition without end: each has retries of its own.",
     ),
@@ -268,7 +268,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "letters-before-a-stop",
-        ("Recovery._count", "_end_before(run, part, found)", ""),
+        ("Recovery._prepare_retry", "_end_before(run, part, found)", ""),
         tests=(
             f"{_UNIT}test_a_stop_makes_no_letter_of_a_record_that_needs_one_after_it",
             f"{_UNIT}test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about",
@@ -284,7 +284,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "verdicts-before-a-stop",
-        ("Recovery._count", "replace(ending, **...)", "ending"),
+        ("Recovery._prepare_retry", "replace(ending, **...)", "ending"),
         tests=(f"{_UNIT}test_a_record_that_was_told_apart_by_later_ones_stays_a_letter_before_a_stop",),
         why="A record would be doubtful again, and the record at which the query ends would never be named.",
     ),
@@ -300,7 +300,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "failures-from-before-a-wait",
-        ("Recovery._count", "run.suspects = dict.fromkeys(run.suspects)", ""),
+        ("Recovery._prepare_retry", "run.suspects = dict.fromkeys(run.suspects)", ""),
         tests=(f"{_UNIT}test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits",),
         why="A record that failed during an outage, and was not tried again after it, would become a letter.",
     ),
@@ -314,13 +314,13 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-record-that-nothing-is-compared-with",
-        ("Recovery._failed", "[] if part.accepted else ...", "[] if part.numbers else ..."),
+        ("Recovery._pass_uncomputable", "[] if part.accepted else ...", "[] if part.numbers else ..."),
         tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
         why="A bug in a function would make letters of all records of a slow topic.",
     ),
     mutant(
         "a-reject-that-others-are-compared-with",
-        ("Careful.with_rows", "n not in self.rejected and ...", "..."),
+        ("ComputedPart.with_rows", "n not in self.rejected and ...", "..."),
         tests=(
             "tests/unit/spark/test_careful.py::test_a_rejected_record_makes_no_rows_and_is_not_computed_after_those_that_fail",
         ),
@@ -328,7 +328,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "a-function-that-fails-for-a-good-record-later",
-        ("Careful.fail_again", "self.with_rows[:1] if failed else ()", "()"),
+        ("ComputedPart.fail_again", "self.failing(self.with_rows[:1]).values() if failed else ()", "()"),
         tests=("tests/unit/spark/test_careful.py::test_a_good_record_that_fails_too_shows_that_none_is_to_blame",),
         why="A service that goes down while a record is tried again would use up its retries.",
     ),
@@ -392,7 +392,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "limit-of-the-whole-batch",
-        ("Recovery._check_count", "run.letters + _letters_in(dead)", "_letters_in(dead)"),
+        ("Recovery._check_count", "run.letters + _count_letters(dead)", "_count_letters(dead)"),
         tests=(f"{_UNIT}test_the_limit_is_one_for_all_parts_of_a_batch",),
         why="A large batch could have the limit's number of letters in each of its parts.",
     ),

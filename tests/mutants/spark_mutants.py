@@ -225,7 +225,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "functions-with-chance",
-        ("policies:blame_failed", "delivery.repeats", "lambda: True"),
+        ("blame_uncomputable", "delivery.repeats", "lambda: True"),
         tests=(f"{_RUNNER}test_of_rows_that_differ_each_time_no_record_is_shown_to_be_the_one_that_cant_be_computed",),
         why="A function that fails by chance would have an innocent record named, with the command that skips it.",
     ),
@@ -245,7 +245,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
         "records-before-it-of-what-is-kept",
         (
             "Buffered.write",
-            "blame_failed(failed, delivery, delivery.ranges, claim)",
+            "blame_uncomputable(failed, delivery, delivery.ranges, claim)",
             "self._alone.blame_failed(failed, delivery, stored)",
         ),
         tests=(f"{_COMPUTED}[way2-0]",),
@@ -326,13 +326,13 @@ PLACEMENT: Final[tuple[Mutant, ...]] = (
 TARGETS: Final[tuple[Mutant, ...]] = (
     mutant(
         "target-found-by-the-driver",
-        ("spark:Outputs._check", "writer.resolve_table(connection)", "repr(writer)"),
+        ("CheckedOutputs._check", "writer.resolve_table(connection)", "repr(writer)"),
         tests=(_FOUND,),
         why="Executors do not run the listeners of the driver's engine: their rows went to another schema.",
     ),
     mutant(
         "target-of-each-sink",
-        ("spark:Outputs.__init__", "copy(writer)", "writer"),
+        ("CheckedOutputs.__init__", "copy(writer)", "writer"),
         tests=(_FOUND,),
         why="A writer that serves two stores would carry the first one's schema into the second.",
     ),

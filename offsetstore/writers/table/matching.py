@@ -9,6 +9,7 @@ from difflib import get_close_matches
 import pyarrow as pa
 
 from offsetstore.errors import ColumnMismatch, MissingPrivilege
+from offsetstore.protocol.letters import REJECT
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
 from offsetstore.writers.table.catalogue import Column, TableName
 from offsetstore.writers.table.conversions import conversion
@@ -92,7 +93,7 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
         near = _near(name, columns)
         problem = "is not in the table" + (f" (did you mean {near}?)" if near else "")
         step = f"Rename it to {near}." if near else f"Drop {name} in the transform, or add it to the table."
-        if name == "_reject":
+        if name == REJECT:
             step = "Give the sink dead_letters=DeadLetters(), which keeps the records that are rejected."
         mismatch.add(name, problem, found=str(arrow), next_step=step)
     elif column.computed:

@@ -50,8 +50,8 @@ from offsetstore.errors import (
 )
 from offsetstore.postgres.letters import read_headers
 from offsetstore.processing import handling
-from offsetstore.processing.letters import Requests
 from offsetstore.processing.plan import BatchInfo
+from offsetstore.processing.put_back import Requests
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled
 from offsetstore.protocol.letters import Headers, Payload

@@ -20,8 +20,11 @@ from offsetstore import (
     TopicPartition,
 )
 from offsetstore.consumer import Consumer
+from offsetstore.consumer import delivery as module
 from offsetstore.consumer.consumer import Membership
+from offsetstore.consumer.delivery import ComputedRecords
 from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, batch_of, read_messages
 from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.processing.handled_rows import schema_of
@@ -245,3 +248,19 @@ def test_a_handler_s_schema_is_read_without_spark() -> None:
     ):
         with pytest.raises(ConfigurationError):
             schema_of(wrong)
+
+
+@pytest.mark.behaviour("DLQ-11")
+def test_each_key_is_digested_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    digested: list[bytes | None] = []
+
+    def digest(_: TopicPartition, key: bytes | None) -> bytes | None:
+        digested.append(key)
+        return key
+
+    monkeypatch.setattr(module, "digest", digest)
+    keys = [b"a", None, b"a"]
+    records = [Record(P0, n, Payload(key, None, (), 0, 0)) for n, key in enumerate(keys)]
+    part = ComputedRecords.of(records, Outputs(lambda given: given, Append("payments")), {}, rejected={})
+    assert [part.keys.get(number) for number in part.numbers] == keys
+    assert digested == keys

@@ -26,7 +26,7 @@ from offsetstore.errors import (
 )
 from offsetstore.processing.blame import Halve, TooManyFailed
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.letters import PutBack
+from offsetstore.processing.put_back import PutBack
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.events import IdleWorkChanged, LettersReplayed
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, NewLetter, Payload, digest, rejected
@@ -813,7 +813,7 @@ def test_a_sequence_of_an_earlier_topic_protects_no_newer_row(store: InMemoryOff
 def test_a_paused_group_replays_nothing_and_a_pause_ends_a_long_replay(
     store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offsetstore.processing.letters.MOST", 2)
+    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
     give_up(claim, {offset: f"{offset}" for offset in range(5)})
     request(store)
     assert run(claim, Job(meanwhile=[lambda: store.pause(GROUP, reason="maintenance")])) == 2
@@ -827,7 +827,7 @@ def test_a_paused_group_replays_nothing_and_a_pause_ends_a_long_replay(
 def test_a_replay_makes_way_for_batches_when_its_time_is_up(
     store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offsetstore.processing.letters.MOST", 2)
+    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
     give_up(claim, {offset: f"{offset}" for offset in range(5)})
     request(store)
     assert run(claim, Job(), seconds=0) == 2
@@ -879,7 +879,7 @@ def test_a_job_that_is_being_stopped_writes_no_letters_any_more(
 def test_what_was_replayed_before_an_error_is_told(
     store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offsetstore.processing.letters.MOST", 2)
+    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
     give_up(claim, {1: "a", 2: "b", 3: "c"})
     request(store)
 

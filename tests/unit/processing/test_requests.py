@@ -10,8 +10,8 @@ import pytest
 
 from offsetstore import Append, Claim, DeadLetters, OffsetStore, TransactionalSink
 from offsetstore.errors import CommitUnknown, LockTimeout, ProtocolMisuse, StaleClaim
-from offsetstore.processing import letters as module
-from offsetstore.processing.letters import Requests
+from offsetstore.processing import put_back as module
+from offsetstore.processing.put_back import Requests
 from offsetstore.processing.unit import PlanOutdated
 from offsetstore.testing import InMemoryOffsetStore
 

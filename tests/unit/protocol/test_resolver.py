@@ -15,6 +15,7 @@ from offsetstore.errors import (
     LogTruncated,
     OffsetOutOfRange,
     OffsetsDisagree,
+    StartError,
     StoreRewound,
     TopicRecreated,
     WrongCluster,
@@ -186,6 +187,16 @@ def test_a_copy_beyond_the_row_stops_the_start(epoch: int, prefer: str) -> None:
     assert (caught.value.topic_partition, caught.value.found) == (P0, "offset 40 stored")
     assert caught.value.expected == f"at least 60, copied by store {US}, epoch {epoch}"
     assert 'on_rewound="stored"' in caught.value.next_step
+
+
+@pytest.mark.behaviour("CONS-2")
+def test_what_cant_start_for_a_reason_of_its_own_is_passed_over_with_its_error() -> None:
+    passed_over: dict[TopicPartition, StartError] = {}
+    start = resolve({P0: row(40), P1: row(40)}, kafka({0: (50, 100), 1: (0, 100)}), passed_over=passed_over)
+    assert start.offsets == {P1: 40}
+    assert {tp: (type(error), error.topic_partition) for tp, error in passed_over.items()} == {
+        P0: (OffsetOutOfRange, P0)
+    }
 
 
 @pytest.mark.behaviour("START-6")

@@ -13,11 +13,11 @@ import pytest
 from offsetstore import Append, OffsetRange, TopicPartition
 from offsetstore.errors import FunctionFailed
 from offsetstore.processing.blame import Halve
+from offsetstore.processing.by_record import RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.protocol.letters import LetterError
 from offsetstore.spark import careful
 from offsetstore.spark.careful import Careful, OfRanges
-from offsetstore.writers.arrow.by_record import RowsByRecord
 
 P0 = TopicPartition("payments", 0)
 
@@ -42,7 +42,17 @@ def part(computation: Any) -> Careful:
     failed = {number: FunctionFailed(f"at {number}") for number in (0, 3)}
     numbering = OfRanges({TopicPartition("payments", 0): OffsetRange(0, 4)})
     rows = RowsByRecord(Append("payments"), pa.table({"a": [1]}), array("q", [0, 0, 0, 1, 1]))
-    return Careful(numbering, False, [0, 1, 2, 3], {}, {}, failed, computation, {"": rows})  # noqa: FBT003
+    return Careful(
+        numbers=[0, 1, 2, 3],
+        keys={},
+        rejected={},
+        failed=failed,
+        replaces_in_order=False,
+        outputs={"": rows},
+        failing=computation.failing,
+        numbering=numbering,
+        _records=computation,
+    )
 
 
 @pytest.mark.behaviour("DLQ-15")

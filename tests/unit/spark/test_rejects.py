@@ -9,8 +9,9 @@ import pytest
 
 from offsetstore.errors import RowsRefused
 from offsetstore.processing.delivery import Rejected
+from offsetstore.processing.outputs import reject_of
 from offsetstore.protocol.letters import LetterError
-from offsetstore.spark.rejects import COLUMN, are_rejected, none_rejected, reject_of
+from offsetstore.spark.rejects import COLUMN, are_rejected, none_rejected
 
 arrow = cast("Any", pa)
 STRUCT = arrow.struct([("code", arrow.string()), ("reason", arrow.string())])

@@ -1,0 +1,404 @@
+"""How dead letters are put back into the results.
+
+`PutBack` replays letters, a batch of no length through the same transform and writers. It locks the letters'
+partitions, writes the rows, marks the letters, and advances by nothing, so that the rows of the partitions show its
+transaction if the answer to COMMIT is lost. Only letters below the stored offset are replayed: the job itself reads the
+records of others. A letter waits for all open letters of its key before it. A request never ends the job: what can't be
+written is dead again, with its new error. If the table no longer fits, all of them stay requested.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from offsetstore.errors import (
+    ColumnMismatch,
+    CommitUnknown,
+    OffsetStoreError,
+    PartitionLost,
+    RowsRefused,
+    SinkError,
+    StaleClaim,
+    UnsafeTarget,
+)
+from offsetstore.processing.between import at_work
+from offsetstore.processing.blame import Halve, TooManyFailed, discover
+from offsetstore.processing.dead_letters import DeadLetters, cause_of, described, name_of
+from offsetstore.processing.delivery import CarefulPart, ComputeLetters, CountedRows
+from offsetstore.processing.pause import is_paused
+from offsetstore.processing.unit import (
+    Along,
+    Decisions,
+    Ending,
+    PlanOutdated,
+    Rows,
+    Unit,
+    commit,
+    only_locks,
+    write_all,
+)
+from offsetstore.protocol import failpoints
+from offsetstore.protocol.events import LettersReplayed
+from offsetstore.protocol.letters import Letter, LetterError, LetterKey
+from offsetstore.protocol.retries import doubled
+from offsetstore.protocol.stored_letters import FailedReplay
+from offsetstore.protocol.work import Work
+from offsetstore.store.claim import Claim
+from offsetstore.store.transaction import Transaction
+
+MOST: Final = 1_000
+"""Letters that are replayed at once."""
+MOST_BYTES: Final = 64 << 20
+
+_EVERY: Final = 5.0  # seconds between two looks for requested letters
+_SELDOM: Final = 300.0  # seconds between two, at most, while replays fail
+_LONGEST: Final = 10.0  # seconds: then a batch comes first
+
+_OUT_OF_ORDER: Final = LetterError(
+    "ReplayOutOfOrder",
+    "the Upsert replaces columns and has no version, and later records of the key did not wait for the letter: a later "
+    "row may be in the table, and would be replaced by this older one. Request it again with forced to do so.",
+)
+_NO_PAYLOAD: Final = LetterError("PayloadMissing", "the letter no longer holds its record")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Replay:
+    """One call of `PutBack.run`: what became of the letters so far.
+
+    :param settled: those that are in the results, or dead again.
+    """
+
+    check: Callable[[], None]
+    settled: set[LetterKey] = field(default_factory=set["LetterKey"])
+    replayed: int = 0
+    without_rows: int = 0
+    failed: int = 0
+
+
+class PutBack:
+    """Replays the letters of a claim's group. `Runner` holds its lock: no batch is written meanwhile."""
+
+    def __init__(self, claim: Claim, settings: DeadLetters, compute: ComputeLetters) -> None:
+        self._claim = claim
+        self._settings = settings
+        self._compute = compute
+        self._terms = claim.terms
+
+    def run(self, check: Callable[[], None] = lambda: None, *, seconds: float = math.inf) -> int:
+        """Replay all that is requested, and can be; return how many letters are in the results now.
+
+        :param check: raises if the job is to stop.
+        :param seconds: begin with no further letters after this time.
+        :raises StaleClaim, CommitUnknown: as a batch does.
+        :raises Exception: any other one that tells nothing of the letters: these are still requested.
+        """
+        claim, run = self._claim, _Replay(check)
+        if not claim.read(lambda session: session.has_requested(claim.group)):
+            return 0
+        with at_work(claim, "replay"):
+            self._run(run, time.monotonic() + seconds)
+        return run.replayed
+
+    def _run(self, run: _Replay, deadline: float) -> None:
+        claim = self._claim
+        try:
+            while not is_paused(claim) and (letters := self._next()):
+                before = len(run.settled)
+                if not run.settled.isdisjoint(letter.key for letter in letters):
+                    break  # requested once more, perhaps by a program that would go on and on
+                self._replay(run, letters)
+                if len(run.settled) == before:
+                    break  # they have changed meanwhile: the next call sees how
+                if time.monotonic() >= deadline:
+                    break
+        finally:
+            if run.settled:
+                claim.observers.on(
+                    LettersReplayed(
+                        group=claim.group, replayed=run.replayed, failed=run.failed, without_rows=run.without_rows
+                    )
+                )
+
+    def _next(self) -> list[Letter]:
+        """The next letters, all of one topic each: one that was created again has other records at the same offsets."""
+        claim = self._claim
+        self._terms = claim.terms
+        # A member replays those of its partitions; a job also those of partitions that Kafka no longer has.
+        own = sorted(self._terms) if claim.is_member else None
+        found = claim.read(
+            lambda session: session.requested_letters(claim.group, claim.topics, own, limit=MOST, max_bytes=MOST_BYTES)
+        )
+        ids: dict[str, str] = {}
+        later: set[bytes | None] = set()
+        letters: list[Letter] = []
+        for one in found:
+            is_same = ids.setdefault(one.topic_partition.topic, one.topic_id) == one.topic_id
+            if is_same and (one.sequence is None or one.sequence not in later):
+                letters.append(one)
+            else:
+                later.add(one.sequence)
+        return letters
+
+    def _replay(self, run: _Replay, letters: Sequence[Letter]) -> None:
+        """Replay these letters, or their halves."""
+        if not letters:
+            return
+        try:
+            run.check()
+            with self._compute(letters) as part:
+                self._write(run, letters, part)
+        except (PlanOutdated, PartitionLost) as outdated:
+            _log.info("a replay is left for later: %s", outdated)
+            return
+        except TooManyFailed as none:
+            self._give_back(run, letters, none.error)
+            return
+        except Halve as halve:
+            if len(letters) == 1:
+                self._give_back(run, letters, halve.why)
+                return
+        else:
+            return
+        middle = len(letters) // 2
+        self._replay(run, letters[:middle])
+        self._replay(run, self._still_first(letters[middle:], letters[:middle]))
+
+    def _still_first(self, letters: Sequence[Letter], before: Sequence[Letter]) -> Sequence[Letter]:
+        """Those that no letter before them keeps waiting: one of the same key may have failed just now."""
+        keys = {letter.sequence for letter in before if letter.sequence is not None}
+        return [letter for letter in letters if letter.sequence not in keys]
+
+    def _write(self, run: _Replay, letters: Sequence[Letter], part: CarefulPart) -> None:
+        failed = {n: FailedReplay(_NO_PAYLOAD) for n, letter in enumerate(letters) if letter.payload is None}
+        failed |= {n: FailedReplay(described(error), "raised") for n, error in part.failed.items()}
+        failed |= {n: FailedReplay(one.error, one.cause) for n, one in part.rejected.items()}
+        misfits = self._claim.read(lambda session: part.misfits(session.connection))
+        failed |= {n: FailedReplay(described(error), "refused") for n, error in misfits.items() if n not in failed}
+        if part.replaces_in_order:
+            late = self._out_of_order(letters)
+            failed |= {number: FailedReplay(_OUT_OF_ORDER) for number in late if number not in failed}
+        is_searched = False
+        while True:
+            kept = _kept(letters, failed)
+            run.check()
+            try:
+                returned = {letters[number].key: why for number, why in failed.items()}
+                self._commit(letters, [letters[n] for n in kept], returned, _or_halve(part.rows_of(kept)))
+            except RowsRefused as refused:
+                if is_searched:
+                    raise Halve(refused) from None
+                found = self._discover(run, letters, part, kept, refused)
+            else:
+                run.replayed += len(kept)
+                run.without_rows += len({*kept}.difference(part.with_rows))
+                run.failed += len(failed)
+                run.settled.update(letters[number].key for number in (*kept, *failed))
+                return
+            failed |= {number: FailedReplay(described(error), cause_of(error)) for number, error in found.items()}
+            is_searched = True
+
+    def _out_of_order(self, letters: Sequence[Letter]) -> list[int]:
+        """Those that later records of their keys may have overtaken.
+
+        These wait in the job only if it has sequences, and not if they are of the topic's next life. Nor have they
+        waited if another run of the job had no sequences, or no dead letters at all.
+        """
+        rows = self._claim.offsets()
+
+        def waits(letter: Letter) -> bool:
+            row = rows.get(letter.topic_partition)
+            is_current = row is None or letter.topic_id in {"", row.topic_id or letter.topic_id}
+            return self._settings.sequence is not None and letter.is_in_sequence and is_current
+
+        return [number for number, letter in enumerate(letters) if not letter.forced and not waits(letter)]
+
+    def _discover(
+        self, run: _Replay, letters: Sequence[Letter], part: CarefulPart, kept: Sequence[int], refused: RowsRefused
+    ) -> Mapping[int, RowsRefused]:
+        """Find the letters that are refused, on top of all that are accepted: a parent's letter saves its child's."""
+        numbers = sorted({*kept}.intersection(part.with_rows))
+        return discover(
+            self._claim,
+            self._stored(letters),
+            numbers,
+            part.keys,
+            lambda work, some: write_all(_or_halve(part.rows_of(some)), work),
+            refused=refused,
+            seconds=self._settings.seconds,
+            limit=None,
+            check=run.check,
+            hint=part.hinted,
+        ).dead
+
+    def _commit(
+        self,
+        letters: Sequence[Letter],
+        kept: Sequence[Letter],
+        failed: Mapping[LetterKey, FailedReplay],
+        rows: Mapping[str, Rows],
+    ) -> None:
+        """Write the rows and mark their letters, and return those that failed, in one transaction.
+
+        :param letters: those whose partitions are advanced by nothing.
+        """
+        keys = {letter.key for letter in kept} | failed.keys()
+        settled = [letter for letter in letters if letter.key in keys]
+        along = _Settled(settled, kept, failed)
+        commit(self._claim, Unit(self._stored(letters), rows, [along], Ending.TOUCH, terms=self._terms))
+
+    def _give_back(self, run: _Replay, letters: Sequence[Letter], error: Exception) -> None:
+        """None of them can be computed or written, for a reason that no single one of them shows."""
+        if len(letters) > 1:  # its text may quote one record, and would be in the letters of others
+            text = f"{len(letters)} letters were computed together, and failed. The first error was {name_of(error)}"
+            failed = FailedReplay(LetterError(name_of(error), text), "raised")
+        elif isinstance(error, RowsRefused):
+            failed = FailedReplay(described(error), cause_of(error))
+        else:  # the rows of one letter are too many, or its writer fails
+            failed = FailedReplay(LetterError(type(error).__name__, str(error)), "raised")
+
+        try:
+            self._commit(letters, [], {letter.key: failed for letter in letters}, {})
+        except (PlanOutdated, PartitionLost) as outdated:
+            _log.info("letters that can't be replayed are left for later: %s", outdated)
+        else:
+            run.failed += len(letters)
+            run.settled.update(letter.key for letter in letters)
+
+    def _stored(self, letters: Sequence[Letter]) -> Decisions:
+        """Decisions that lock each of their partitions at the stored offset: there is nothing to advance by."""
+        rows = self._claim.offsets()
+        partitions = sorted({letter.topic_partition for letter in letters})
+        if any(tp not in rows for tp in partitions):
+            raise PlanOutdated("a partition of a letter has no row")
+        return only_locks({tp: rows[tp].next_offset for tp in partitions})
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled(Along):
+    """The letters that a replay settles: those whose rows it writes, and those that are dead again."""
+
+    letters: Sequence[Letter]
+    replayed: Sequence[Letter]
+    returned: Mapping[LetterKey, FailedReplay]
+
+    def begin(self, tx: Transaction) -> None:
+        """Lock the letters.
+
+        :raises PlanOutdated: they have changed since they were read.
+        """
+        if not tx.lock_letters(self.letters):
+            raise PlanOutdated("letters were decided about meanwhile")
+
+    def end(self, tx: Transaction) -> None:
+        """Mark them."""
+        tx.settle_letters(self.replayed, self.returned)
+        failpoints.reach("letters_replayed")
+
+
+@dataclass(frozen=True, slots=True)
+class _OrHalve:
+    """Rows whose writer may fail for a reason that is in a single letter."""
+
+    rows: Rows
+
+    def write(self, work: Work) -> int:
+        """Write the rows; return their number.
+
+        :raises RowsRefused: the database refuses them.
+        :raises Halve: so does the writer.
+        """
+        try:
+            return self.rows.write(work)
+        except (RowsRefused, ColumnMismatch, UnsafeTarget):
+            raise
+        except SinkError as error:
+            raise Halve(error) from error
+
+
+def _or_halve(outputs: Mapping[str, CountedRows]) -> dict[str, Rows]:
+    return {name: _OrHalve(rows) for name, rows in outputs.items()}
+
+
+def _kept(letters: Sequence[Letter], failed: Collection[int]) -> list[int]:
+    """The letters to write: not those that failed, nor those that come later in a failed one's sequence."""
+    stopped: set[bytes] = set()
+    kept: list[int] = []
+    for number, letter in enumerate(letters):
+        if letter.sequence is not None and (number in failed or letter.sequence in stopped):
+            stopped.add(letter.sequence)
+        elif number not in failed:
+            kept.append(number)
+    return kept
+
+
+class Requests:
+    """Looks for requested letters, and has them replayed: before a delivery, while the job is idle, or when told to.
+
+    The runner's lock guards it. ``compute`` is set once the source has begun.
+    """
+
+    def __init__(self, claim: Claim, settings: DeadLetters) -> None:
+        self._claim = claim
+        self._settings = settings
+        self.compute: ComputeLetters | None = None
+        self._next_look = 0.0
+        self._failed_in_a_row = 0
+
+    def drain(self, compute: ComputeLetters) -> int:
+        """Replay all that is requested; see `TransactionalSink.drain`."""
+        return PutBack(self._claim, self._settings, compute).run(self._claim.require_open)
+
+    def look(self, check: Callable[[], None]) -> None:
+        """Replay what is requested, if it is time to look. A request never ends the job.
+
+        :param check: raises if the job is to stop.
+        :raises StaleClaim: as a batch does.
+        """
+        if self.compute is None or time.monotonic() < self._next_look:
+            return
+        began = time.monotonic()
+        try:
+            PutBack(self._claim, self._settings, self.compute).run(check, seconds=_LONGEST)
+            self._failed_in_a_row = 0
+        except StaleClaim:
+            raise
+        except CommitUnknown as error:  # a batch must know; of letters their states tell
+            check()
+            _log.error("dead letters were replayed, or are still requested: %s", error)
+        except Exception as error:  # noqa: BLE001 - it concerns the letters alone
+            check()  # a stop interrupts Spark
+            self._failed_in_a_row += 1
+            text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
+            _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)
+        finally:
+            now = time.monotonic()
+            pause = doubled(_EVERY, self._failed_in_a_row, _SELDOM)  # a handler is called each time
+            self._next_look = now + max(pause, now - began)  # half of the time is for batches
+
+    def look_while_idle(self, is_running: Callable[[], bool]) -> None:
+        """Look while no batch is being written.
+
+        :param is_running: whether the query runs; it may raise if Java is gone.
+        :raises PlanOutdated: the query was stopped, or the claim closed, while it replayed.
+        """
+
+        def check() -> None:
+            if self._claim.is_closed or not is_running():
+                raise PlanOutdated("the query was stopped")
+
+        if time.monotonic() < self._next_look:
+            return
+        try:
+            runs = is_running()
+        except Exception:  # noqa: BLE001 - Java is gone, or busy
+            return
+        if runs:
+            self.look(check)
