@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -15,9 +16,9 @@ import pyarrow as pa
 
 from offsetstore.consumer.outputs import Outputs, TransformRaised, split
 from offsetstore.consumer.records import Record
-from offsetstore.errors import FunctionFailed, RowsRefused, SinkError
+from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.processing.blame import TooManyFailed, find_failing
+from offsetstore.processing.blame import find_failing
 from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
@@ -25,6 +26,7 @@ from offsetstore.protocol.letters import Headers, Letter, Payload, digest
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
 
+_PATIENCE: Final = 5.0  # seconds to find out whether a function makes the same rows again
 _EMPTY: Final = Payload(None, None, None, None, None)
 
 
@@ -196,19 +198,23 @@ class Computation:
         return self._one_by_one(records, failed)
 
     def repeats(self, records: Sequence[Record]) -> bool:
-        """Whether the same records can't be computed twice, and the same rows are made twice of the others."""
+        """Whether the same records can't be computed twice, and the same rows are made twice of the others.
+
+        If that takes long, many can't be computed, and no single one is to blame.
+        """
         try:
-            failing, again = (self._failing(records).keys() for _ in range(2))
+            failing, again = (self._failing(records, seconds=_PATIENCE).keys() for _ in range(2))
             good = [one for n, one in enumerate(records) if n not in failing]
             rows, others = (self._outputs.made(self._claim, self._outputs.given(good)) for _ in range(2))
-        except (TooManyFailed, TransformRaised, SinkError):
+        except Exception:  # noqa: BLE001 - whatever it is, nothing is shown; what ends the search is met by its next look
             return False
         return failing == again and rows.keys() == others.keys() and all(rows[one].equals(others[one]) for one in rows)
 
-    def _failing(self, records: Sequence[Record]) -> dict[int, FunctionFailed]:
+    def _failing(self, records: Sequence[Record], seconds: float = math.inf) -> dict[int, FunctionFailed]:
         """Those that can't be computed, by their places.
 
         :raises TooManyFailed: none of many can be.
+        :raises TimeIsUp: not all were found in so many seconds.
         """
 
         def try_(begin: int, end: int) -> FunctionFailed | int:
@@ -216,7 +222,7 @@ class Computation:
 
         if not isinstance(try_(0, len(records)), FunctionFailed):
             return {}
-        return find_failing(len(records), try_, check=self._check)
+        return find_failing(len(records), try_, seconds=seconds, check=self._check)
 
     def tried(self, records: Sequence[Record]) -> FunctionFailed | int:
         """Compute these together, and forget their rows; return how many there are, or why there are none."""

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from offsetstore.errors import BrokerUnavailable
-from offsetstore.kafka.errors import broker_error
+from offsetstore.kafka.errors import Doing, broker_error
 
 _SECONDS = 30.0
 _LOOK_SECONDS = 0.02
@@ -128,12 +128,14 @@ def produce(
         if failed:
             break
     left = producer.flush(_SECONDS)
-    doing = f"producing to topic {topic}"
+    doing = Doing(f"producing to topic {topic}", permission="WRITE", harmless="some may have been written")
     if failed:
         raise broker_error(failed[0], doing)
     if left:
         raise BrokerUnavailable(
-            f"no answer from Kafka while {doing}", found=f"{left} of {count} records not acknowledged"
+            f"no answer from Kafka while {doing}",
+            found=f"{left} of {count} records not acknowledged",
+            next_step=f"Check bootstrap.servers and that the brokers run; {doing.harmless}.",
         )
     return count
 

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from offsetstore.errors import BrokerError, ConfigurationError
-from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, broker_error, describe, no_answer
+from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe, no_answer
 from offsetstore.kafka.settings.mechanisms import instead_of
 from offsetstore.protocol.background import meanwhile
 
@@ -71,7 +71,7 @@ class Request(Generic[K]):
     a passing error.
     """
 
-    doing: str
+    doing: Doing | str
     ask: Callable[[Any, float], Mapping[K, Future[Any]]]
     accepted: frozenset[int] = frozenset()
     is_empty: Callable[[K, Any], bool] = lambda _key, _result: False
@@ -184,7 +184,7 @@ class Client:
                 return KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 -- librdkafka's code, public all the same
         return request.outcome(key, future)
 
-    def explained(self, error: KafkaError, doing: str, deadline: Deadline) -> BrokerError:
+    def explained(self, error: KafkaError, doing: Doing | str, deadline: Deadline) -> BrokerError:
         """Translate an error of `outcomes`, with what librdkafka has reported meanwhile."""
         return no_answer(error, self._reported, doing, deadline.seconds)
 
@@ -241,7 +241,7 @@ class Client:
             raise Missing(missing)
         return None if again else answer
 
-    def _wait(self, future: Future[Any], doing: str, deadline: Deadline) -> None:
+    def _wait(self, future: Future[Any], doing: Doing | str, deadline: Deadline) -> None:
         while not future.done():
             wait([future], timeout=min(_GLANCE, deadline.rest))
             self._serve(doing)
@@ -254,7 +254,7 @@ class Client:
             time.sleep(min(_GLANCE, rest))
             self._serve("connecting")
 
-    def _serve(self, doing: str) -> None:
+    def _serve(self, doing: Doing | str) -> None:
         """Run librdkafka's callbacks in this thread: nothing else does, and only they report wrong credentials."""
         self._admin.poll(0)
         for error in self._reported:
@@ -263,7 +263,7 @@ class Client:
         if time.monotonic() >= self._patient_until:
             self._patient_until = math.inf
             reported = [describe(error) for error in self._reported]
-            self._on_silence(f"{doing}: {reported[-1]}" if reported else doing)
+            self._on_silence(f"{doing}: {reported[-1]}" if reported else str(doing))
 
 
 def make(kind: Callable[[dict[str, Any]], _T], config: dict[str, Any], settings: Mapping[str, Any]) -> _T:

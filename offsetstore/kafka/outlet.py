@@ -240,8 +240,8 @@ class Outlet:
         try:
             producer.begin_transaction()
             self._is_open = True
-            if suspected := self._produce(producer, rows):
-                return Refusal(suspected=suspected)
+            if by_client := self._produce(producer, rows):
+                return Refusal(by_client=by_client)
             failpoints.reach("outbox_produced")
             # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
             # and raises what has ended the transaction, if no single record has.
@@ -295,7 +295,8 @@ class Outlet:
             del sent  # its error holds this frame, and so the producer
 
     def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901 - the client's answers
-        """Hand the rows to librdkafka; return the first that it refuses by itself, and why."""
+        """Hand the rows to librdkafka; return those that it refuses by itself, and why."""
+        refused: dict[int, str] = {}
         produce = producer.produce
         for place, (row, topic, key, value, headers) in enumerate(rows):
             while True:
@@ -306,21 +307,22 @@ class Outlet:
                         produce(topic, value, key, headers=list(headers))
                 except BufferError as full:
                     if not len(producer):
-                        return {row: f"{full}: set queue.buffering.max.kbytes above the size of a record"}
+                        refused[row] = f"{full}: set queue.buffering.max.kbytes above the size of a record"
+                        break
                     self._flush(producer, until=len(producer) - 1)
                     if self._failed:
-                        return {}
+                        return refused
                     continue
                 except ck.KafkaException as error:
                     if not _is_answer(_cause(error)):
                         raise
-                    return {row: describe(_cause(error))}
+                    refused[row] = describe(_cause(error))
                 break
             if place % _OFTEN == 0:
                 _serve(producer.poll, 0)
                 if self._failed:
                     break
-        return {}
+        return refused
 
     def _note(self, error: ck.KafkaError | None, message: ck.Message) -> None:
         """Keep the report of a record that has failed. To say which row each one is, would cost each one time."""

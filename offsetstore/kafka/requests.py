@@ -11,6 +11,7 @@ from confluent_kafka import admin as ck_admin
 
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.client import Request
+from offsetstore.kafka.errors import Doing
 from offsetstore.offsets import TopicPartition, Watermarks
 
 _ADMIN: Final = cast("Any", ck_admin)  # public, but not marked as exported
@@ -177,7 +178,7 @@ def new_acls(acls: Sequence[Acl]) -> Request[Acl]:
         made = admin.create_acls([binding(acl) for acl in acls], request_timeout=seconds)
         return {acl: made[binding(acl)] for acl in acls}
 
-    return Request(f"creating {len(acls)} ACLs", ask)
+    return Request(Doing(f"creating {len(acls)} ACLs", "ALTER", "some may have been created"), ask)
 
 
 def binding(acl: Acl) -> Any:

@@ -26,6 +26,7 @@ from offsetstore.store.sessions import transaction
 # A claim inserts or updates a row before it reads the identity.
 LOCK_CLAIMS: Final = "LOCK TABLE {s}consumer_groups IN SHARE ROW EXCLUSIVE MODE"
 SET_IDENTITY: Final = "UPDATE {s}store_identity SET store_id = :store_id, home = :home"
+LOCK_OUTBOX: Final = "LOCK TABLE {s}outbox IN SHARE ROW EXCLUSIVE MODE"  # so that nobody takes an id meanwhile
 # Logical replication copies no sequences, and the order of the outbox is that of its ids.
 GO_ON_WITH_IDS: Final = """
 SELECT setval(s.name, greatest(nextval(s.name), o.id, r.id, b.id))
@@ -34,7 +35,6 @@ FROM (SELECT CAST(pg_get_serial_sequence(:table, 'id') AS regclass) AS name) AS 
      (SELECT max(id) AS id FROM {s}outbox_refused) AS r,
      (SELECT max(i.id) AS id FROM {s}outbox_relays CROSS JOIN LATERAL unnest(ids) AS i (id)) AS b
 """
-FORGET_RELAY: Final = "DELETE FROM {s}outbox_relays"  # what it has in Kafka is under the id of before
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,9 @@ class MoveStore(_OfStore):
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
         tx = people(session)
         set_identity(tx, plan.after.store_id, plan.after.home)
-        tx.run(GO_ON_WITH_IDS, table=f"{tx.place}outbox")
+        with needing("let the outbox go on after its ids"):
+            tx.run(LOCK_OUTBOX)
+            tx.run(GO_ON_WITH_IDS, table=f"{tx.place}outbox")
         why = f"from database {plan.before.home or 'unknown'} to {plan.after.home}: {by.reason}"
         return {group: [by.event("moved", owner.token, why)] for group, owner in plan.groups.items()}
 
@@ -125,7 +127,6 @@ class NewStoreId(_OfStore):
 
     def write(self, session: Session, plan: StoreDecided, by: By) -> History:
         set_identity(people(session), plan.after.store_id, plan.after.home)
-        people(session).run(FORGET_RELAY)
         why = f"this database is a copy of store {plan.before.store_id}, and is store {self.store_id} now: {by.reason}"
         history: dict[str, Sequence[HistoryEvent]] = {}
         for group in plan.groups:

@@ -289,7 +289,7 @@ def _of_store(plan: StoreDecided) -> Iterator[Note]:
     if plan.is_empty:
         return
     if plan.before.store_id == plan.after.store_id:
-        others = "No job may run on the other database any more."
+        others = "No job and no relay may run on the other database any more."
         yield Note("Start its jobs.") if plan.executed else _warning(others)
         return
     if plan.executed:

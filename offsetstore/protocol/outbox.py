@@ -305,11 +305,13 @@ class Refusal:
     """A transaction that was aborted because of some of its rows.
 
     :param certain: why, for each row whose topic is missing, or may not be written to.
+    :param by_client: why, for each row that the client itself refuses, whatever the others are.
     :param suspected: the same for rows of which one may be refused, and the others with it; or none, if Kafka or the
         producer is to blame.
     """
 
     certain: Mapping[int, str] = field(default_factory=dict[int, str])
+    by_client: Mapping[int, str] = field(default_factory=dict[int, str])
     suspected: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
@@ -405,7 +407,7 @@ class _Size:
         self._calm = 0
 
     def refused(self, refusal: Refusal, left: Sequence[OutboxRow]) -> None:
-        if refusal.certain:
+        if refusal.certain or refusal.by_client:
             return
         self.rows = max(1, len(left))
         if len(refusal.suspected) > 1:
@@ -546,9 +548,18 @@ def _tried(
     after it, our token is still there, and a new producer has committed something else: so neither Kafka nor another
     relay is to blame. If one row after the other is refused, Kafka is: then the row is tried until it passes.
 
+    What the client refuses by itself needs no trials, but a setting of the relay's may be wrong, so it counts, too.
+
     :raises OutboxUncertain: another database's relay has sent something meanwhile.
     """
     refused = refusal.certain
+    if refusal.by_client:
+        refused = {id_: why for id_, why in refusal.by_client.items() if trials.may_refuse()}
+        left = [row for row in rows if row.id not in refused]
+        kept = [place for place, row in enumerate(left) if row.id in refusal.by_client]
+        if kept and not refused and not kept[0]:
+            yield Pause(refusal.by_client[left[0].id])
+        return refused, left[: max(1, kept[0])] if kept else left
     if not refused:
         yield Check()
         standing, position = yield from _fenced()

@@ -99,7 +99,7 @@ class StartingOffsets:
             return None
         does = [f"reads at most {counted(reads, 'record')}"] if reads else []
         does += [f"leaves out at most {counted(leaves, 'record')}"] if leaves else []
-        if any(start.committed is not None for start in self.starts.values()):
+        if any(start.reason is Reason.ONLY_COMMITTED for start in self.starts.values()):
             return (
                 f"group {self.unknown!r} is taken over at its committed offsets in Kafka, but there are none for "
                 f"{numbered(sorted(starts))}: it {' and '.join(does)} of them. Where these start is decided by "

@@ -282,6 +282,8 @@ def _join(
         found, starting, store_id = _found_fleet(
             store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id
         )
+    if starting is not None:
+        starting = replace(starting, similar=asked.starting.similar, schema=store.database.schema)
     return found, fleet, Acquired(Token(found.epoch, member_id), {}, starting, this_process(), store_id)
 
 

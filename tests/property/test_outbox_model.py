@@ -162,7 +162,9 @@ class World:
             raise BrokerUnavailable("Kafka ended the producer")
         ids = [row.id for row in rows]
         refused = {row.id for row in rows if named(row) in self.kafka.bad}
-        if certain := {id_: "too large" for id_ in refused if id_ % 2}:
+        if by_client := {id_: "too large" for id_ in refused if id_ % 3 == 2}:
+            return Refusal(by_client=by_client)
+        if certain := {id_: "no topic" for id_ in refused if id_ % 2}:
             return Refusal(certain=certain)
         if refused:
             near = {id_ for id_ in ids for one in refused if abs(id_ - one) <= 1}

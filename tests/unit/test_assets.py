@@ -15,7 +15,7 @@ from offsetstore.cli.consume import consume
 from offsetstore.cli.relay import relay
 from offsetstore.errors import ExitCode, OutboxUncertain, RelayFenced, exit_code
 from offsetstore.monitoring import Limits
-from offsetstore.monitoring.processes import DRAIN, FINAL
+from offsetstore.monitoring.processes import DRAIN
 from offsetstore.monitoring.server import PORT
 
 pytestmark = pytest.mark.behaviour("OPS-4")
@@ -88,7 +88,7 @@ def test_a_unit_agrees_with_what_it_runs_on_times_and_exit_codes(name: str) -> N
     assert float(values["TimeoutStartSec"]) > Limits().starting
     assert (values["Type"], values["Restart"]) == ("notify", "on-failure")
     kept = {int(code) for code in values["RestartPreventExitStatus"].split()}
-    assert kept == (FINAL if name == "consumer" else {ExitCode.FENCED})
+    assert kept == ({ExitCode.USAGE, ExitCode.FENCED} if name == "consumer" else {ExitCode.FENCED})
 
 
 def test_the_units_say_who_speaks_to_systemd_and_who_is_sent_sigterm() -> None:

@@ -164,7 +164,7 @@ def test_a_store_that_was_moved_is_told_so_as_planned_and_one_at_home_has_nothin
     plan = run(*moved).stdout.splitlines()
     assert plan[0].startswith(f"Store {store.identity().store_id} would move from database elsewhere to this one, ")
     assert plan[0].endswith(", with 1 group.")
-    assert plan[1] == "No job may run on the other database any more."
+    assert plan[1] == "No job and no relay may run on the other database any more."
     [(digest, options)] = re.findall(r"^Plan (\w+): (.*) does this, or nothing\.$", plan[-1])
     assert run(*moved, "--execute", "--if-plan", "0" * 16).exit_code == 1
     document: dict[str, Any] = json.loads(run(*moved, "--format", "json").stdout)

@@ -104,11 +104,3 @@ def test_a_store_that_was_moved_goes_on_after_the_ids_of_its_outbox(
     assert query("SELECT id, convert_from(value, 'UTF8') FROM outbox WHERE value IS NOT NULL ORDER BY id") == [
         (1, "before"), (41, "after")
     ]  # fmt: skip
-
-
-@pytest.mark.behaviour("OUT-4")
-def test_a_copy_that_is_another_store_now_forgets_the_original_s_relay(offsetstore_database: str, query: Query) -> None:
-    query("INSERT INTO outbox_relays (shard, token, owner, batch) VALUES (0, gen_random_uuid(), 'r', 7)")
-    with OffsetStore.connect(offsetstore_database) as store:
-        store.new_id(reason="staging")
-    assert query("SELECT * FROM outbox_relays") == []

@@ -150,15 +150,15 @@ def test_how_often_it_tries_is_not_the_user_s_to_say() -> None:
 
 
 @pytest.mark.behaviour("OUT-6")
-def test_a_row_that_is_larger_than_the_queue_is_suspected() -> None:
+def test_a_row_that_is_larger_than_the_queue_is_refused() -> None:
     made = outlet_of(**{"queue.buffering.max.kbytes": "1024", "message.max.bytes": "4000000"})
     producer = ck.Producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.kbytes": 1024,
                             "message.max.bytes": 4_000_000})  # fmt: skip
     rows = [OutboxRow(1, "events", None, bytes(2_000_000))]
-    suspected = made._produce(producer, rows)
+    refused = made._produce(producer, rows)
     made.close()
-    assert suspected.keys() == {1}
-    assert "queue.buffering.max.kbytes" in suspected[1]
+    assert refused.keys() == {1}
+    assert "queue.buffering.max.kbytes" in refused[1]
 
 
 @pytest.mark.behaviour("OUT-2")

@@ -19,7 +19,7 @@ SQL = [
     for value in vars(module).values()
     if isinstance(value, str) and "{s}" in value
     if value not in {stored_letters.PRUNE_LETTERS, samples.RECORD_SAMPLES}  # the owner's and the dashboard's
-    if value not in {home.SET_IDENTITY, home.FORGET_RELAY, statements.TAKE_HOME}  # the owner's
+    if value not in {home.SET_IDENTITY, home.GO_ON_WITH_IDS, statements.TAKE_HOME}  # the owner's
 ]
 NEEDS = [
     ("SELECT", r"(?:FROM|JOIN) \{s\}(\w+)"),

@@ -422,6 +422,28 @@ def test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more(tak
 
 
 @pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize(("good", "refused"), [(0, MOST_IN_A_ROW), (2, 750)], ids=["none passes", "some pass"])
+def test_what_the_client_refuses_is_set_aside_at_once_but_not_a_hundred_in_a_row(good: int, refused: int) -> None:
+    """A setting of the relay's may be too small."""
+    aside: list[int] = []
+    waited: list[str] = []
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        by_client = {row.id: "too large" for row in rows if row.id % 8 >= good}
+        return Refusal(by_client=by_client) if by_client else None
+
+    def watch(step: Step) -> None:
+        if isinstance(step, Record):
+            aside.extend(step.refused)
+        elif isinstance(step, Pause) and step.refused:
+            waited.append(step.refused)
+
+    sizes(1_000, send, most=100, watch=watch)
+    assert len(aside) == refused
+    assert {*waited} == ({"too large"} if not good else set())
+
+
+@pytest.mark.behaviour("OUT-6")
 def test_what_is_refused_in_a_row_adds_up_over_errors() -> None:
     refused: list[int] = []
     trials = Trials()

@@ -174,7 +174,7 @@ def test_of_the_processes_of_a_consumer_the_first_is_told(
     with join(store, request("biling")) as first, join(store, request("biling")) as second:
         [warning] = warnings(caplog)
         assert warning.startswith("the store has no offsets of group 'biling'")
-        assert "it reads at most 140 records of payments" in warning
+        assert "it reads at most 140 records of payments. Groups with similar names: 'billing'." in warning
         assert first.starting is not None
         assert second.starting is None
         second.assign([P0, P1])
