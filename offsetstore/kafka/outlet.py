@@ -228,7 +228,7 @@ class Outlet:
 
         :param before_commit: called when all is in the transaction, which nobody sees yet; if it raises, nobody will.
         :return: ``None`` if it was committed. Otherwise it was not, because of some rows, or of Kafka's or the
-            producer's state; begin anew with `fence`.
+            producer's state; begin anew with `fence` if some are suspected or none is named.
         :raises BrokerUnavailable: whether it was committed is not known, or it can't be. Begin anew with `fence`.
         :raises BrokerRefused: Kafka refuses the transaction, whatever its rows are.
         """
@@ -241,6 +241,8 @@ class Outlet:
             producer.begin_transaction()
             self._is_open = True
             if by_client := self._produce(producer, rows):
+                producer.abort_transaction(self._timeout)
+                self._is_open = False
                 return Refusal(by_client=by_client)
             failpoints.reach("outbox_produced")
             # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,

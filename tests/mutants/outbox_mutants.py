@@ -215,6 +215,18 @@ OUTBOX: Final[tuple[Mutant, ...]] = (
         why="A setting that no broker takes would move the whole outbox aside, row by row.",
     ),
     mutant(
+        "relay-counts-what-the-client-refuses",
+        (
+            "outbox:_tried",
+            "{id_: why for id_, why in refusal.by_client.items() if trials.may_refuse()}",
+            "refusal.by_client",
+        ),
+        tests=(
+            f"{_UNIT}test_what_the_client_refuses_is_set_aside_at_once_but_not_a_hundred_in_a_row",
+        ),
+        why="With a limit that is set too low, the relay would move the whole outbox aside.",
+    ),
+    mutant(
         "relay-counts-over-errors",
         ("outbox:relaying", "trials or Trials()", "Trials()"),
         tests=(f"{_UNIT}test_what_is_refused_in_a_row_adds_up_over_errors",),
