@@ -250,5 +250,5 @@ def test_the_sink_is_refused_outside_of_a_streaming_query(world: World) -> None:
 
 
 def test_a_sink_without_a_writer_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
-    with pytest.raises(ConfigurationError, match="must be a writer.*found {}"):
+    with pytest.raises(ConfigurationError, match=r"must be a writer.*found \{\}"):
         TransactionalSink(world.claim(offsetstore_topic(1)), events, into={})
