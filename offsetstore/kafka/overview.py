@@ -15,7 +15,7 @@ from offsetstore.errors import BrokerError, TopicMissing
 from offsetstore.kafka import requests
 from offsetstore.kafka.client import Client, Deadline, with_consumer
 from offsetstore.kafka.committed import consumer_config
-from offsetstore.kafka.errors import MISSING
+from offsetstore.kafka.errors import MISSING, Doing
 from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
@@ -170,7 +170,7 @@ def _group(
     )
 
 
-def _why(client: Client, topic: str, error: ck.KafkaError, doing: str, deadline: Deadline) -> BrokerError:
+def _why(client: Client, topic: str, error: ck.KafkaError, doing: Doing | str, deadline: Deadline) -> BrokerError:
     if error.code() in MISSING:
         return TopicMissing(f"Kafka has no topic {topic}, or not all its partitions")
     return client.explained(error, doing, deadline)
