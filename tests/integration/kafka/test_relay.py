@@ -961,12 +961,10 @@ def lose_ends(kafka: KafkaBroker, topic: str, *, of_offsets: bool) -> None:
     start, producer = last_batch(log)
     assert producer is not None
     os.truncate(log, start)
-    if not of_offsets:
-        kafka.start()
-        return
-    logs = (kafka.directory / "data").glob("__consumer_offsets-*/*.log")
-    [(log, start)] = [(each, start) for each in logs for start, whose in [last_batch(each)] if whose == producer]
-    os.truncate(log, start)
+    if of_offsets:
+        logs = (kafka.directory / "data").glob("__consumer_offsets-*/*.log")
+        [(log, start)] = [(each, start) for each in logs for start, whose in [last_batch(each)] if whose == producer]
+        os.truncate(log, start)
     kafka.start()
 
 

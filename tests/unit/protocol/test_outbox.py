@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
@@ -397,66 +398,61 @@ def test_a_row_is_set_aside_when_two_trials_of_it_have_failed() -> None:
     ]
 
 
+@dataclass
+class Refused:
+    """The rows that were set aside, and why rows were waited with."""
+
+    aside: list[int] = field(default_factory=list[int])
+    waited: list[str] = field(default_factory=list[str])
+
+    def watch(self, step: Step) -> None:
+        if isinstance(step, Record):
+            self.aside.extend(step.refused)
+        elif isinstance(step, Pause) and step.refused:
+            self.waited.append(step.refused)
+
+
 @pytest.mark.behaviour("OUT-6")
 @pytest.mark.parametrize("takes", [None, 50], ids=["none", "one of them"])
 def test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more(takes: int | None) -> None:
     """It may be a format that no broker takes: the control commit has no record."""
-    refused: list[int] = []
-    waited: list[str | None] = []
+    seen = Refused()
 
     def send(rows: Sequence[OutboxRow]) -> Refusal | None:
         return None if rows[0].id == takes else Refusal(suspected={rows[0].id: "invalid"})
 
-    def watch(step: Step) -> None:
-        if isinstance(step, Record):
-            refused.extend(step.refused)
-        elif isinstance(step, Pause) and step.refused:
-            waited.append(step.refused)
-
-    sizes(1_000, send, most=2_000, watch=watch)
+    sizes(1_000, send, most=2_000, watch=seen.watch)
     first = [id_ for id_ in range(1_000) if id_ != takes]
     most = MOST_IN_A_ROW + (takes or 0)
-    assert refused == first[:most]
-    assert len(waited) > 100
-    assert {*waited} == {"invalid"}
+    assert seen.aside == first[:most]
+    assert len(seen.waited) > 100
+    assert {*seen.waited} == {"invalid"}
 
 
 @pytest.mark.behaviour("OUT-6")
 @pytest.mark.parametrize(("good", "refused"), [(0, MOST_IN_A_ROW), (2, 750)], ids=["none passes", "some pass"])
 def test_what_the_client_refuses_is_set_aside_at_once_but_not_a_hundred_in_a_row(good: int, refused: int) -> None:
     """A setting of the relay's may be too small."""
-    aside: list[int] = []
-    waited: list[str] = []
+    seen = Refused()
 
     def send(rows: Sequence[OutboxRow]) -> Refusal | None:
         by_client = {row.id: "too large" for row in rows if row.id % 8 >= good}
         return Refusal(by_client=by_client) if by_client else None
 
-    def watch(step: Step) -> None:
-        if isinstance(step, Record):
-            aside.extend(step.refused)
-        elif isinstance(step, Pause) and step.refused:
-            waited.append(step.refused)
-
-    sizes(1_000, send, most=100, watch=watch)
-    assert len(aside) == refused
-    assert {*waited} == ({"too large"} if not good else set())
+    sizes(1_000, send, most=100, watch=seen.watch)
+    assert len(seen.aside) == refused
+    assert {*seen.waited} == ({"too large"} if not good else set())
 
 
 @pytest.mark.behaviour("OUT-6")
 def test_what_is_refused_in_a_row_adds_up_over_errors() -> None:
-    refused: list[int] = []
-    trials = Trials()
-
-    def watch(step: Step) -> None:
-        if isinstance(step, Record):
-            refused.extend(step.refused)
+    seen, trials = Refused(), Trials()
 
     for _ in range(4):  # a new machine after each error
-        before = len(refused)
-        sizes(1_000, lambda rows: Refusal(suspected={rows[0].id: "invalid"}), most=150, watch=watch, trials=trials)
-        assert len(refused) - before < MOST_IN_A_ROW
-    assert len(refused) == MOST_IN_A_ROW
+        before = len(seen.aside)
+        sizes(1_000, lambda rows: Refusal(suspected={rows[0].id: "invalid"}), most=150, watch=seen.watch, trials=trials)
+        assert len(seen.aside) - before < MOST_IN_A_ROW
+    assert len(seen.aside) == MOST_IN_A_ROW
 
 
 @pytest.mark.behaviour("OUT-6")
