@@ -261,7 +261,7 @@ def test_what_no_record_can_cause_ends_the_search(caplog: pytest.LogCaptureFixtu
     assert (error.offsets, error.stored) == (OffsetRange(32, 64), {P0: OffsetRange(0, 32)})
     assert "first refused at one of the records payments-0 [32, 64)" in str(error)
     assert "reset" not in error.next_step
-    assert "gave up the search: LockTimeout: another session is in the way\n" in caplog.text
+    assert "gave up the search: LockTimeout: another session is in the way" in caplog.messages
     assert "; the search for the cause ended: LockTimeout: another session is in the way; stored before it: " in str(
         error
     )
