@@ -71,11 +71,29 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
     return shortened(what, details)
 
 
-def place_of(error: BaseException, *, others: tuple[str, ...] = ()) -> str | None:
-    """The last line of the user's own code that an error came through; of an installed package if there is no other."""
+def line_of(error: BaseException, *, others: tuple[str, ...] = ()) -> traceback.FrameSummary | None:
+    """The last line of the user's own code that an error came through; of an installed package if there is no other.
+
+    :param others: where code is that is not the user's, beside Python's and ours.
+    """
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS + others)]
     own = [one for one in frames if not one.filename.startswith(_OTHERS)] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else None
+    readable = [
+        one for one in own if one.line
+    ] or own  # extension modules name files that are only where they were built
+    return readable[-1] if readable else None
+
+
+def place_of(error: BaseException, *, others: tuple[str, ...] = ()) -> str | None:
+    """Where that line is, for a terminal."""
+    line = line_of(error, others=others)
+    return None if line is None else f"{line.filename}:{line.lineno}, in {line.name}"
+
+
+def at_line(error: BaseException) -> str:
+    """Return `` at app.py:12``, to follow an error's name; without that line, nothing."""
+    line = line_of(error)
+    return "" if line is None else f" at {Path(line.filename).name}:{line.lineno}"
 
 
 def shortened(what: str, details: Mapping[str, str]) -> tuple[str, dict[str, str]]:

@@ -37,6 +37,7 @@ from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.outages import tells_of_outage
 from offsetstore.text import TRACE, describe_error, describe_other, place_of
 
 if TYPE_CHECKING:
@@ -309,6 +310,8 @@ def main(told: Told, descriptor: int) -> int:
         if (ours := _of_the_store(error)) is not None:
             print_error(*describe_error(ours))
             return exit_code(ours)
+        if tells_of_outage(error):
+            return _tell_raised(told.function, error)
         traceback.print_exc()
         return ExitCode.BUG
     return ExitCode.OK

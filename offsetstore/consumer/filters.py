@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
-from offsetstore.consumer.outputs import place_in
 from offsetstore.consumer.records import Record as PolledRecord
 from offsetstore.errors import ConfigurationError, SinkError
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handling import Record
 from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.text import at_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept
 
 def _of_filter(name: str, cause: BaseException, tp: TopicPartition, place: str) -> SinkError:
     return SinkError(
-        f"the filter {name} raised {type(cause).__name__}{place_in(cause)}",
+        f"the filter {name} raised {type(cause).__name__}{at_line(cause)}",
         topic_partition=tp,
         found=place,
         next_step="Correct the filter, and start the consumer again: nothing was passed over.",

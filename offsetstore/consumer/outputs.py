@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from offsetstore.protocol.letters import REJECT
 from offsetstore.protocol.outages import tells_of_outage
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
+from offsetstore.text import at_line
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
 
@@ -44,7 +44,7 @@ class TransformRaised(Exception):
             return None
         name = type(cause).__name__
         failed = FunctionFailed(
-            f"transform raised {name}{place_in(cause)}",
+            f"transform raised {name}{at_line(cause)}",
             error_class=name,
             text=str(cause),
             traceback="".join(traceback.format_exception(cause)),
@@ -52,15 +52,6 @@ class TransformRaised(Exception):
         )
         failed.__cause__ = cause
         return failed
-
-
-def place_in(error: BaseException) -> str:
-    """The line of the user's own file that the error comes through last; without values of a record."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
-    if not frames:
-        return ""
-    last = [one for one in frames if one.filename == frames[0].filename][-1]
-    return f" at {Path(last.filename).name}:{last.lineno}"
 
 
 class Outputs(CheckedOutputs):

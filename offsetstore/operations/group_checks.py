@@ -42,7 +42,10 @@ LONG_WAIT: Final = timedelta(minutes=5)
 _LONG_START: Final = timedelta(minutes=10)
 _NAMED: Final = 3
 _KAFKA: Final = "-b HOST:PORT"
-_LATE_OUTBOX: Final = "See docs/runbook.md#outboxstalled. Do not start a second relay: it would end the first."
+_LATE: Final = (
+    ": no relay runs, or it waits or falls behind, as its log says. A second relay would end the first: see "
+    "docs/runbook.md#outboxstalled"
+)
 _KAFKA_SILENT: Final = "Not known: Kafka did not answer."
 _ENDED: Final[dict[RunState, str]] = {
     "live": "was last seen",
@@ -332,14 +335,11 @@ class _Checks:
             told.append(f"Kafka refuses {counted(found.refused, 'row')}, set aside until a person decides.")
         if found.rows:
             verb = "waits" if found.rows == 1 else "wait"
-            late = ": no relay runs, or it waits or falls behind, as its log says" if is_late else ""
-            told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka{late}. The oldest was written:")
+            told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka{_LATE if is_late else ''}.")
+            told.append("The oldest was written:")
         at = None if found.oldest is None else _whole(found.oldest)
-        if is_late:
-            return Check("outbox", "bad", " ".join(told), at, _LATE_OUTBOX)
-        if found.refused:
-            return Check("outbox", "attention", " ".join(told), at, self._command("outbox list"))
-        return Check("outbox", "ok", " ".join(told), at)
+        step = self._command("outbox list") if found.refused else ""
+        return Check("outbox", "bad" if is_late else "attention" if found.refused else "ok", " ".join(told), at, step)
 
     def _pinned(self) -> Check:
         contested = self._marked(lambda row: row.contested)

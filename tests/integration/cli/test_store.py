@@ -93,4 +93,7 @@ def test_the_step_for_a_copy_makes_it_another_store_with_a_group_of_its_own_in_k
         assert claim.starting is not None
         assert claim.starting.offsets == {TP: 40}
     result = run(*step("new-id"), url=copy)
-    assert result.stdout.splitlines()[1] == "Give each of its jobs a kafka_group= of its own."
+    assert result.stdout.splitlines()[1:] == [
+        "Give each of its jobs a kafka_group= of its own.",
+        "If the outbox has rows, the original sends them: empty it before a relay starts (docs/outbox.md).",
+    ]

@@ -103,6 +103,32 @@ def test_the_database_s_errors_in_the_function_are_told_as_the_store_s(ended: En
     assert "the connection to the database was lost" in said
 
 
+def test_an_outage_that_ends_the_consumer_is_told_in_three_lines_with_its_line(ended: Ended) -> None:
+    source = """
+from offsetstore.consumer import Consumer
+from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.writers import Append
+
+def rates(batch):
+    raise ConnectionError("the rates are away")
+
+class Once(Consumer):
+    def run(self):
+        rates(None)
+
+def consumer():
+    kafka = {"bootstrap.servers": "localhost:1"}
+    return Once(
+        InMemoryOffsetStore(), "billing", topics=["payments"], kafka=kafka, transform=rates, into=Append("rows")
+    )
+"""
+    code, said = ended(source)
+    assert code == 70
+    assert said.startswith("Error: app:consumer failed: ConnectionError: the rates are away\n  at:        ")
+    assert "app.py:7, in rates\n  next step: " in said
+    assert len(said.splitlines()) == 3
+
+
 def test_a_function_with_arguments_is_told_and_ends_all(ended: Ended) -> None:
     code, said = ended("def consumer(store):\n    pass\n")
     assert code == 2

@@ -299,9 +299,10 @@ def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None
             "bad",
             (
                 "Kafka refuses 1 row, set aside until a person decides. 2 rows wait to be sent to Kafka: no relay "
-                "runs, or it waits or falls behind, as its log says. The oldest was written:"
+                "runs, or it waits or falls behind, as its log says. A second relay would end the first: see "
+                "docs/runbook.md#outboxstalled. The oldest was written:"
             ),
-            "See docs/runbook.md#outboxstalled. Do not start a second relay: it would end the first.",
+            "offsetstore outbox list -g billing",
         ),
         (
             OutboxState(0, None, 3),
