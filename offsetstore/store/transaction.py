@@ -3,6 +3,9 @@
 Inside it the order is fixed: `lock` the partitions (which decides what remains of each range), write with `connection`,
 `advance`. Leaving the block commits. If a row has another token, a range begins above the stored offset, or a lock
 can't be acquired, the transaction ends with nothing written.
+
+The class begins with that, and with what each step checks. Below is what a transaction may carry beside results: marks,
+metadata, dead letters, and records for the outbox.
 """
 
 from __future__ import annotations
@@ -115,35 +118,25 @@ class Transaction:
         self._is_finished = False
         self._is_trial = False
 
+    # -- the block: lock, write, advance, commit
+
+    def __enter__(self) -> Self:
+        # Ask the transaction whether it is open: a generator may end it in another thread than it began in.
+        if _latest.transaction is not None and _latest.transaction.is_open:
+            raise NestedTransaction("a transaction was started inside another one in the same thread")
+        if self._was_used:
+            raise ProtocolMisuse(
+                "a transaction block can be used only once", next_step="Make a new one: store.transaction(claim)."
+            )
+        self._session = self._database.begin(name=self._name, lock_timeout=self._lock_timeout)
+        self._was_used = True
+        _latest.transaction = self
+        return self
+
     @property
     def is_open(self) -> bool:
         """Whether its block has begun and not ended, in this process."""
         return self._session is not None and is_own(self._pid)
-
-    @property
-    def connection(self) -> Any:
-        """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it.
-
-        It returns to its pool. Anything that your SQL leaves in its session (``SET`` without ``LOCAL``, temporary
-        tables, advisory locks) reaches a later transaction, so leave nothing there. After an `Execute` it is closed
-        instead.
-
-        :raises LockFirst: before `lock`, because a stale job could write then.
-        """
-        session, _ = self._require_lock("tx.connection was used before tx.lock")
-        if self._is_finished:
-            raise ProtocolMisuse("tx.connection was used after tx.finish", next_step="Write before it.")
-        self._had_connection = True
-        return session.connection
-
-    @property
-    def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
-        """What remains to be written of each partition that has any, in order of (topic, partition).
-
-        :raises LockFirst: before `lock`.
-        """
-        _, decisions = self._require_lock("tx.ranges was used before tx.lock")
-        return _remaining(decisions)
 
     def lock(
         self,
@@ -232,6 +225,11 @@ class Transaction:
             self._settle_ahead(session, _remaining(decisions), gone)
         return decisions
 
+    def _base(self, tp: TopicPartition) -> int:
+        """The offset on which the partition's range is decided."""
+        stored = self._rows[tp].next_offset
+        return base(tp, stored, self._terms[tp].position) if self._is_manual else stored
+
     def _settle_ahead(
         self,
         session: Session,
@@ -245,10 +243,30 @@ class Transaction:
         )
         self._settled = ranges
 
-    def _base(self, tp: TopicPartition) -> int:
-        """The offset on which the partition's range is decided."""
-        stored = self._rows[tp].next_offset
-        return base(tp, stored, self._terms[tp].position) if self._is_manual else stored
+    @property
+    def connection(self) -> Any:
+        """The SQLAlchemy ``Connection`` to write results with; psycopg's is under it.
+
+        It returns to its pool. Anything that your SQL leaves in its session (``SET`` without ``LOCAL``, temporary
+        tables, advisory locks) reaches a later transaction, so leave nothing there. After an `Execute` it is closed
+        instead.
+
+        :raises LockFirst: before `lock`, because a stale job could write then.
+        """
+        session, _ = self._require_lock("tx.connection was used before tx.lock")
+        if self._is_finished:
+            raise ProtocolMisuse("tx.connection was used after tx.finish", next_step="Write before it.")
+        self._had_connection = True
+        return session.connection
+
+    @property
+    def ranges(self) -> Mapping[TopicPartition, OffsetRange]:
+        """What remains to be written of each partition that has any, in order of (topic, partition).
+
+        :raises LockFirst: before `lock`.
+        """
+        _, decisions = self._require_lock("tx.ranges was used before tx.lock")
+        return _remaining(decisions)
 
     def advance(self, ranges: Mapping[TopicPartition, OffsetRange], *, metadata: object | Keep = KEEP) -> None:
         """Move the stored offsets to the ranges' ends, in one statement, with the results.
@@ -300,6 +318,415 @@ class Transaction:
         self._check_moved(moved, wanted)
         self._check_whole(is_whole=is_whole)
         self._is_finished = True
+
+    def _move(self, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]) -> Advance:
+        return Advance(self._claim.group, self._claim.token, wanted, texts, self._id)
+
+    def _wanted(
+        self, ranges: Mapping[TopicPartition, OffsetRange]
+    ) -> tuple[Session, dict[TopicPartition, OffsetRange]]:
+        session, decisions = self._require_lock("tx.advance was called before tx.lock")
+        for tp, range_ in ranges.items():
+            self._check_remaining(decisions, tp, range_)
+        return session, {tp: ranges[tp] for tp in sorted(ranges)}
+
+    def _check_remaining(
+        self, decisions: Mapping[TopicPartition, Decision], tp: TopicPartition, range_: OffsetRange
+    ) -> None:
+        decision = decisions.get(tp)
+        if decision is None:
+            raise AdvanceMismatch(
+                "tx.advance names a partition that was not locked",
+                topic_partition=tp,
+                found=str(range_),
+                next_step="Lock it in tx.lock.",
+            )
+        if tp in self._advanced:
+            raise AdvanceMismatch(
+                "tx.advance was called twice for one partition",
+                topic_partition=tp,
+                found=str(range_),
+                next_step="Advance it once.",
+            )
+        if range_ != decision.remaining:
+            raise AdvanceMismatch(
+                "tx.advance was given a different range than tx.lock returned",
+                topic_partition=tp,
+                found=str(range_),
+                expected=str(decision.remaining),
+            )
+
+    def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
+        if moved != len(wanted):
+            raise StaleClaim(
+                "the stored offsets changed although they were locked",
+                found=f"{moved} unchanged rows",
+                expected=f"{len(wanted)}",
+            )
+        self._advanced.update(wanted)
+
+    def _check_whole(self, *, is_whole: bool) -> None:
+        if not is_whole:
+            raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
+
+    def check_deferred(self) -> None:
+        """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
+
+        Call it when all rows are written and the offsets advanced: a trigger may compare them.
+
+        :raises RowsRefused: the database refuses the rows.
+        :raises LockFirst: before `lock`.
+        """
+        session, _ = self._require_lock("tx.check_deferred was called before tx.lock")
+        session.check_deferred()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not is_own(self._pid) and self._database.translate(error) is error:
+            return  # a child's own error or exit, which ends nothing but the child
+        session = self._require_session()
+        self._session = None
+        if _latest.transaction is self:
+            _latest.transaction = None
+        try:
+            if error is None:
+                self._check_complete(session)
+        except BaseException as problem:
+            session.rollback()
+            self._raise_ours(problem)
+            raise
+        if error is not None:
+            is_of_session = session.may_have_raised(error)
+            session.rollback()
+            if is_of_session:
+                self._raise_ours(error)
+            return
+        self._commit(session)
+        self._tell_terms()
+
+    def _check_complete(self, session: Session) -> None:
+        if self._lock_error is not None:
+            raise self._lock_error
+        if self._is_trial:
+            raise ProtocolMisuse("a transaction in which rows were tried out ends in a commit")
+        if self._is_manual and self._decisions and not self._is_finished:
+            self._store_marks(session)
+        if self._decisions is not None and not self._is_finished:
+            self._check_whole(is_whole=session.is_whole())
+        for tp, decision in (self._decisions or {}).items():
+            if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
+                raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)
+
+    def _commit(self, session: Session) -> None:
+        try:
+            failpoints.reach("before_commit")
+            session.commit()
+        except BaseException as error:
+            session.rollback()
+            if not isinstance(error, ConnectionLost):
+                self._raise_ours(error)
+                raise
+            before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
+            advanced = Advanced(
+                self._claim.group,
+                self._claim.token,
+                self._name,
+                self._id,
+                before,
+                tuple(self._partitions),
+                wrote=self._had_connection,
+                makes_rows=self._makes_rows,
+                mark=self._batch_mark,
+            )
+            self._settle(advanced, error)
+        failpoints.reach("after_commit")
+
+    def _settle(self, advanced: Advanced, cause: ConnectionLost) -> None:
+        happened: bool | None = None
+        try:
+            settle(self._database, advanced, timeout=self._commit_timeout, cause=cause, moved=self._let_go)
+            happened = True
+        except TransactionLost:
+            happened = False
+            raise
+        finally:
+            self._observers.on(CommitResolved(group=advanced.group, topic_partition=advanced.first, happened=happened))
+
+    def _tell_terms(self) -> None:
+        """Record in the terms what is committed now."""
+        for term in self._terms.values():
+            term.has_row = True
+        for tp, used in self._used_metadata.items():
+            self._terms[tp].forget(used)
+        for tp, range_ in self._settled.items():
+            self._terms[tp].passed(range_, in_sequence=self._is_in_sequence)
+        for tp, offset in self._sequences:
+            self._terms[tp].note_sequence(offset)
+        if self._is_manual:
+            for tp, decision in (self._decisions or {}).items():
+                stored = self._marks.get(tp, self._rows[tp].next_offset)
+                self._terms[tp].position = Position(stored, self._delivered(decision))
+
+    # -- what each step checks: the block, the lock, the claim
+
+    def _require_session(self) -> Session:
+        if self._session is None:
+            raise LockFirst(
+                "the transaction was used outside its with block",
+                next_step="Use it inside `with store.transaction(claim) as tx:`.",
+            )
+        expect_own(self._pid)
+        return self._session
+
+    def _require_lock(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
+        """Return the session and the decisions; raise the error of `lock`, or `LockFirst` if it was not called."""
+        session = self._require_session()
+        if self._lock_error is not None:
+            raise self._lock_error
+        if self._decisions is None:
+            raise LockFirst(too_early)
+        return session, self._decisions
+
+    def _check_token(self, token: Token | None, tp: TopicPartition | None) -> None:
+        expected = self._claim.group_token if tp is None else self._claim.token
+        if token != expected:
+            what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
+            row = self._require_session().group(self._claim.group)
+            self._claim.lose()
+            raise StaleClaim(
+                what,
+                topic_partition=tp,
+                found=f"{token or 'no row'}" + (f", of {row.owner}" if row else ""),
+                expected=str(expected),
+            )
+
+    def _check_topic(self, tp: TopicPartition) -> None:
+        """A misspelt topic would get a row, and the start of any other topic was never resolved."""
+        if tp.topic not in self._claim.topics:
+            raise ConfigurationError(
+                "tx.lock names a topic that the claim does not have",
+                topic_partition=tp,
+                expected=", ".join(self._claim.topics),
+                next_step="Claim it: topics=[...].",
+            )
+
+    def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
+        if not offsets:
+            return
+        claim = self._claim
+        inserted = session.insert_partitions(claim.group, claim.token, offsets)
+        reason = "the partition is new to the claim: it starts at its first range"
+        session.append_history(
+            claim.group,
+            [
+                HistoryEvent("adopt", tp, None, offset, claim.token, claim.owner, reason)
+                for tp, offset in offsets.items()
+                if tp in inserted
+            ],
+        )
+
+    def _locked_terms(self, session: Session, planned: Terms) -> dict[TopicPartition, Term]:
+        """The terms with which this transaction begins, and ends, now that nobody else can take the partitions.
+
+        The claim may have given some back since it planned: to take them anew it needs their locks, so what its terms
+        say is as fresh as the rows.
+        """
+        claim, partitions = self._claim, self._partitions
+        if not self._claim.is_member:
+            terms = claim.new_terms(partitions)
+        else:
+            if taken := [tp for tp in partitions if (row := self._rows.get(tp)) is None or row.token != claim.token]:
+                owner = session.group(claim.group)
+                self._check_token(None if owner is None else owner.token, None)
+                claim.lose({tp: claim.terms[tp] for tp in taken if tp in claim.terms})
+            terms = claim.terms
+        if lost := [tp for tp in partitions if tp not in terms or planned.get(tp, terms[tp]) is not terms[tp]]:
+            raise self._lost(lost)
+        return {tp: terms[tp] for tp in partitions}
+
+    def _lost(self, partitions: Sequence[TopicPartition]) -> PartitionLost:
+        return PartitionLost(
+            "this member of the fleet does not have the partition; nothing was written",
+            topic_partition=partitions[0],
+            expected=f"one of its {len(self._claim.terms)} partitions, in the term in which its records were read",
+        )
+
+    def _let_go(self, rows: Mapping[TopicPartition, LockedRow], owner: Token) -> None:
+        """Give up what this transaction has advanced, if other members of the fleet have it, or have had it, since.
+
+        Then its outcome does not matter to this member: whoever took a partition waited for the end of the transaction,
+        and began where that left it. The member's own records of it are of a term that is over.
+
+        :raises PartitionLost: that is so for all of it.
+        """
+        claim = self._claim
+        if not claim.is_member or owner != claim.group_token:
+            return
+        claim.lose({tp: self._terms[tp] for tp, row in rows.items() if row.token != claim.token})
+        kept = claim.terms
+        if {*rows} == self._advanced and all(kept.get(tp) is not self._terms[tp] for tp in rows):
+            raise PartitionLost(
+                "the answer to COMMIT was lost, and other members of the fleet have gone on with the partition since",
+                topic_partition=min(rows),
+                next_step="Go on with the other partitions: what was not committed is with whoever has this one.",
+            )
+
+    # -- errors
+
+    def _raise_ours(self, error: BaseException) -> None:
+        """Raise our error for a database error, with details of this transaction; return for other errors."""
+        if isinstance(error, BaseExceptionGroup):
+            return
+        ours = self._database.translate(error)
+        if isinstance(ours, ConnectionLost):
+            raise TransactionLost(
+                "the connection to the database was lost; the transaction was rolled back", found=ours.found
+            ) from ours.__cause__
+        if isinstance(ours, LockTimeout) and ours is not self._lock_error:
+            raise LockTimeout(
+                f"could not acquire a lock on the results' tables within {self._lock_timeout:g} s",
+                found=ours.found,
+                next_step="Find out which session holds the locks (pg_stat_activity).",
+            ) from ours.__cause__
+        if ours is not error and isinstance(ours, OffsetStoreError):
+            raise ours from ours.__cause__
+
+    def _not_locked(self, error: LockTimeout) -> LockTimeout:
+        holder = self._database.lock_holder(self._claim.group, self._partitions) if self._partitions else None
+        tp = holder[0] if holder else next(iter(self._partitions), None)
+        return LockTimeout(
+            f"could not acquire the lock within {self._lock_timeout:g} s",
+            topic_partition=tp,
+            found=holder[1] if holder else error.found,
+        )
+
+    # -- manual marking
+
+    def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
+        """Store this offset when the block ends; see `offsetstore.protocol.work.Work`.
+
+        :raises LockFirst: before `lock`.
+        :raises ProtocolMisuse: marking is automatic, or after `finish`.
+        """
+        session, decisions = self._require_lock("tx.mark was called before tx.lock")
+        if not self._is_manual:
+            raise ProtocolMisuse(
+                "tx.mark was called with automatic marking",
+                next_step=_IN_A_FLEET
+                if self._claim.is_member
+                else 'Make the transaction or the sink with marking="manual", or call tx.advance.',
+            )
+        if self._is_finished:
+            raise ProtocolMisuse("tx.mark was called after tx.finish", next_step="Mark before it.")
+        if tp not in decisions:
+            raise AdvanceMismatch(
+                "tx.mark names a partition that was not locked",
+                topic_partition=tp,
+                expected=", ".join(map(str, decisions)) or "no partition: none was locked",
+                next_step="Lock it in tx.lock; an empty range at the end of what was delivered will do.",
+            )
+        earlier = self._marks.get(tp)
+        above = self._rows[tp].next_offset if earlier is None else earlier - 1
+        next_offset = check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
+        if not isinstance(metadata, Keep):
+            self._mark_metadata |= dump(self._claim.formats, [tp], metadata)
+        else:
+            self._mark_metadata.pop(tp, None)  # it was given for an earlier mark
+        session.count_mark()
+        self._marks[tp] = next_offset
+
+    def _delivered(self, decision: Decision) -> int:
+        """Up to where the job was given the partition's records, if the block ends well."""
+        return max(decision.stored, decision.range.until)
+
+    def _store_marks(self, session: Session) -> None:
+        """Advance to the marks.
+
+        A partition without one is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
+        """
+        ranges: dict[TopicPartition, OffsetRange] = {}
+        for tp, decision in (self._decisions or {}).items():
+            if tp in self._marks or decision.outcome is not Outcome.SKIP:
+                stored = self._rows[tp].next_offset
+                ranges[tp] = OffsetRange(stored, self._marks.get(tp, stored))
+        self._settle_ahead(session, ranges)
+        self._move_all(session, ranges, {**self._stored_texts(self._marks), **self._mark_metadata})
+
+    # -- metadata
+
+    def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
+        """The partition's metadata, ``None`` if there is none; see `offsetstore.protocol.work.Work`.
+
+        :raises LockFirst: before `lock`.
+        :raises MetadataError: the deserializer fails.
+        :raises StaleClaim: the row has another token; this transaction has not locked it.
+        :raises PartitionLost: this member of a fleet does not have the partition.
+        """
+        session, _ = self._require_lock("tx.metadata was called before tx.lock")
+        claim = self._claim
+        is_cached = format_of(claim.formats, tp.topic).cache if cache is None else cache
+        term = self._terms.get(tp) or claim.terms.get(tp)
+        if term is None and (is_cached or self._claim.is_member) and (error := claim.no_term(tp)) is not None:
+            raise error
+        if is_cached:
+            return load(claim.formats, tp, None if term is None else term.metadata)
+        row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
+        if row is None:
+            return None
+        if self._claim.is_member and row.token != self._claim.token:
+            raise self._lost([tp])  # it is not locked, and its group may still be the fleet's
+        self._check_token(row.token, tp)
+        return load(claim.formats, tp, row.text)
+
+    def write_metadata(self, tp: TopicPartition, value: object) -> None:
+        """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.
+
+        An `advance` in this transaction keeps it, unless that is given metadata itself. Where letters are replayed,
+        nothing is written: the same function writes batches and letters, and would replace a later offset's note.
+
+        :raises LockFirst: before `lock`.
+        :raises AdvanceMismatch: the partition was not locked, or its range is in the results already.
+        :raises MetadataError: see `offsetstore.Metadata`.
+        :raises ProtocolMisuse: after `finish`.
+        """
+        session, decisions = self._require_lock("tx.write_metadata was called before tx.lock")
+        if self._is_finished:
+            raise ProtocolMisuse("tx.write_metadata was called after tx.finish", next_step="Write before it.")
+        if tp not in decisions:
+            raise AdvanceMismatch(
+                "tx.write_metadata names a partition that was not locked",
+                topic_partition=tp,
+                next_step="Lock it in tx.lock; an empty range will do.",
+            )
+        if decisions[tp].is_stored:
+            raise AdvanceMismatch(
+                "tx.write_metadata names a partition whose range is in the results already: its metadata belongs to a "
+                "later offset, and would be replaced",
+                topic_partition=tp,
+                found=f"range {decisions[tp].range}, stored {decisions[tp].stored}",
+                expected="a partition of tx.ranges, or one locked with an empty range at the stored offset",
+            )
+        if self._is_replay:
+            return
+        self._had_connection = True
+        written = session.write_metadata(self._claim.group, self._claim.token, dump(self._claim.formats, [tp], value))
+        if written != 1:
+            raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
+        self._written_metadata.add(tp)
+
+    def _not_stored(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
+        """Those whose metadata may be written: that of a range which was stored before would replace a later one."""
+        stored = {tp for tp, one in (self._decisions or {}).items() if one.outcome is Outcome.SKIP and one.is_stored}
+        return wanted.keys() - stored if stored else wanted.keys()
+
+    def _stored_texts(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Text]:
+        """What the claim stores for the next advance of these partitions; all of it is used up."""
+        stored = {tp: one for tp in wanted if (one := self._terms[tp].next) is not None}
+        self._used_metadata |= stored
+        return {tp: one.text for tp, one in stored.items() if tp not in self._written_metadata}
+
+    # -- dead letters, and records that are passed over
 
     def write_letters(self, letters: Sequence[NewLetter]) -> None:
         """Keep these records as dead letters, in this transaction, which passes over them.
@@ -367,6 +794,54 @@ class Transaction:
         error = rejected(reason, code)
         self.write_letters([NewLetter(tp, as_offset("offset", offset), "rejected", error, 0, None, payload)])
 
+    def lock_letters(self, letters: Sequence[Letter]) -> bool:
+        """Lock letters that are to be replayed; return whether all of them are as they were read."""
+        session, _ = self._require_lock("tx.lock_letters was called before tx.lock")
+        self._is_replay = True
+        locked = session.lock_letters(self._claim.group, [letter.key for letter in letters])
+        return all(locked.get(one.key) == ChosenLetter.of(one) for one in letters)
+
+    def settle_letters(self, replayed: Sequence[Letter], failed: Mapping[LetterKey, FailedReplay]) -> None:
+        """Mark letters that are locked: those whose rows are written, and those that are dead again."""
+        session, _ = self._require_lock("tx.settle_letters was called before tx.lock")
+        group, owner = self._claim.group, self._claim.owner
+        done = session.mark_replayed(group, [letter.key for letter in replayed], actor=owner) if replayed else 0
+        back = session.return_letters(group, failed, actor=owner) if failed else 0
+        if (done, back) != (len(replayed), len(failed)):
+            raise SinkError(
+                "not all dead letters could be marked; nothing was written",
+                found=f"{done} and {back}",
+                expected=f"{len(replayed)} replayed, {len(failed)} dead again",
+                next_step="Look for a trigger or a rule on the table dead_letters.",
+            )
+
+    def write_failures(self, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
+        """Write the failed attempts at records that are not stored yet. They are absolute, so it may be repeated."""
+        session, _ = self._require_lock("tx.write_failures was called before tx.lock")
+        session.write_failures(self._claim.group, failures)
+        for tp, offset in failures:
+            self._terms[tp].note_failure(offset)
+
+    def note_skipped(self, reasons: Mapping[tuple[TopicPartition, int], str]) -> None:
+        """Write to the history that this transaction passes over these records, and keeps nothing of them."""
+        session, _ = self._require_lock("tx.note_skipped was called before tx.lock")
+        claim = self._claim
+        events = [
+            HistoryEvent("skip", tp, offset, offset + 1, claim.token, claim.owner, writable(reason))
+            for (tp, offset), reason in sorted(reasons.items())
+        ]
+        session.append_history(claim.group, events)
+
+    def touch(self) -> None:
+        """Advance the locked partitions by nothing, so that their rows show that this transaction was committed.
+
+        Like `finish`, it checks deferred constraints, and nothing may be written after it.
+        """
+        session, decisions = self._require_lock("tx.touch was called before tx.lock")
+        self._move_all(session, {tp: decision.remaining for tp, decision in decisions.items()}, {})
+
+    # -- the outbox
+
     def produce(
         self,
         topic: str,
@@ -404,196 +879,7 @@ class Transaction:
             )
         return written
 
-    def lock_letters(self, letters: Sequence[Letter]) -> bool:
-        """Lock letters that are to be replayed; return whether all of them are as they were read."""
-        session, _ = self._require_lock("tx.lock_letters was called before tx.lock")
-        self._is_replay = True
-        locked = session.lock_letters(self._claim.group, [letter.key for letter in letters])
-        return all(locked.get(one.key) == ChosenLetter.of(one) for one in letters)
-
-    def settle_letters(self, replayed: Sequence[Letter], failed: Mapping[LetterKey, FailedReplay]) -> None:
-        """Mark letters that are locked: those whose rows are written, and those that are dead again."""
-        session, _ = self._require_lock("tx.settle_letters was called before tx.lock")
-        group, owner = self._claim.group, self._claim.owner
-        done = session.mark_replayed(group, [letter.key for letter in replayed], actor=owner) if replayed else 0
-        back = session.return_letters(group, failed, actor=owner) if failed else 0
-        if (done, back) != (len(replayed), len(failed)):
-            raise SinkError(
-                "not all dead letters could be marked; nothing was written",
-                found=f"{done} and {back}",
-                expected=f"{len(replayed)} replayed, {len(failed)} dead again",
-                next_step="Look for a trigger or a rule on the table dead_letters.",
-            )
-
-    def touch(self) -> None:
-        """Advance the locked partitions by nothing, so that their rows show that this transaction was committed.
-
-        Like `finish`, it checks deferred constraints, and nothing may be written after it.
-        """
-        session, decisions = self._require_lock("tx.touch was called before tx.lock")
-        self._move_all(session, {tp: decision.remaining for tp, decision in decisions.items()}, {})
-
-    def note_skipped(self, reasons: Mapping[tuple[TopicPartition, int], str]) -> None:
-        """Write to the history that this transaction passes over these records, and keeps nothing of them."""
-        session, _ = self._require_lock("tx.note_skipped was called before tx.lock")
-        claim = self._claim
-        events = [
-            HistoryEvent("skip", tp, offset, offset + 1, claim.token, claim.owner, writable(reason))
-            for (tp, offset), reason in sorted(reasons.items())
-        ]
-        session.append_history(claim.group, events)
-
-    def write_failures(self, failures: Mapping[tuple[TopicPartition, int], Failed]) -> None:
-        """Write the failed attempts at records that are not stored yet. They are absolute, so it may be repeated."""
-        session, _ = self._require_lock("tx.write_failures was called before tx.lock")
-        session.write_failures(self._claim.group, failures)
-        for tp, offset in failures:
-            self._terms[tp].note_failure(offset)
-
-    def mark(self, tp: TopicPartition, next_offset: int, *, metadata: object | Keep = KEEP) -> None:
-        """Store this offset when the block ends; see `offsetstore.protocol.work.Work`.
-
-        :raises LockFirst: before `lock`.
-        :raises ProtocolMisuse: marking is automatic, or after `finish`.
-        """
-        session, decisions = self._require_lock("tx.mark was called before tx.lock")
-        if not self._is_manual:
-            raise ProtocolMisuse(
-                "tx.mark was called with automatic marking",
-                next_step=_IN_A_FLEET
-                if self._claim.is_member
-                else 'Make the transaction or the sink with marking="manual", or call tx.advance.',
-            )
-        if self._is_finished:
-            raise ProtocolMisuse("tx.mark was called after tx.finish", next_step="Mark before it.")
-        if tp not in decisions:
-            raise AdvanceMismatch(
-                "tx.mark names a partition that was not locked",
-                topic_partition=tp,
-                expected=", ".join(map(str, decisions)) or "no partition: none was locked",
-                next_step="Lock it in tx.lock; an empty range at the end of what was delivered will do.",
-            )
-        earlier = self._marks.get(tp)
-        above = self._rows[tp].next_offset if earlier is None else earlier - 1
-        next_offset = check_mark(tp, next_offset, above=above, delivered=self._delivered(decisions[tp]))
-        if not isinstance(metadata, Keep):
-            self._mark_metadata |= dump(self._claim.formats, [tp], metadata)
-        else:
-            self._mark_metadata.pop(tp, None)  # it was given for an earlier mark
-        session.count_mark()
-        self._marks[tp] = next_offset
-
-    def _delivered(self, decision: Decision) -> int:
-        """Up to where the job was given the partition's records, if the block ends well."""
-        return max(decision.stored, decision.range.until)
-
-    def _store_marks(self, session: Session) -> None:
-        """Advance to the marks.
-
-        A partition without one is advanced by nothing: if the answer to COMMIT is lost, its row shows the outcome.
-        """
-        ranges: dict[TopicPartition, OffsetRange] = {}
-        for tp, decision in (self._decisions or {}).items():
-            if tp in self._marks or decision.outcome is not Outcome.SKIP:
-                stored = self._rows[tp].next_offset
-                ranges[tp] = OffsetRange(stored, self._marks.get(tp, stored))
-        self._settle_ahead(session, ranges)
-        self._move_all(session, ranges, {**self._stored_texts(self._marks), **self._mark_metadata})
-
-    def _wanted(
-        self, ranges: Mapping[TopicPartition, OffsetRange]
-    ) -> tuple[Session, dict[TopicPartition, OffsetRange]]:
-        session, decisions = self._require_lock("tx.advance was called before tx.lock")
-        for tp, range_ in ranges.items():
-            self._check_remaining(decisions, tp, range_)
-        return session, {tp: ranges[tp] for tp in sorted(ranges)}
-
-    def _not_stored(self, wanted: Mapping[TopicPartition, OffsetRange]) -> Collection[TopicPartition]:
-        """Those whose metadata may be written: that of a range which was stored before would replace a later one."""
-        stored = {tp for tp, one in (self._decisions or {}).items() if one.outcome is Outcome.SKIP and one.is_stored}
-        return wanted.keys() - stored if stored else wanted.keys()
-
-    def _stored_texts(self, wanted: Collection[TopicPartition]) -> dict[TopicPartition, Text]:
-        """What the claim stores for the next advance of these partitions; all of it is used up."""
-        stored = {tp: one for tp in wanted if (one := self._terms[tp].next) is not None}
-        self._used_metadata |= stored
-        return {tp: one.text for tp, one in stored.items() if tp not in self._written_metadata}
-
-    def metadata(self, tp: TopicPartition, *, cache: bool | None = None) -> object:
-        """The partition's metadata, ``None`` if there is none; see `offsetstore.protocol.work.Work`.
-
-        :raises LockFirst: before `lock`.
-        :raises MetadataError: the deserializer fails.
-        :raises StaleClaim: the row has another token; this transaction has not locked it.
-        :raises PartitionLost: this member of a fleet does not have the partition.
-        """
-        session, _ = self._require_lock("tx.metadata was called before tx.lock")
-        claim = self._claim
-        is_cached = format_of(claim.formats, tp.topic).cache if cache is None else cache
-        term = self._terms.get(tp) or claim.terms.get(tp)
-        if term is None and (is_cached or self._claim.is_member) and (error := claim.no_term(tp)) is not None:
-            raise error
-        if is_cached:
-            return load(claim.formats, tp, None if term is None else term.metadata)
-        row = session.read_metadata(self._claim.group, tp.topic, tp.partition).get(tp)
-        if row is None:
-            return None
-        if self._claim.is_member and row.token != self._claim.token:
-            raise self._lost([tp])  # it is not locked, and its group may still be the fleet's
-        self._check_token(row.token, tp)
-        return load(claim.formats, tp, row.text)
-
-    def write_metadata(self, tp: TopicPartition, value: object) -> None:
-        """Write metadata at the stored offset, or at the one that the transaction advances to; ``None`` clears it.
-
-        An `advance` in this transaction keeps it, unless that is given metadata itself. Where letters are replayed,
-        nothing is written: the same function writes batches and letters, and would replace a later offset's note.
-
-        :raises LockFirst: before `lock`.
-        :raises AdvanceMismatch: the partition was not locked, or its range is in the results already.
-        :raises MetadataError: see `offsetstore.Metadata`.
-        :raises ProtocolMisuse: after `finish`.
-        """
-        session, decisions = self._require_lock("tx.write_metadata was called before tx.lock")
-        if self._is_finished:
-            raise ProtocolMisuse("tx.write_metadata was called after tx.finish", next_step="Write before it.")
-        if tp not in decisions:
-            raise AdvanceMismatch(
-                "tx.write_metadata names a partition that was not locked",
-                topic_partition=tp,
-                next_step="Lock it in tx.lock; an empty range will do.",
-            )
-        if decisions[tp].is_stored:
-            raise AdvanceMismatch(
-                "tx.write_metadata names a partition whose range is in the results already: its metadata belongs to a "
-                "later offset, and would be replaced",
-                topic_partition=tp,
-                found=f"range {decisions[tp].range}, stored {decisions[tp].stored}",
-                expected="a partition of tx.ranges, or one locked with an empty range at the stored offset",
-            )
-        if self._is_replay:
-            return
-        self._had_connection = True
-        written = session.write_metadata(self._claim.group, self._claim.token, dump(self._claim.formats, [tp], value))
-        if written != 1:
-            raise StaleClaim("the row changed although it was locked", topic_partition=tp, found="another token")
-        self._written_metadata.add(tp)
-
-    def _move(self, wanted: Mapping[TopicPartition, OffsetRange], texts: Mapping[TopicPartition, Text]) -> Advance:
-        return Advance(self._claim.group, self._claim.token, wanted, texts, self._id)
-
-    def _check_moved(self, moved: int, wanted: Mapping[TopicPartition, OffsetRange]) -> None:
-        if moved != len(wanted):
-            raise StaleClaim(
-                "the stored offsets changed although they were locked",
-                found=f"{moved} unchanged rows",
-                expected=f"{len(wanted)}",
-            )
-        self._advanced.update(wanted)
-
-    def _check_whole(self, *, is_whole: bool) -> None:
-        if not is_whole:
-            raise UnexpectedCommit("a COMMIT or ROLLBACK inside the transaction ended it, or undid its advance")
+    # -- what is done once, and trials
 
     def mark_batch(self, query_id: uuid.UUID, batch_id: int) -> bool:
         """Record that this transaction holds a stateful query's results of a batch, even if the batch has no ranges.
@@ -620,17 +906,6 @@ class Transaction:
         session, _ = self._require_lock("tx.take_turn was called before tx.lock")
         return session.take_turn(self._claim.group, name, every)
 
-    def check_deferred(self) -> None:
-        """Check deferred constraints now: if COMMIT fails on one, that can't be told from a lost answer.
-
-        Call it when all rows are written and the offsets advanced: a trigger may compare them.
-
-        :raises RowsRefused: the database refuses the rows.
-        :raises LockFirst: before `lock`.
-        """
-        session, _ = self._require_lock("tx.check_deferred was called before tx.lock")
-        session.check_deferred()
-
     def trials(self) -> Savepoints:
         """Return the savepoints with which rows are tried out; the transaction can't be committed after this.
 
@@ -642,262 +917,6 @@ class Transaction:
             raise LockInSavepoint("tx.trials was called inside a savepoint", next_step="Call it right after tx.lock.")
         self._is_trial = True
         return session
-
-    def _check_topic(self, tp: TopicPartition) -> None:
-        """A misspelt topic would get a row, and the start of any other topic was never resolved."""
-        if tp.topic not in self._claim.topics:
-            raise ConfigurationError(
-                "tx.lock names a topic that the claim does not have",
-                topic_partition=tp,
-                expected=", ".join(self._claim.topics),
-                next_step="Claim it: topics=[...].",
-            )
-
-    def _check_remaining(
-        self, decisions: Mapping[TopicPartition, Decision], tp: TopicPartition, range_: OffsetRange
-    ) -> None:
-        decision = decisions.get(tp)
-        if decision is None:
-            raise AdvanceMismatch(
-                "tx.advance names a partition that was not locked",
-                topic_partition=tp,
-                found=str(range_),
-                next_step="Lock it in tx.lock.",
-            )
-        if tp in self._advanced:
-            raise AdvanceMismatch(
-                "tx.advance was called twice for one partition",
-                topic_partition=tp,
-                found=str(range_),
-                next_step="Advance it once.",
-            )
-        if range_ != decision.remaining:
-            raise AdvanceMismatch(
-                "tx.advance was given a different range than tx.lock returned",
-                topic_partition=tp,
-                found=str(range_),
-                expected=str(decision.remaining),
-            )
-
-    def _require_session(self) -> Session:
-        if self._session is None:
-            raise LockFirst(
-                "the transaction was used outside its with block",
-                next_step="Use it inside `with store.transaction(claim) as tx:`.",
-            )
-        expect_own(self._pid)
-        return self._session
-
-    def _require_lock(self, too_early: str) -> tuple[Session, dict[TopicPartition, Decision]]:
-        """Return the session and the decisions; raise the error of `lock`, or `LockFirst` if it was not called."""
-        session = self._require_session()
-        if self._lock_error is not None:
-            raise self._lock_error
-        if self._decisions is None:
-            raise LockFirst(too_early)
-        return session, self._decisions
-
-    def _locked_terms(self, session: Session, planned: Terms) -> dict[TopicPartition, Term]:
-        """The terms with which this transaction begins, and ends, now that nobody else can take the partitions.
-
-        The claim may have given some back since it planned: to take them anew it needs their locks, so what its terms
-        say is as fresh as the rows.
-        """
-        claim, partitions = self._claim, self._partitions
-        if not self._claim.is_member:
-            terms = claim.new_terms(partitions)
-        else:
-            if taken := [tp for tp in partitions if (row := self._rows.get(tp)) is None or row.token != claim.token]:
-                owner = session.group(claim.group)
-                self._check_token(None if owner is None else owner.token, None)
-                claim.lose({tp: claim.terms[tp] for tp in taken if tp in claim.terms})
-            terms = claim.terms
-        if lost := [tp for tp in partitions if tp not in terms or planned.get(tp, terms[tp]) is not terms[tp]]:
-            raise self._lost(lost)
-        return {tp: terms[tp] for tp in partitions}
-
-    def _lost(self, partitions: Sequence[TopicPartition]) -> PartitionLost:
-        return PartitionLost(
-            "this member of the fleet does not have the partition; nothing was written",
-            topic_partition=partitions[0],
-            expected=f"one of its {len(self._claim.terms)} partitions, in the term in which its records were read",
-        )
-
-    def _check_token(self, token: Token | None, tp: TopicPartition | None) -> None:
-        expected = self._claim.group_token if tp is None else self._claim.token
-        if token != expected:
-            what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
-            row = self._require_session().group(self._claim.group)
-            self._claim.lose()
-            raise StaleClaim(
-                what,
-                topic_partition=tp,
-                found=f"{token or 'no row'}" + (f", of {row.owner}" if row else ""),
-                expected=str(expected),
-            )
-
-    def _create(self, session: Session, offsets: dict[TopicPartition, int]) -> None:
-        if not offsets:
-            return
-        claim = self._claim
-        inserted = session.insert_partitions(claim.group, claim.token, offsets)
-        reason = "the partition is new to the claim: it starts at its first range"
-        session.append_history(
-            claim.group,
-            [
-                HistoryEvent("adopt", tp, None, offset, claim.token, claim.owner, reason)
-                for tp, offset in offsets.items()
-                if tp in inserted
-            ],
-        )
-
-    def __enter__(self) -> Self:
-        # Ask the transaction whether it is open: a generator may end it in another thread than it began in.
-        if _latest.transaction is not None and _latest.transaction.is_open:
-            raise NestedTransaction("a transaction was started inside another one in the same thread")
-        if self._was_used:
-            raise ProtocolMisuse(
-                "a transaction block can be used only once", next_step="Make a new one: store.transaction(claim)."
-            )
-        self._session = self._database.begin(name=self._name, lock_timeout=self._lock_timeout)
-        self._was_used = True
-        _latest.transaction = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None and not is_own(self._pid) and self._database.translate(error) is error:
-            return  # a child's own error or exit, which ends nothing but the child
-        session = self._require_session()
-        self._session = None
-        if _latest.transaction is self:
-            _latest.transaction = None
-        try:
-            if error is None:
-                self._check_complete(session)
-        except BaseException as problem:
-            session.rollback()
-            self._raise_ours(problem)
-            raise
-        if error is not None:
-            is_of_session = session.may_have_raised(error)
-            session.rollback()
-            if is_of_session:
-                self._raise_ours(error)
-            return
-        self._commit(session)
-        self._tell_terms()
-
-    def _tell_terms(self) -> None:
-        """Record in the terms what is committed now."""
-        for term in self._terms.values():
-            term.has_row = True
-        for tp, used in self._used_metadata.items():
-            self._terms[tp].forget(used)
-        for tp, range_ in self._settled.items():
-            self._terms[tp].passed(range_, in_sequence=self._is_in_sequence)
-        for tp, offset in self._sequences:
-            self._terms[tp].note_sequence(offset)
-        if self._is_manual:
-            for tp, decision in (self._decisions or {}).items():
-                stored = self._marks.get(tp, self._rows[tp].next_offset)
-                self._terms[tp].position = Position(stored, self._delivered(decision))
-
-    def _check_complete(self, session: Session) -> None:
-        if self._lock_error is not None:
-            raise self._lock_error
-        if self._is_trial:
-            raise ProtocolMisuse("a transaction in which rows were tried out ends in a commit")
-        if self._is_manual and self._decisions and not self._is_finished:
-            self._store_marks(session)
-        if self._decisions is not None and not self._is_finished:
-            self._check_whole(is_whole=session.is_whole())
-        for tp, decision in (self._decisions or {}).items():
-            if decision.outcome is not Outcome.SKIP and tp not in self._advanced:
-                raise Unadvanced(f"the transaction ends without advancing {decision.remaining}", topic_partition=tp)
-
-    def _commit(self, session: Session) -> None:
-        try:
-            failpoints.reach("before_commit")
-            session.commit()
-        except BaseException as error:
-            session.rollback()
-            if not isinstance(error, ConnectionLost):
-                self._raise_ours(error)
-                raise
-            before = {tp: self._rows[tp].transaction_id for tp in sorted(self._advanced)}
-            advanced = Advanced(
-                self._claim.group,
-                self._claim.token,
-                self._name,
-                self._id,
-                before,
-                tuple(self._partitions),
-                wrote=self._had_connection,
-                makes_rows=self._makes_rows,
-                mark=self._batch_mark,
-            )
-            self._settle(advanced, error)
-        failpoints.reach("after_commit")
-
-    def _settle(self, advanced: Advanced, cause: ConnectionLost) -> None:
-        happened: bool | None = None
-        try:
-            settle(self._database, advanced, timeout=self._commit_timeout, cause=cause, moved=self._let_go)
-            happened = True
-        except TransactionLost:
-            happened = False
-            raise
-        finally:
-            self._observers.on(CommitResolved(group=advanced.group, topic_partition=advanced.first, happened=happened))
-
-    def _let_go(self, rows: Mapping[TopicPartition, LockedRow], owner: Token) -> None:
-        """Give up what this transaction has advanced, if other members of the fleet have it, or have had it, since.
-
-        Then its outcome does not matter to this member: whoever took a partition waited for the end of the transaction,
-        and began where that left it. The member's own records of it are of a term that is over.
-
-        :raises PartitionLost: that is so for all of it.
-        """
-        claim = self._claim
-        if not claim.is_member or owner != claim.group_token:
-            return
-        claim.lose({tp: self._terms[tp] for tp, row in rows.items() if row.token != claim.token})
-        kept = claim.terms
-        if {*rows} == self._advanced and all(kept.get(tp) is not self._terms[tp] for tp in rows):
-            raise PartitionLost(
-                "the answer to COMMIT was lost, and other members of the fleet have gone on with the partition since",
-                topic_partition=min(rows),
-                next_step="Go on with the other partitions: what was not committed is with whoever has this one.",
-            )
-
-    def _raise_ours(self, error: BaseException) -> None:
-        """Raise our error for a database error, with details of this transaction; return for other errors."""
-        if isinstance(error, BaseExceptionGroup):
-            return
-        ours = self._database.translate(error)
-        if isinstance(ours, ConnectionLost):
-            raise TransactionLost(
-                "the connection to the database was lost; the transaction was rolled back", found=ours.found
-            ) from ours.__cause__
-        if isinstance(ours, LockTimeout) and ours is not self._lock_error:
-            raise LockTimeout(
-                f"could not acquire a lock on the results' tables within {self._lock_timeout:g} s",
-                found=ours.found,
-                next_step="Find out which session holds the locks (pg_stat_activity).",
-            ) from ours.__cause__
-        if ours is not error and isinstance(ours, OffsetStoreError):
-            raise ours from ours.__cause__
-
-    def _not_locked(self, error: LockTimeout) -> LockTimeout:
-        holder = self._database.lock_holder(self._claim.group, self._partitions) if self._partitions else None
-        tp = holder[0] if holder else next(iter(self._partitions), None)
-        return LockTimeout(
-            f"could not acquire the lock within {self._lock_timeout:g} s",
-            topic_partition=tp,
-            found=holder[1] if holder else error.found,
-        )
 
 
 def _remaining(decisions: Mapping[TopicPartition, Decision]) -> dict[TopicPartition, OffsetRange]:
