@@ -22,6 +22,7 @@ from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
 from offsetstore.processing.handling import Handler, Record
+from offsetstore.processing.plan import BatchInfo
 from offsetstore.protocol.context import current_headers
 from offsetstore.protocol.database import ListedGroup
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey, Payload
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KEEP",
     "Append",
+    "BatchInfo",
     "Broker",
     "Claim",
     "DeadLetter",

@@ -118,9 +118,9 @@ def reset(
     another plan, as has another stored offset unless a job is live, which goes on storing.
 
     The offsets that it sets are pinned: the next start begins there, regardless of what Kafka has committed. If
-    offsets move backwards, their records are processed again: remove their results first, or they will be there twice.
-    An offset that Kafka's log does not hold is refused. Without brokers, --to-offset, --shift-by and --from-file are
-    not checked against the log until the next start.
+    offsets move backwards, their records are processed again: remove their results before the job starts, or they will
+    be there twice. An offset that Kafka's log does not hold is refused. Without brokers, --to-offset, --shift-by and
+    --from-file are not checked against the log until the next start: so give them before you remove results.
 
     The CSV is that of kafka-consumer-groups: --format csv prints the new offsets and nothing else, for --from-file of
     either tool: neither the digest for --if-plan nor evidence of lost records.

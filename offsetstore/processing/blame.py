@@ -56,6 +56,10 @@ _CERTAINLY_TOO_MANY: Final = 1000
 _CHECK_EVERY: Final = 0.1
 """Seconds. To ask Spark whether the query is being stopped takes 3 ms, and a try hardly more than 10."""
 
+_BY_A_FILTER: Final = (
+    " To skip only this record, leave it out in the transform, by its partition and offset. Don't reset the group past "
+    "it: what comes before it is not stored yet, and would be lost."
+)
 _ALONE: Final = object()
 
 _log = logging.getLogger(__name__)
@@ -668,11 +672,13 @@ def blame(
     """Find the first record with which a batch is refused, store those before it, and return the error to raise.
 
     Each part that is tried begins where the batch does, since a row may depend on an earlier one (a balance, a parent).
-    The command that passes over the record is given only where the record is shown to be the cause.
+    The command that passes over the record is given only where the record is shown to be the cause, and what comes
+    before it is stored.
 
     :param refused: the error of the whole batch.
     :param ranges: the batch's records.
-    :param store: writes the given records and advances, in one transaction; ``None`` if nothing is to be stored.
+    :param store: writes the given records and advances, in one transaction; ``None`` if nothing is to be stored, since
+        what comes before them waits in memory.
     :param repeats: tells whether the same rows are made each time. If not, nothing shows the cause.
     :param check: called before each try, and at the end; what it raises passes.
     :param seconds: how long to search; with 0 no part is tried.
@@ -705,7 +711,8 @@ def blame(
         _log.warning("records that the search had accepted were refused when they were stored: %s", again)
         suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
     record = search.record(first) if first else None
-    return named(error, claim, suspects, record, stored, is_cause=is_cause, ended=ended)
+    skip = "" if record is None else _BY_A_FILTER if store is None else _by_a_reset(claim, record)
+    return named(error, suspects, record, stored, is_cause=is_cause, skip=skip, ended=ended)
 
 
 def blame_uncomputable(
@@ -722,7 +729,7 @@ def blame_uncomputable(
     :param store, by_partition: see `blame`.
     :raises Exception: the source's own, if it does not recur, or can't be looked for.
     """
-    if (error := unreadable(failed, delivery, ranges, claim)) is not None:
+    if (error := unreadable(failed, delivery, ranges, None if store is None else claim)) is not None:
         return error
 
     def attempt(part: Ranges, without: Collection[Coordinates]) -> int:
@@ -749,15 +756,19 @@ def blame_uncomputable(
         raise_own(failed)
 
 
-def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim) -> RowsRefused | None:
-    """The error for records that the source itself can't read; ``None`` if it can."""
+def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim: Claim | None) -> RowsRefused | None:
+    """The error for records that the source itself can't read; ``None`` if it can.
+
+    :param claim: where all that comes before these records is stored: a reset may pass over one then.
+    """
     if (next_step := delivery.unreadable()) is None:
         return None
     delivery.sleep(0)  # a source that is being stopped
     error = failed.among(ranges, "the source can't read it", stored={}, next_step=next_step)
     is_one = count_offsets(ranges) == 1
     record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
-    return named(error, claim, ranges, record, {}, is_cause=is_one)
+    skip = "" if record is None or claim is None else _by_a_reset(claim, record)
+    return named(error, ranges, record, {}, is_cause=is_one, skip=skip)
 
 
 def raise_own(failed: FunctionFailed) -> Never:
@@ -767,17 +778,18 @@ def raise_own(failed: FunctionFailed) -> Never:
 
 def named(
     error: RowsRefused,
-    claim: Claim,
     suspects: Ranges,
     record: Coordinates | None,
     stored: Ranges,
     *,
     is_cause: bool,
+    skip: str,
     ended: str = "",
 ) -> RowsRefused:
-    """The same error, which names the record, and gives the command that passes over it if it is the cause.
+    """The same error, which names the record, and says how to pass over it if it is the cause.
 
     :param suspects: the records that include the cause.
+    :param skip: how; empty if there is no way.
     :param ended: what has ended the search for it, if anything has.
     """
     next_step = error.next_step
@@ -785,7 +797,7 @@ def named(
         place = f"first refused at one of the records {describe(suspects)}"
     elif is_cause:
         place = f"first refused at record {record[0]}@{record[1]}"
-        next_step += f" To skip only this record: {_reset_command(claim, record)}"
+        next_step += skip
     else:
         place = f"first refused at record {record[0]}@{record[1]}, but the cause may be any of {describe(suspects)}"
     place += ended
@@ -793,12 +805,12 @@ def named(
     return error.among(suspects, place, stored=stored, next_step=next_step)
 
 
-def _reset_command(claim: Claim, record: Coordinates) -> str:
+def _by_a_reset(claim: Claim, record: Coordinates) -> str:
     """The command that moves the partition's stored offset past the record, if it is still at the record."""
     tp, offset = record
     words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(offset), "--to-offset", str(offset + 1)]
-    return f'{command(*words, schema=claim.database.schema)} --reason "…" --execute'
+    return f' To skip only this record: {command(*words, schema=claim.database.schema)} --reason "…" --execute'
 
 
 class _SearchEnded(Exception):

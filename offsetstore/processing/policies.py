@@ -303,16 +303,21 @@ class Buffered:
         """Compute and keep a delivery, and flush if that is due."""
         self._memory.require_whole()
         watch, claim = Stopwatch(), self._claim
-        with naming_record(delivery, lambda failed: blame_uncomputable(failed, delivery, delivery.ranges, claim)):
-            kept_until = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
-            plan = Plan.of(claim, delivery.ranges, delivery.terms, lambda _: kept_until)
-            watch.lap("plan")
-            if not plan.is_worth_computing(claim):
-                self._check(plan)
-                return None
-            remaining = plan.remaining()
-            create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
+        kept_until = {tp: range_.until for tp, range_ in self._buffer.ranges.items()}
+        plan = Plan.of(claim, delivery.ranges, delivery.terms, lambda _: kept_until)
+        watch.lap("plan")
+        if not plan.is_worth_computing(claim):
+            self._check(plan)
+            return None
+        remaining = plan.remaining()
+        create_rows(claim, plan)  # without a row, and a broker, nothing would show that these records are missing
+        try:
             rows = delivery.rows(remaining)
+        except Exception as error:
+            if not isinstance(error, RowsRefused) and delivery.failed(error) is None:
+                raise
+            self.flush()  # a record is passed over from the stored offset on, which must be at that record
+            return self._write_alone(delivery, stored, remaining)
         check_topics(claim, plan.stored, plan.decisions)
         watch.lap("compute")
         count, size = sum(output.rows for output in rows.values()), sum(output.bytes for output in rows.values())
@@ -320,11 +325,15 @@ class Buffered:
         kept = _Kept(delivery.number, remaining, rows, count, size)
         self._buffer.append(kept)
         if self.is_due and not self._flush_with(kept):
-            written = self._alone.write(delivery, stored)  # which finds the record
-            claim.note_positions({tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()})
-            return written
+            return self._write_alone(delivery, stored, remaining)
         self._tell_delivered()
         return Written({name: output.rows for name, output in rows.items()}, watch.seconds, is_kept=True)
+
+    def _write_alone(self, delivery: Delivery, stored: Stored, remaining: Ranges) -> Written | None:
+        """Write a delivery that has failed by itself, which finds the record, now that all before it is written."""
+        written = self._alone.write(delivery, stored)
+        self._claim.note_positions({tp: Position(range_.until, range_.until) for tp, range_ in remaining.items()})
+        return written
 
     def _tell_delivered(self) -> None:
         ranges = self._buffer.ranges.items()

@@ -1,9 +1,8 @@
 """The sink, and what it asks of Spark; with `offsetstore.local.spark.launch`, the only importer of pyspark."""
 
-from offsetstore.processing.plan import BatchInfo
 from offsetstore.spark.executors.finder import MetadataFinder, metadata_finder
 from offsetstore.spark.run_job import Job, job
 from offsetstore.spark.settings import tuned
 from offsetstore.spark.sink import TransactionalSink
 
-__all__ = ["BatchInfo", "Job", "MetadataFinder", "TransactionalSink", "job", "metadata_finder", "tuned"]
+__all__ = ["Job", "MetadataFinder", "TransactionalSink", "job", "metadata_finder", "tuned"]

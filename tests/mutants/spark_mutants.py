@@ -243,13 +243,11 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-it-of-what-is-kept",
-        (
-            "Buffered.write",
-            "blame_uncomputable(failed, delivery, delivery.ranges, claim)",
-            "self._alone.blame_failed(failed, delivery, stored)",
+        ("Buffered.write", "self.flush()", "None"),
+        tests=(
+            "tests/unit/processing/test_buffered.py::test_a_record_that_can_t_be_computed_is_passed_over_by_the_command",
         ),
-        tests=(f"{_COMPUTED}[way2-0]",),
-        why="With a buffer, a part of a batch would be stored before the batches that are kept.",
+        why="With a buffer, a record would be searched for before the batches that are kept are stored.",
     ),
     mutant(
         "record-that-spark-s-source-can-t-read",

@@ -19,6 +19,7 @@ import pytest
 
 from offsetstore import (
     Append,
+    BatchInfo,
     DeadLetters,
     Execute,
     Handler,
@@ -50,7 +51,6 @@ from offsetstore.errors import (
 )
 from offsetstore.postgres.letters import read_headers
 from offsetstore.processing import handling
-from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.put_back import Requests
 from offsetstore.processing.runner import Runner, Settings, Taken
 from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled

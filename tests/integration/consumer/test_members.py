@@ -24,7 +24,18 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore import Broker, Flush, OffsetRange, OffsetStore, Record, StartingOffsets, Tick, TopicPartition, Work
+from offsetstore import (
+    BatchInfo,
+    Broker,
+    Flush,
+    OffsetRange,
+    OffsetStore,
+    Record,
+    StartingOffsets,
+    Tick,
+    TopicPartition,
+    Work,
+)
 from offsetstore.cli.commands import cli
 from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
 from offsetstore.errors import (
@@ -40,7 +51,6 @@ from offsetstore.errors import (
     TopicMissing,
 )
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.processing.plan import BatchInfo
 from offsetstore.protocol.events import MirrorTried, RecordsDropped
 from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join

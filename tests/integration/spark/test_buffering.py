@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Append, Execute, Flush, TransactionalSink, Upsert, Work
-from offsetstore.spark import BatchInfo
+from offsetstore import Append, BatchInfo, Execute, Flush, TransactionalSink, Upsert, Work
 from tests.support.transforms import traced
 from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World

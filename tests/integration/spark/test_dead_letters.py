@@ -345,7 +345,7 @@ def test_a_record_that_a_decoder_cant_read_is_a_letter_whatever_the_error(
     [
         ({}, 4),
         ({"atomicity": "partition", "task_threshold": 0}, 4),
-        ({"flush": Flush(rows=9)}, 0),
+        ({"flush": Flush(rows=9)}, 4),
     ],
 )
 def test_without_dead_letters_the_error_names_the_record_that_cant_be_computed(

@@ -18,6 +18,7 @@ import offsetstore
 from offsetstore import (
     KEEP,
     Append,
+    BatchInfo,
     Claim,
     DeadLetters,
     Execute,
@@ -29,7 +30,7 @@ from offsetstore import (
     Work,
 )
 from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
-from offsetstore.spark import BatchInfo, metadata_finder
+from offsetstore.spark import metadata_finder
 from tests.support.transforms import traced
 from tests.support.world import SECONDS, World
 

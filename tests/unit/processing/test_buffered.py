@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from offsetstore import Claim, Flush, OffsetRange
+from offsetstore import BatchInfo, Claim, Flush, OffsetRange
 from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
-from offsetstore.processing.plan import BatchInfo
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.testing import InMemoryOffsetStore
@@ -190,6 +189,25 @@ def test_the_first_records_of_a_new_partition_are_not_forgotten_with_the_buffer(
     """Without a broker, the row alone says where its partition begins."""
     started(claim, results).drain_log()
     assert (stored(store), numbers(store)) == ({0: 0, 1: 0}, [])
+
+
+@pytest.mark.behaviour("MARK-4", "DLQ-15")
+@pytest.mark.parametrize("bad", [b"bad", b"?"])
+def test_a_record_that_can_t_be_computed_is_passed_over_by_the_command(
+    store: InMemoryOffsetStore, claim: Claim, results: Results, bad: bytes
+) -> None:
+    log = {P0: [b"0", b"1", b"2", b"3", bad, b"5"], P1: [b"10", b"11", b"12", b"13", b"14", b"15"]}
+    with pytest.raises(RowsRefused, match=r"-t payments:0 --from-offset 4 --to-offset 5 ") as raised:
+        started(claim, results, log=log).drain_log()
+    assert raised.value.offsets == OffsetRange(4, 5)
+    assert (numbers(store), stored(store)) == ([0, 1, 2, 3, 10, 11, 12], {0: 4, 1: 3})
+    claim.close()
+
+    store.reset("billing", {P0: 5}, reason="as the error says")
+    successor = store.claim("billing", topics=["payments"])
+    started(successor, results, log=log).drain_log()
+    successor.close()
+    assert numbers(store) == [0, 1, 2, 3, 5, 10, 11, 12, 13, 14, 15]
 
 
 @pytest.mark.behaviour("MARK-4")

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from offsetstore import (
+    BatchInfo,
     DeadLetter,
     DeadLetters,
     Failure,
@@ -44,7 +45,7 @@ from offsetstore.processing.blame import Halve, TimeIsUp, TooManyFailed, find_fa
 from offsetstore.processing.dead_letters import Choice, as_record
 from offsetstore.processing.letters import CAREFUL, Recovery
 from offsetstore.processing.pause import GroupPaused
-from offsetstore.processing.plan import BatchInfo, BatchMetadata
+from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.runner import with_replanning
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol import failpoints

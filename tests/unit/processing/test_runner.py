@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore import Claim, DeadLetters, Flush, Tick, Work
+from offsetstore import Claim, DeadLetters, Flush, OffsetRange, Tick, Work
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
@@ -320,6 +320,20 @@ def test_rows_that_a_function_is_refused_are_not_searched_for(store: InMemoryOff
     with pytest.raises(RowsRefused):
         started(claim, function, marking="manual").drain_log()
     assert (function.calls, numbers(store)) == (1, [])
+
+
+@pytest.mark.behaviour("MARK-1", "DLQ-15")
+def test_the_way_past_a_record_that_can_t_be_computed_loses_none_that_is_not_marked(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    log = {P0: [b"0", b"1", b"2", b"3", b"bad", b"5"]}
+    source = started(claim, InFours(), marking="manual")
+    source.log = log
+    with pytest.raises(RowsRefused, match=r"leave it out in the transform") as raised:
+        source.drain_log()
+    assert (raised.value.topic_partition, raised.value.offsets) == (P0, OffsetRange(4, 5))
+    assert "--from-offset" not in str(raised.value)
+    assert (numbers(store), stored(store)) == ([], 0)
 
 
 @pytest.mark.behaviour("MARK-1")

@@ -22,12 +22,21 @@ import psutil
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Broker, Claim, DeadLetters, Flush, Handler, OffsetStore, StartPolicy, TransactionalSink
+from offsetstore import (
+    BatchInfo,
+    Broker,
+    Claim,
+    DeadLetters,
+    Flush,
+    Handler,
+    OffsetStore,
+    StartPolicy,
+    TransactionalSink,
+)
 from offsetstore.errors import OffsetStoreError, RowsRefused
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.retries import Retries, Timeouts
-from offsetstore.spark import BatchInfo
 from offsetstore.spark.sink import Transform
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness import calls, landing

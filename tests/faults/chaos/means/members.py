@@ -17,10 +17,9 @@ from typing import Any, Final, Self, cast
 import psycopg
 import pyarrow as pa
 
-from offsetstore import Append, Claim, Flush, OffsetRange, OffsetStore, TopicPartition, Upsert
+from offsetstore import Append, BatchInfo, Claim, Flush, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.consumer import Consumer
 from offsetstore.errors import OffsetStoreError, exit_code
-from offsetstore.processing.plan import BatchInfo
 from offsetstore.protocol.events import BatchEnded, Event, SinkMade
 from offsetstore.store.claim import Takeover
 from offsetstore.testing.job_process import BatchPrinter, JobProcess, print_event
