@@ -732,6 +732,10 @@ class UnsafeTarget(SinkError):
     """
 
 
+class TargetRefused(SinkError):
+    """The database lets no row into the target, whatever is in it. Nothing was written."""
+
+
 class RowsRefused(SinkError):
     """The table can't hold a value or a row. Of the batch, only the records in ``stored`` were written.
 

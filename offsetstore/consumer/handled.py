@@ -28,6 +28,7 @@ from offsetstore.processing.handling import (
     Handling,
     NoRows,
     Outcome,
+    outage_of_call,
     service_unavailable,
 )
 from offsetstore.processing.outputs import reject_of
@@ -220,7 +221,7 @@ def _finished(handling_: Handling) -> Sequence[Outcome]:
     except HandlerStuck:
         raise
     except Exception as error:
-        raise service_unavailable(type(error).__name__) from error
+        raise service_unavailable(outage_of_call(error)) from error
 
 
 def _as_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 
@@ -15,7 +14,7 @@ from offsetstore.processing.handled_rows import schemas_of
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.outputs import CheckedOutputs, check_reject_column, reject_of
 from offsetstore.protocol.letters import REJECT
-from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.outages import as_texts, tells_of_outage
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
 from offsetstore.text import at_line
@@ -42,12 +41,12 @@ class TransformRaised(Exception):
         cause = self.__cause__ or self
         if tells_of_outage(cause):
             return None
-        name = type(cause).__name__
+        name, (text, trace) = type(cause).__name__, as_texts(cause)
         failed = FunctionFailed(
             f"transform raised {name}{at_line(cause)}",
             error_class=name,
-            text=str(cause),
-            traceback="".join(traceback.format_exception(cause)),
+            text=text,
+            traceback=trace,
             **({} if self.records else _WITHOUT_RECORDS),
         )
         failed.__cause__ = cause

@@ -29,6 +29,7 @@ from offsetstore.errors import (
     SchemaMissing,
     SinkError,
     StoreUnavailable,
+    TargetRefused,
     TransactionConflict,
 )
 from offsetstore.postgres.schema import quoted
@@ -50,6 +51,10 @@ _FATAL = frozenset({"FATAL", "PANIC"})
 _OF_POOLER = ("08", "57P")
 # Out of disk, memory, connections or locks; errors of the server's operating system.
 _SHORTAGE = ("53", "58")
+# Another server that this one asks does not answer: postgres_fdw, dblink.
+_OF_ANOTHER_SERVER = "08"
+_NO_FOREIGN_SERVER = psycopg.errors.FdwUnableToEstablishConnection
+_DAMAGED = (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted)
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
 _NOT_NULL = "23502"
@@ -149,7 +154,7 @@ def refused_at_commit() -> Generator[None]:
         yield
     except (psycopg.Error, StatementError) as error:
         inner = driver_error(error)
-        if inner is None or inner.sqlstate is None or _ours(error) is not None:
+        if inner is None or inner.sqlstate is None or is_of_server(error) or is_repeatable(error):
             raise
         raise _refused(inner, inner.sqlstate, None, ()) from None
 
@@ -199,12 +204,12 @@ def refusals(
 
 @contextmanager
 def before_rows(table: object, quoted: str) -> Generator[None]:
-    """Turn what the database refuses before it has got any row into `SinkError`: no record is to blame for that.
+    """Turn what the database refuses before it has got any row into `TargetRefused`: no record is to blame for that.
 
     :param table: the one that is to be written.
     :param quoted: its name, as SQL has it.
     :raises MissingPrivilege: the role may not do that.
-    :raises SinkError: the database refuses it.
+    :raises TargetRefused: the database refuses it.
     :raises LockTimeout: it is locked.
     """
     try:
@@ -222,7 +227,7 @@ def before_rows(table: object, quoted: str) -> Generator[None]:
             raise MissingPrivilege(
                 f"the role may not write to {table}; nothing was written", found=words(error)
             ) from None
-        raise SinkError(
+        raise TargetRefused(
             f"the database lets no row into {table}; nothing was written",
             found=f"SQLSTATE {state}, {words(error)}",
             next_step=_NEXT_STEPS.get(state, "See PostgreSQL's log."),
@@ -415,8 +420,9 @@ def is_repeatable(error: BaseException) -> bool:
 def unavailable(error: BaseException) -> StoreUnavailable | None:
     """Return our error if the server can't do the work now, and no record is to blame.
 
-    It is out of resources or has a system error (classes 53 and 58), it is read-only (25006), or the statement was
-    cancelled (57014). The transaction is aborted.
+    It is out of resources or has a system error (classes 53 and 58), another server that it asks does not answer
+    (class 08), its files are damaged, it is read-only (25006), or the statement was cancelled (57014). The transaction
+    is aborted.
     """
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
@@ -425,6 +431,12 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     if state.startswith(_SHORTAGE):
         what = "the server ran out of disk, memory or connections, or had a system error; nothing was written"
         step = "Check the server, for example its free disk space, and start the job again: it continues where it was."
+    elif state.startswith(_OF_ANOTHER_SERVER) or isinstance(inner, _NO_FOREIGN_SERVER):
+        what = "the server can't reach another one, of a foreign table or of dblink; nothing was written"
+        step = "See that the other server answers, and start the job again: it continues where it was."
+    elif isinstance(inner, _DAMAGED):
+        what = "the server has found damaged data, in a table or an index; nothing was written"
+        step = "See PostgreSQL's log. Stop the job until the table or the index is restored."
     elif state == _READ_ONLY:
         what = "the database accepts no writes: it is a standby, or read-only by its settings; nothing was written"
         step = (

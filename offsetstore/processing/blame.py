@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, combinations
@@ -666,7 +666,7 @@ def blame(
     repeats: Callable[[], bool] = lambda: True,
     check: Callable[[], None] = lambda: None,
     seconds: float = SECONDS,
-    by_partition: bool = False,
+    at_once: float = math.inf,
     only_computed: bool = False,
 ) -> RowsRefused:
     """Find the first record with which a batch is refused, store those before it, and return the error to raise.
@@ -682,7 +682,7 @@ def blame(
     :param repeats: tells whether the same rows are made each time. If not, nothing shows the cause.
     :param check: called before each try, and at the end; what it raises passes.
     :param seconds: how long to search; with 0 no part is tried.
-    :param by_partition: call ``store`` for each partition.
+    :param at_once: call ``store`` for partitions with so many offsets together; with 0 for each alone.
     :param only_computed: ``attempt`` writes nothing.
     :raises AcceptedThen: the refusal did not recur.
     :raises StaleClaim, PlanOutdated: the claim no longer owns the batch, or the plan is outdated.
@@ -703,8 +703,9 @@ def blame(
     stored: Ranges = {}
     accepted: Ranges = {} if store is None else cut(ranges, 0, search.accepted)
     try:
-        for part in [{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]:
-            if store is not None and part:
+        for part in _in_groups(accepted, at_once):
+            if store is not None:
+                check()
                 store(part)
                 stored = {**stored, **part}
     except RowsRefused as again:
@@ -715,6 +716,19 @@ def blame(
     return named(error, suspects, record, stored, is_cause=is_cause, skip=skip, ended=ended)
 
 
+def _in_groups(ranges: Ranges, at_once: float) -> Iterator[Ranges]:
+    group: dict[TopicPartition, OffsetRange] = {}
+    size = 0
+    for tp, range_ in ranges.items():
+        if group and size + range_.size > at_once:
+            yield group
+            group, size = {}, 0
+        group[tp] = range_
+        size += range_.size
+    if group:
+        yield group
+
+
 def blame_uncomputable(
     failed: FunctionFailed,
     delivery: Delivery,
@@ -722,11 +736,11 @@ def blame_uncomputable(
     claim: Claim,
     store: Callable[[Ranges], object] | None = None,
     *,
-    by_partition: bool = False,
+    at_once: float = math.inf,
 ) -> RowsRefused:
     """Find the first record with which rows can't be computed, and return the error to raise. Parts are only computed.
 
-    :param store, by_partition: see `blame`.
+    :param store, at_once: see `blame`.
     :raises Exception: the source's own, if it does not recur, or can't be looked for.
     """
     if (error := unreadable(failed, delivery, ranges, None if store is None else claim)) is not None:
@@ -749,7 +763,7 @@ def blame_uncomputable(
             store,
             repeats=delivery.repeats,
             check=partial(delivery.sleep, 0),
-            by_partition=by_partition,
+            at_once=at_once,
             only_computed=True,
         )
     except AcceptedThen:  # a worker that died, say

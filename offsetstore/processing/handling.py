@@ -19,14 +19,13 @@ import logging
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, MissingDependency, SinkError
@@ -34,7 +33,7 @@ from offsetstore.lazy import find
 from offsetstore.protocol.context import as_current, propagated
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
-from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.outages import as_texts, tells_of_outage
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
 
@@ -47,6 +46,7 @@ TIMEOUT: Final = "HandlerTimeout"
 RESULT: Final = "HandlerResult"
 """That of a call which has returned something that can't be rows."""
 
+_CALL_FOR: Final = "in a call for "
 _NEXT_STEPS: Final = {
     TIMEOUT: "Give the calls more time (timeout=), or keep dead letters of such records (dead_letters=).",
     RESULT: "Compare what the function returns with the handler's schema: columns, and the types of their values. With "
@@ -502,6 +502,7 @@ class Handling:
             heapq.heappush(self._delayed, (now + retries.wait(task.attempts), next(self._numbers), task))
             return  # its key waits
         elif failure.outage is not None:
+            failure.outage.add_note(f"{_CALL_FOR}{_place(task.record)}")
             self._outage = failure.outage
             self._has_finished.notify()
         else:
@@ -776,15 +777,22 @@ class HandlerFailed(Exception):
         return cls(FunctionFailed(what, error_class=error_class, text=text, traceback=traceback, next_step=step))
 
 
-def service_unavailable(error_class: str) -> SinkError:
+def outage_of_call(error: BaseException) -> str:
+    """The class of an outage, and the record for which the call was made."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_CALL_FOR))
+    return ", ".join([type(error).__name__, *islice(notes, 1)])
+
+
+def service_unavailable(found: str) -> SinkError:
     """The error that ends a job whose handler has met an outage.
 
-    :param error_class: of what the handler has raised; raise this one from it.
+    :param found: see `outage_of_call`; raise this error from that one.
     """
     return SinkError(
         "a call of the handler failed since a service is unavailable, and no record is to blame",
-        found=error_class,
-        next_step="See the error's cause; start the job again when the service is back.",
+        found=found,
+        next_step="See the error's cause; start the job again when the service is back. If it is the same record each "
+        "time, have the function raise another error for it, not from this one: then the record can become a letter.",
     )
 
 
@@ -831,10 +839,7 @@ def _expected(found: object) -> str:
 
 def described(error: BaseException) -> HandlerError:
     """What is kept of an exception: a letter has it."""
-    try:
-        text, trace = str(error), "".join(traceback.format_exception(error))
-    except Exception as broken:  # noqa: BLE001 - the user's own class
-        text, trace = f"it can't be shown: {type(broken).__name__}", ""
+    text, trace = as_texts(error)
     return HandlerError(type(error).__name__, text, trace)
 
 
@@ -872,34 +877,3 @@ def _shown(function: object) -> str:
         return f"{name}{inspect.signature(cast('Callable[..., Any]', function))}"
     except (TypeError, ValueError):
         return name
-
-
-class Contiguous:
-    """How far the records of one partition are finished without a gap, in whatever order they finish.
-
-    Records are added in ascending order; an offset that is passed over has no record, and counts as finished.
-
-    :param end: the next offset.
-    """
-
-    def __init__(self, end: int) -> None:
-        self._until = end
-        self._open: dict[int, None] = {}  # ascending
-
-    def add(self, offset: int) -> None:
-        """A record is to be handled."""
-        self._open[offset] = None
-        self._until = offset + 1
-
-    def reach(self, until: int) -> None:
-        """There is no more record below this offset."""
-        self._until = max(self._until, until)
-
-    def finish(self, offset: int) -> None:
-        """A record is handled."""
-        del self._open[offset]
-
-    @property
-    def end(self) -> int:
-        """The offset up to which all is finished."""
-        return next(iter(self._open), self._until)

@@ -78,6 +78,8 @@ PART: Final = 500_000
 CAREFUL: Final = 20
 """After a bad record, this many batches are computed carefully from the start, so that bad ones don't cost twice."""
 
+_MOST_RELAPSES: Final = 20
+
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
 
@@ -241,7 +243,15 @@ class Recovery:
         return self._run
 
     def _write_part(self, run: _Run, ranges: Ranges) -> None:
-        """Write a part, or its halves."""
+        """Write a part, or its halves, in order."""
+        waiting = [ranges]
+        while waiting:
+            part = waiting.pop()
+            if (place := self._write_or_cut(run, part)) is not None:
+                waiting += [cut(part, place, count_offsets(part)), cut(part, 0, place)]
+
+    def _write_or_cut(self, run: _Run, ranges: Ranges) -> int | None:
+        """Write a part; if it can't be written as a whole, return where to cut it."""
         size = count_offsets(ranges)
         try:
             self._write_whole(run, ranges)
@@ -253,17 +263,14 @@ class Recovery:
                 raise error from error.__cause__
             _log.warning("batch %d: %s is cut: %s", run.delivery.number, describe(ranges), halve)
             run.suspects.update(halve.suspects)
-            place = halve.place or size // 2
+            return halve.place or size // 2
         except _Stopped as stopped:
             run.ending = run.ending or stopped.ending
             if before := _up_to(ranges, stopped.before):
                 with suppress(TooManyLetters):
                     self._write_part(run, before)
             _end(run)
-        else:
-            return
-        self._write_part(run, cut(ranges, 0, place))
-        self._write_part(run, cut(ranges, place, size))
+        return None
 
     def _write_whole(self, run: _Run, ranges: Ranges) -> None:
         plan = Plan.of(self._claim, ranges, run.delivery.terms)
@@ -278,6 +285,7 @@ class Recovery:
             return
         has_sequences, seconds = self.has_sequences, self._settings.seconds
         dead: dict[int, _Dead] | None = None
+        relapses = _Relapses()
         while dead is None:
             suspects = dict.fromkeys(self._known()) | run.suspects
             try:
@@ -286,6 +294,7 @@ class Recovery:
                 )
                 with careful as part:
                     run.watch.lap("compute")
+                    relapses.see(part)
                     dead = self._pass_uncomputable(run, plan, part)
                     if dead is not None:
                         self._write_without(run, plan, part, dead)
@@ -612,6 +621,31 @@ class Recovery:
             what if refused is None else f"{what}. {refused.what}",
             found=found,
         )
+
+
+class _Relapses:
+    """How often a part could not be computed because of records that could be the time before."""
+
+    def __init__(self) -> None:
+        self._before: set[Coordinates] | None = None
+        self._count = 0
+
+    def see(self, part: CarefulPart) -> None:
+        """Take what fails this time.
+
+        :raises SinkError: too often: if each record begins anew after a success, this need not come to an end.
+        """
+        failing = {part.record(number) for number in part.failed}
+        self._count += self._before is not None and not failing <= self._before
+        self._before = failing
+        if self._count > _MOST_RELAPSES:
+            error = next(iter(part.failed.values()))
+            raise SinkError(
+                f"the function has failed for other records each time, {_MOST_RELAPSES + 1} times in a row",
+                found=error.what,
+                next_step="What it returns must depend on the record alone. If a service fails now and then, have the "
+                "function try again itself, or raise Outage.",
+            ) from error
 
 
 def _has_accepted(part: CarefulPart, dead: Collection[int]) -> bool:

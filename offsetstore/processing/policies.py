@@ -7,6 +7,7 @@ If a stored offset has changed meanwhile, nothing was written, and the delivery 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,17 +61,17 @@ class Whole:
     """Writes each delivery in one transaction. If a record can't be written, it is searched for.
 
     :param recovery: makes such records dead letters.
-    :param by_partition: whether what comes before a record that can't be computed is stored in a transaction for each
-        partition.
+    :param at_once: what comes before a record that can't be computed is stored in transactions of whole partitions,
+        with so many offsets each; with 0 each partition has its own.
     """
 
     def __init__(
-        self, claim: Claim, metadata: BatchMetadata, recovery: Recovery | None = None, *, by_partition: bool = False
+        self, claim: Claim, metadata: BatchMetadata, recovery: Recovery | None = None, *, at_once: float = math.inf
     ) -> None:
         self._claim = claim
         self._metadata = metadata
         self._recovery = recovery
-        self._by_partition = by_partition
+        self._at_once = at_once
 
     def write(self, delivery: Delivery, stored: Stored) -> Written | None:
         """See `Policy`."""
@@ -127,9 +128,7 @@ class Whole:
         if self._recovery is not None:
             return unreadable(failed, delivery, plan.remaining(), self._claim) or raise_own(failed)
         store = self._storing(delivery, plan, stored)
-        return blame_uncomputable(
-            failed, delivery, plan.remaining(), self._claim, store, by_partition=self._by_partition
-        )
+        return blame_uncomputable(failed, delivery, plan.remaining(), self._claim, store, at_once=self._at_once)
 
     def _storing(self, delivery: Delivery, plan: Plan, stored: Stored) -> Callable[[Ranges], None]:
         """Make a function that stores the first of the remaining records."""

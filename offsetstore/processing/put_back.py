@@ -24,6 +24,7 @@ from offsetstore.errors import (
     RowsRefused,
     SinkError,
     StaleClaim,
+    TargetRefused,
     UnsafeTarget,
 )
 from offsetstore.processing.between import at_work
@@ -317,7 +318,7 @@ class _OrHalve:
         """
         try:
             return self.rows.write(work)
-        except (RowsRefused, ColumnMismatch, UnsafeTarget):
+        except (RowsRefused, ColumnMismatch, TargetRefused, UnsafeTarget):
             raise
         except SinkError as error:
             raise Halve(error) from error

@@ -349,5 +349,6 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
         found=reason,
-        next_step="Check the group's history for another writer.",
+        next_step="Start the job again: it reads from the stored offsets. If these have changed, the group's history "
+        "tells who moved them.",
     )

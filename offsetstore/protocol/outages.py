@@ -1,8 +1,12 @@
-"""Which errors of a user's function no record is to blame for. On an executor only their names are known."""
+"""Errors of a user's function: what they say, and for which of them no record is to blame.
+
+On an executor only their names are known.
+"""
 
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Final, cast
 
@@ -38,6 +42,14 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def tells_of_outage(error: BaseException) -> bool:
     """Whether any error in its chain is an outage, by its class or by a base."""
     return any(is_outage(kind.__name__) for one in chain(error) for kind in type(one).__mro__)
+
+
+def as_texts(error: BaseException) -> tuple[str, str]:
+    """The error's own text, which may quote a record, and its traceback. A class of the user's may fail to show it."""
+    try:
+        return str(error), "".join(traceback.format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - the user's own class
+        return f"it can't be shown: {type(broken).__name__}", ""
 
 
 def _with_subclasses(kind: type[BaseException]) -> Iterator[type[BaseException]]:

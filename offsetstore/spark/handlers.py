@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from pickle import PicklingError
 from typing import Any, Final, cast
@@ -35,6 +35,7 @@ from offsetstore.processing.handling import (
     Outcome,
     Record,
     described,
+    outage_of_call,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
@@ -279,7 +280,7 @@ class HandlerCalls:
         try:
             outcomes = handling.finished()
         except Exception as error:
-            raise _Ended(described(error)) from error
+            raise _Ended(replace(described(error), error_class=outage_of_call(error))) from error
         for outcome in outcomes:
             batch, number = at.pop(id(outcome.record))
             batch.outcomes[number] = outcome

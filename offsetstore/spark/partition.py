@@ -22,7 +22,7 @@ from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused
 from offsetstore.offsets import TopicPartition, count_offsets
 from offsetstore.processing.blame import SECONDS
 from offsetstore.processing.handling import HandlerFailed
-from offsetstore.processing.letters import Recovery
+from offsetstore.processing.letters import PART, Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
 from offsetstore.processing.policies import Whole, may_be_of_records
 from offsetstore.processing.unit import (
@@ -90,9 +90,10 @@ class PerPartition:
         self._claim = claim
         self._outputs = outputs
         self._metadata = metadata
-        self._whole = Whole(claim, metadata, recovery, by_partition=True)
+        is_table = type(self._writer) in {Append, Upsert}  # others may rely on one partition a call
+        self._whole = Whole(claim, metadata, recovery, at_once=PART if is_table else 0)
         self._recovery = recovery
-        self._threshold = threshold if type(self._writer) in {Append, Upsert} else 0
+        self._threshold = threshold if is_table else 0
         self._was_checked = False
         self._has_warned = False
         self._retryable: Exception | None = None

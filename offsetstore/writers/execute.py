@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, sw
 from offsetstore.postgres.session import discard_at_end
 from offsetstore.protocol.letters import Payload, check_reject
 from offsetstore.protocol.numbers import as_offset
-from offsetstore.protocol.outages import chain, tells_of_outage
+from offsetstore.protocol.outages import as_texts, chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.batches import Stream, drop_kafka
@@ -147,10 +146,5 @@ def _failing(whose: str) -> Generator[None]:
             raise
         if (last := next(filter(is_swallowed, chain(error)), None)) is not None:
             raise swallowed(last) from error
-        name = type(error).__name__
-        raise FunctionFailed(
-            f"{whose} raised {name}",
-            error_class=name,
-            text=str(error),
-            traceback="".join(traceback.format_exception(error)),
-        ) from error
+        name, (text, trace) = type(error).__name__, as_texts(error)
+        raise FunctionFailed(f"{whose} raised {name}", error_class=name, text=text, traceback=trace) from error

@@ -108,12 +108,6 @@ CALLS: Final[tuple[Mutant, ...]] = (
         tests=(f"{_CALLS}test_each_call_has_a_context_of_its_own",),
         why="A call would see what another one has set: a tenant, a trace.",
     ),
-    mutant(
-        "finished-without-a-gap",
-        ("Contiguous.end", "next(iter(self._open), self._until)", "self._until"),
-        tests=("tests/property/test_handling_model.py::test_the_end_of_what_is_finished_without_a_gap",),
-        why="Offsets would pass records that are still being handled.",
-    ),
 )
 
 ROWS: Final[tuple[Mutant, ...]] = (

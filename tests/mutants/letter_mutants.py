@@ -68,6 +68,31 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         why="While the disk is full, each record would become a letter.",
     ),
     mutant(
+        "foreign-servers-that-are-away",
+        ("unavailable", "state.startswith(_OF_ANOTHER_SERVER) or ...", "..."),
+        tests=(f"{_POSTGRES}test_an_outage_counts_for_no_record",),
+        why="While the server of a foreign table is down, records whose trigger asks it would become letters.",
+    ),
+    mutant(
+        "failures-that-move",
+        ("_Relapses.see", "self._count > _MOST_RELAPSES", "False"),
+        tests=(f"{_UNIT}test_a_function_that_fails_for_others_each_time_ends_the_batch[False]",),
+        why="A function that fails at random would keep a batch, and the job, for ever.",
+    ),
+    mutant(
+        "a-function-that-keeps-what-it-is-given",
+        (
+            "Marked.write",
+            "blame_uncomputable(failed, delivery, delivery.ranges, claim)",
+            "blame_uncomputable(failed, delivery, delivery.ranges, claim, print)",
+        ),
+        tests=(
+            "tests/unit/processing/test_runner.py::"
+            "test_the_way_past_a_record_that_can_t_be_computed_loses_none_that_is_not_marked",
+        ),
+        why="The command that an error gives would pass over good records that are only delivered.",
+    ),
+    mutant(
         "states-that-functions-raise",
         text("_PLPGSQL", "pl_", "none"),
         tests=(f"{_POSTGRES}test_a_record_is_a_letter_whatever_a_trigger_raises_for_it",),
@@ -350,7 +375,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "partitions-before-a-record-that-cant-be-computed",
-        ("blame", "[{tp: range_} for tp, range_ in accepted.items()] if by_partition else [accepted]", "[accepted]"),
+        ("_in_groups", "size + range_.size > at_once", "False"),
         tests=(
             f"{_ERRORS_OF_SPARK}test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it",
         ),

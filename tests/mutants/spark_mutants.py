@@ -267,7 +267,7 @@ REFUSED: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-before-the-refused-one",
-        ("blame", "store is not None and part", "store is None and part"),
+        ("blame", "{} if store is None else cut(ranges, 0, search.accepted)", "{}"),
         tests=(
             f"{_SEARCHES}test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_that_record_alone",
         ),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offsetstore.processing.handling import Contiguous, Handler, Handling, Ordering, Outcome, Record
+from offsetstore.processing.handling import Handler, Handling, Ordering, Outcome, Record
 from offsetstore.protocol.retries import Retries
 
 ATTEMPTS = 3
@@ -152,26 +152,3 @@ def test_calls_are_those_of_the_model(
         if key(record):
             by_key[key(record)].append(record.offset)
     assert all(offsets == sorted(offsets) for offsets in by_key.values())
-
-
-@pytest.mark.behaviour("MARK-5")
-@given(
-    holes=st.lists(st.integers(0, 3), max_size=30),
-    order=st.randoms(use_true_random=False),
-    begin=st.integers(0, 5),
-    beyond=st.integers(0, 3),
-)
-def test_the_end_of_what_is_finished_without_a_gap(holes: list[int], order: Any, begin: int, beyond: int) -> None:
-    contiguous, offsets, at = Contiguous(begin), list[int](), begin
-    for hole in holes:
-        at += hole
-        offsets.append(at)
-        contiguous.add(at)
-        at += 1
-    contiguous.reach(at + beyond)
-    left = [*offsets]
-    assert contiguous.end == min(left, default=at + beyond)
-    for offset in order.sample(offsets, len(offsets)):
-        contiguous.finish(offset)
-        left.remove(offset)
-        assert contiguous.end == min(left, default=at + beyond)

@@ -9,6 +9,10 @@ from typing import Final
 import psycopg
 
 OF_SERVER: Final = {
+    "08001": "CREATE EXTENSION postgres_fdw;"
+    " CREATE SERVER away FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', port '1');"
+    " CREATE USER MAPPING FOR CURRENT_USER SERVER away;"
+    " CREATE FOREIGN TABLE far (number int) SERVER away; PERFORM FROM far;",
     "25006": "PERFORM set_config('transaction_read_only', 'on', true); CREATE TABLE forbidden ();",
     "53400": "PERFORM set_config('temp_file_limit', '0', true), set_config('work_mem', '64kB', true);"
     " PERFORM count(*) FROM (SELECT repeat('x', 1000) FROM generate_series(1, 10000) AS n ORDER BY n % 7) AS sorted;",

@@ -8,7 +8,8 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from psycopg import errors
+from psycopg import Error, errors
+from psycopg.pq import DiagnosticField
 from sqlalchemy import String, TypeDecorator, bindparam, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, StatementError
 
@@ -90,6 +91,15 @@ def test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value(
     error = refused(people, Append("people"), rows)
     assert isinstance(error, RowsRefused)
     assert (error.sqlstate, error.row) == (state, 2)
+
+
+@pytest.mark.behaviour("DLQ-6")
+@pytest.mark.parametrize("kind", [errors.DataCorrupted, errors.IndexCorrupted, errors.FdwUnableToEstablishConnection])
+def test_damaged_files_and_a_foreign_server_that_is_away_are_no_row_s_fault(kind: type[Error]) -> None:
+    fields = {DiagnosticField.SQLSTATE: str(kind.sqlstate).encode(), DiagnosticField.SEVERITY_NONLOCALIZED: b"ERROR"}
+    for source, is_of_server in (b"bufmgr.c", True), (b"pl_exec.c", False):
+        error = kind("no", info={**fields, DiagnosticField.SOURCE_FILE: source})  # type: ignore[arg-type] - as psycopg makes it
+        assert ours.is_of_server(error) is is_of_server
 
 
 @pytest.mark.behaviour("DLQ-15")

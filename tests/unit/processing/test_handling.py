@@ -113,7 +113,7 @@ def test_blocking_code_in_an_async_function_is_named(caplog: pytest.LogCaptureFi
     handling.close()
 
 
-@pytest.mark.behaviour("HAND-2")
+@pytest.mark.behaviour("HAND-2", "MARK-5")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_failing_record_is_tried_alone_and_the_others_once(*, is_async: bool) -> None:
     calls: list[int] = []

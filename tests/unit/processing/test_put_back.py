@@ -22,6 +22,7 @@ from offsetstore.errors import (
     RowsRefused,
     SinkError,
     StaleClaim,
+    TargetRefused,
     UnsafeTarget,
 )
 from offsetstore.processing.blame import Halve, TooManyFailed
@@ -619,7 +620,7 @@ def test_a_writer_that_fails_while_letters_are_searched_keeps_none_waiting(
 
 
 @pytest.mark.behaviour("DLQ-7")
-@pytest.mark.parametrize("kind", [ColumnMismatch, UnsafeTarget])
+@pytest.mark.parametrize("kind", [ColumnMismatch, TargetRefused, UnsafeTarget])
 def test_a_table_that_takes_no_letter_leaves_them_requested(
     store: InMemoryOffsetStore, claim: Claim, kind: type[SinkError]
 ) -> None:

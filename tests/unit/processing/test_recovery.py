@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -1000,6 +1001,53 @@ def test_a_success_in_between_starts_again_with_independent_alone(
 
     assert job.letters.keys() == {(0, 1)}
     assert len(job.waits) == retries
+
+
+@pytest.mark.behaviour("DLQ-4")
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_function_that_fails_for_others_each_time_ends_the_batch(
+    store: InMemoryOffsetStore, *, recovers: bool
+) -> None:
+    """Where fewer fail each time, as lookups of parents that arrive one by one, it goes on for as long as it takes."""
+    size = 40
+    always = DeadLetters(independent=True, strategy=lambda _: Retry(after=0.001))
+    job = Job(store, always, raises={(0, 1): "ValueError"})
+    if recovers:
+        job.raises = {(0, record): "ValueError" for record in range(1, size)}
+
+    def later() -> None:
+        last = max(job.raises, default=(0, 0))
+        job.raises.pop(last, None)
+        if not recovers:
+            job.raises[0, 3 - last[1]] = "ValueError"
+
+    job.waiting = later
+    if recovers:
+        job.write(up_to(size))
+        assert (len(job.results), job.letters) == (size, {})
+        return
+    with pytest.raises(SinkError, match=r"failed for other records each time, 21 times") as ended:
+        job.write(up_to(size))
+    assert "ValueError" in str(ended.value.found)
+    assert (job.results, job.letters, job.stored()) == ([], {}, 0)
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_batch_that_is_cut_at_each_record_is_written(store: InMemoryOffsetStore) -> None:
+    size = sys.getrecursionlimit() + 10
+    job = Job(store)
+    compute = job.compute
+
+    @contextmanager
+    def cut_short(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
+        if sum(one.size for one in ranges.values()) > 1:
+            raise Halve(SinkError("the time is up"), place=1)
+        with compute(ranges, suspects=suspects) as part:
+            yield part
+
+    job.compute = cut_short  # type: ignore[method-assign] - for this test
+    job.write(up_to(size))
+    assert job.stored() == size
 
 
 @pytest.mark.behaviour("DLQ-3", "DLQ-4")

@@ -498,6 +498,7 @@ def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_s
     *, by_partition: bool, refused: bool
 ) -> None:
     """By partition: an `Execute` that is not splittable is given no more than one of them at once."""
+    at_once = 0 if by_partition else 500
     REFUSED[:] = [True] * refused
     BAD.clear()
     BAD.add((P1, 5))
@@ -508,7 +509,7 @@ def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_s
         batch = Failing(UNUSED, 0, query, {P0: OffsetRange(0, 9), P1: OffsetRange(0, 9)}, claim, UNUSED)
         stored = Stored()
         with pytest.raises(RowsRefused) as raised:
-            Whole(claim, BatchMetadata(claim, None), by_partition=by_partition).write(batch, stored)
+            Whole(claim, BatchMetadata(claim, None), at_once=at_once).write(batch, stored)
         expected = ({P0: accepted[P0]} if by_partition else {}) if refused else accepted
         assert raised.value.stored == stored.ranges == expected
         assert ("--from-offset 5" in str(raised.value)) is not refused

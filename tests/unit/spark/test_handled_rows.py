@@ -230,7 +230,8 @@ def test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_calle
     assert [row["offset"] for row in found] == [*range(500)]
     failed = [row[FAILED] for row in found if row[FAILED]]
     assert len(failed) in {495, 500}
-    assert {(one["is_outage"], one["error_class"]) for one in failed} == {(True, "Speechless")}
+    told = "Speechless, in a call for payments-0 at offset 7"
+    assert {(one["is_outage"], one["error_class"]) for one in failed} == {(True, told)}
     assert called == [*range(8)]
 
 
