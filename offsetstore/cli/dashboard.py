@@ -43,7 +43,7 @@ ACTIONS_URL: Final = "OFFSETSTORE_ACTIONS_URL"
 @click.option(
     "--allow-actions",
     is_flag=True,
-    help="Let the pages reset, pause and resume groups, and replay and discard dead letters.",
+    help="Let the pages reset, pause and resume groups, and decide about dead letters and refused rows of the outbox.",
 )
 @click.option(
     "--actions-url",

@@ -14,6 +14,7 @@ _UPSERT_S_GRANT: Final = (
 _ERRORS_OF_SPARK: Final = "tests/unit/spark/test_function_errors.py::"
 _SEARCH: Final = "tests/unit/processing/test_computing.py::"
 _UNIT: Final = "tests/unit/processing/test_recovery.py::"
+_RUNNER: Final = "tests/unit/processing/test_runner.py::"
 _MEMORY: Final = "tests/contract/test_memory.py::TestInMemoryOffsetStore::"
 _SEQUENCES: Final = "tests/unit/processing/test_sequences.py::"
 _PUT_BACK: Final = "tests/unit/processing/test_put_back.py::"
@@ -86,10 +87,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
             "blame_uncomputable(failed, delivery, delivery.ranges, claim)",
             "blame_uncomputable(failed, delivery, delivery.ranges, claim, print)",
         ),
-        tests=(
-            "tests/unit/processing/test_runner.py::"
-            "test_the_way_past_a_record_that_can_t_be_computed_loses_none_that_is_not_marked",
-        ),
+        tests=(f"{_RUNNER}test_the_way_past_a_record_that_can_t_be_computed_loses_none_that_is_not_marked",),
         why="The command that an error gives would pass over good records that are only delivered.",
     ),
     mutant(

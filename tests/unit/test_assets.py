@@ -108,6 +108,18 @@ def test_the_unit_of_a_relay_leaves_alone_what_a_person_or_another_relay_has_to_
     assert kept == {exit_code(OutboxUncertain("")), exit_code(RelayFenced(""))} == {ExitCode.NO, ExitCode.FENCED}
 
 
+@pytest.mark.behaviour("OUT-4")
+def test_the_statefulset_of_a_relay_is_one_by_kubernetes_own_schema_and_runs_one() -> None:
+    made = manifest("relay-statefulset")
+    kubernetes_validate.validate(made, "1.29", strict=True)
+    assert (made["kind"], made["spec"]["replicas"]) == ("StatefulSet", 1)
+    [container] = made["spec"]["template"]["spec"]["containers"]
+    _, name, *given = container["args"]
+    assert name == "relay"
+    relay.make_context("relay", [*given, "-b", "localhost:9092", "--url", "postgresql://"])
+    assert {"OFFSETSTORE_URL", "OFFSETSTORE_BOOTSTRAP_SERVERS"} == {one["name"] for one in container["env"]}
+
+
 @pytest.mark.behaviour("CONS-11")
 def test_what_the_unit_and_the_deployment_of_a_consumer_run_is_a_command_of_ours() -> None:
     """click parses it, and no more."""
