@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import wraps
@@ -23,6 +23,7 @@ MAX_PARTITION = 2**31 - 1
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 
 def makes_many(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -124,6 +125,21 @@ Ranges: TypeAlias = Mapping[TopicPartition, OffsetRange]
 def count_offsets(ranges: Ranges) -> int:
     """Return the number of offsets in all of the ranges."""
     return sum(range_.size for range_ in ranges.values())
+
+
+def in_parts(items: Iterable[_T], size: Callable[[_T], int], most: float) -> Iterator[list[_T]]:
+    """The items in order, in parts whose sizes come to at most so much; one that is larger is alone."""
+    part: list[_T] = []
+    total = 0
+    for item in items:
+        more = size(item)
+        if part and total + more > most:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += more
+    if part:
+        yield part
 
 
 def describe(ranges: Ranges, most: int = 8) -> str:

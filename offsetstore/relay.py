@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
 from operator import attrgetter
@@ -34,7 +34,7 @@ from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.errors import needing
 from offsetstore.postgres.letters import read_headers
 from offsetstore.postgres.outbox import Listener
-from offsetstore.postgres.session import PostgresSession
+from offsetstore.postgres.session import PostgresSession, as_array
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
@@ -295,7 +295,7 @@ class Relay:
             case Ask(is_fenced=is_fenced):
                 return outlet.position(is_fenced=is_fenced)
             case Fetch(ids=ids):
-                return self._rows(FETCH, ids=_array(ids))
+                return self._rows(FETCH, ids=as_array(ids))
             case Look():
                 self._has_begun = True
                 return self._look(step)
@@ -519,10 +519,10 @@ class Relay:
                 "before": step.before,
                 "sent": len(step.done),
             }
-            if tx.run(RECORD, token=self._token, ids=_array(step.ids), cluster_id=step.cluster_id, **changed) != 1:
+            if tx.run(RECORD, token=self._token, ids=as_array(step.ids), cluster_id=step.cluster_id, **changed) != 1:
                 raise self._fenced(tx.first(READ))
             if step.refused:
-                moved = tx.one(SET_ASIDE, ids=_array(step.refused), errors=list(step.refused.values()))
+                moved = tx.one(SET_ASIDE, ids=as_array(step.refused), errors=list(step.refused.values()))
                 _expect_gone(tx, step.refused, moved.gone)
                 if moved.kept != moved.gone:
                     raise _kept("outbox_refused", "rows could not be set aside", f"{moved.kept} of {moved.gone} rows")
@@ -569,7 +569,7 @@ def _expect_gone(tx: PostgresSession, ids: Collection[int], gone: int) -> None:
     Somebody may have deleted some before.
     """
     if gone < len(ids):
-        left = tx.one(LEFT, ids=_array(ids))
+        left = tx.one(LEFT, ids=as_array(ids))
         if left.rows:
             raise _kept("outbox", "rows were not deleted from the outbox", f"{left.rows} rows, from id {left.first}")
 
@@ -582,11 +582,6 @@ def _kept(table: str, what: str, found: str) -> SinkError:
 
 def _passes(error: OffsetStoreError) -> bool:
     return may_pass(error) or isinstance(error, BrokerUnavailable)
-
-
-def _array(ids: Iterable[int]) -> str:
-    """Write ids as PostgreSQL's array literal; a list of ten thousand takes psycopg many times as long."""
-    return f"{{{','.join(map(str, ids))}}}"
 
 
 def _ranges(*ids: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from offsetstore.kafka.client import BACKOFF, MISSING_GRACE, Deadline, let_go, m
 from offsetstore.kafka.committed import FINAL, consumer_config, read_with, try_to_read
 from offsetstore.kafka.errors import MISSING, PASSING, Doing, describe, no_answer
 from offsetstore.kafka.settings.librdkafka import ClientSettings
-from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.offsets import CommittedOffset, TopicPartition, in_parts
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _KEPT_MS: Final = 100
@@ -205,18 +205,13 @@ def in_requests(
     group: str, offsets: Mapping[TopicPartition, CommittedOffset]
 ) -> Iterator[dict[TopicPartition, CommittedOffset]]:
     """The offsets in parts that Kafka accepts in one request."""
-    part: dict[TopicPartition, CommittedOffset] = {}
-    size = 0
-    for tp, offset in offsets.items():
+
+    def size(one: tuple[TopicPartition, CommittedOffset]) -> int:
+        tp, offset = one
         texts = (group, tp.topic, offset.metadata or "")
-        added = _RECORD_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
-        if part and size + added > _REQUEST_BYTES:
-            yield part
-            part, size = {}, 0
-        part[tp] = offset
-        size += added
-    if part:
-        yield part
+        return _RECORD_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
+
+    return map(dict, in_parts(offsets.items(), size, _REQUEST_BYTES))
 
 
 def _partition(tp: TopicPartition, offset: CommittedOffset) -> ck.TopicPartition:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, cast
 
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition, in_parts
 from offsetstore.postgres.errors import refusing_letters
 from offsetstore.postgres.together import Statements
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.letters import SEQUENCE_BYTES, Failed, Headers, LetterError, NewLetter, writable
 
-_CHUNK: Final = 16 << 20
+CHUNK: Final = 16 << 20
 """Bytes of keys, values and headers that are sent with one statement."""
 
 # Its records are named by the conflict: (topic, partition, offset) of a group, and the topic's id.
@@ -175,7 +175,7 @@ class LetterStatements(Statements):
     def write_letters(self, group: str, letters: Sequence[NewLetter]) -> int:
         written = 0
         with refusing_letters():
-            for part in _chunks(letters):
+            for part in in_parts(letters, _length, CHUNK):
                 errors = error_columns(letter.error for letter in part)
                 written += self.run(WRITE_LETTERS, group=group, **_columns(part), **errors)
         return written
@@ -256,20 +256,6 @@ def _ends(ranges: Mapping[TopicPartition, OffsetRange]) -> dict[str, object]:
         "partitions": [tp.partition for tp in ranges],
         "untils": [range_.until for range_ in ranges.values()],
     }
-
-
-def _chunks(letters: Sequence[NewLetter]) -> Iterator[list[NewLetter]]:
-    part: list[NewLetter] = []
-    size = 0
-    for letter in letters:
-        more = _length(letter)
-        if part and size + more > _CHUNK:
-            yield part
-            part, size = [], 0
-        part.append(letter)
-        size += more
-    if part:
-        yield part
 
 
 def _length(letter: NewLetter) -> int:

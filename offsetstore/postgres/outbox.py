@@ -4,22 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, cast
 
 import psycopg
 from sqlalchemy import Connection
 
+from offsetstore.offsets import in_parts
 from offsetstore.postgres.errors import translated
-from offsetstore.postgres.letters import headers_as_json, length
+from offsetstore.postgres.letters import CHUNK, headers_as_json, length
 from offsetstore.postgres.together import Statements
 from offsetstore.protocol.outbox import OutboxRecord
 
 CHANNEL: Final = "offsetstore_outbox"
 """Of NOTIFY; the payload is the quoted schema of the tables, since a database may have several stores."""
-
-_CHUNK: Final = 16 << 20
-"""Bytes of keys, values and headers that are sent with one statement."""
 
 # Ids are taken in the order of the records. RETURNING a constant needs no right to read.
 WRITE_OUTBOX: Final = """
@@ -39,7 +37,7 @@ class OutboxStatements(Statements):
 
     def write_outbox(self, group: str, records: Sequence[OutboxRecord]) -> int:
         written = 0
-        for part in _chunks(records):
+        for part in in_parts(records, _length, CHUNK):
             row = self.one(
                 WRITE_OUTBOX,
                 group=group,
@@ -54,16 +52,8 @@ class OutboxStatements(Statements):
         return written
 
 
-def _chunks(records: Sequence[OutboxRecord]) -> Iterator[Sequence[OutboxRecord]]:
-    first = size = 0
-    for place, record in enumerate(records):
-        more = length(record.key, record.value, record.headers)
-        if place > first and size + more > _CHUNK:
-            yield records[first:place]
-            first, size = place, 0
-        size += more
-    if first < len(records):
-        yield records[first:]
+def _length(record: OutboxRecord) -> int:
+    return length(record.key, record.value, record.headers)
 
 
 class Listener:

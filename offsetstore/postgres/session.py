@@ -332,8 +332,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def _values(self, move: Advance) -> dict[str, object]:
         return {
             "group": move.group,
-            "froms": _array(range_.from_ for range_ in move.ranges.values()),
-            "untils": _array(range_.until for range_ in move.ranges.values()),
+            "froms": as_array(range_.from_ for range_ in move.ranges.values()),
+            "untils": as_array(range_.until for range_ in move.ranges.values()),
             "transaction_id": move.transaction_id,
             **_keys(move.ranges),
             **_token(move.token),
@@ -609,7 +609,10 @@ def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:
     listed = list(partitions)
     topics = [tp.topic for tp in listed]
     quoted = {topic: _quoted(topic) for topic in set(topics)}
-    return {"topics": _array(quoted[topic] for topic in topics), "partitions": _array(tp.partition for tp in listed)}
+    return {
+        "topics": as_array(quoted[topic] for topic in topics),
+        "partitions": as_array(tp.partition for tp in listed),
+    }
 
 
 def _texts(move: Advance) -> dict[str, object]:
@@ -622,7 +625,7 @@ def _texts(move: Advance) -> dict[str, object]:
     }
 
 
-def _array(elements: Iterable[object]) -> str:
+def as_array(elements: Iterable[object]) -> str:
     """Write a list as PostgreSQL's array literal; with ten thousand elements, psycopg takes four times as long."""
     return f"{{{','.join(map(str, elements))}}}"
 

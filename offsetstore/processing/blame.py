@@ -17,14 +17,14 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, combinations
 from typing import Final, Never, Protocol, TypeAlias
 
 from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, StaleClaim
-from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe
+from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, describe, in_parts
 from offsetstore.processing.delivery import Delivery
 from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
 from offsetstore.protocol import failpoints
@@ -703,30 +703,17 @@ def blame(
     stored: Ranges = {}
     accepted: Ranges = {} if store is None else cut(ranges, 0, search.accepted)
     try:
-        for part in _in_groups(accepted, at_once):
+        for some in in_parts(accepted.items(), lambda one: one[1].size, at_once):
             if store is not None:
                 check()
-                store(part)
-                stored = {**stored, **part}
+                store(dict(some))
+                stored = {**stored, **dict(some)}
     except RowsRefused as again:
         _log.warning("records that the search had accepted were refused when they were stored: %s", again)
         suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
     record = search.record(first) if first else None
     skip = "" if record is None else _BY_A_FILTER if store is None else _by_a_reset(claim, record)
     return named(error, suspects, record, stored, is_cause=is_cause, skip=skip, ended=ended)
-
-
-def _in_groups(ranges: Ranges, at_once: float) -> Iterator[Ranges]:
-    group: dict[TopicPartition, OffsetRange] = {}
-    size = 0
-    for tp, range_ in ranges.items():
-        if group and size + range_.size > at_once:
-            yield group
-            group, size = {}, 0
-        group[tp] = range_
-        size += range_.size
-    if group:
-        yield group
 
 
 def blame_uncomputable(

@@ -76,7 +76,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "failures-that-move",
-        ("_Relapses.see", "self._count > _MOST_RELAPSES", "False"),
+        ("_MOST_RELAPSES", "20", "2000"),
         tests=(f"{_UNIT}test_a_function_that_fails_for_others_each_time_ends_the_batch[False]",),
         why="A function that fails at random would keep a batch, and the job, for ever.",
     ),
@@ -373,7 +373,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "partitions-before-a-record-that-cant-be-computed",
-        ("_in_groups", "size + range_.size > at_once", "False"),
+        ("blame", "one[1].size", "0"),
         tests=(
             f"{_ERRORS_OF_SPARK}test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_stores_it",
         ),
