@@ -25,9 +25,7 @@ from offsetstore.cli.output import print_error
 from offsetstore.errors import (
     ConfigurationError,
     ExitCode,
-    MissingPrivilege,
     OffsetStoreError,
-    SchemaError,
     StaleClaim,
     exit_code,
 )
@@ -35,7 +33,7 @@ from offsetstore.lazy import find
 from offsetstore.monitoring.health import Limits, Verdict, judge
 from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
-from offsetstore.postgres.errors import of_database
+from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.outages import tells_of_outage
 from offsetstore.text import TRACE, describe_error, describe_other, place_of
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 _EVERY: Final = 1.0
 _LEAVING: Final = 30.0  # seconds after its drain= in which a consumer leaves Kafka's group and the fleet
 _FOR_EVER: Final = 1e9  # seconds
-_OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)  # what the user's own SQL lacks is not told as ours
 _PATIENCE: Final = 10.0  # seconds for which the database is asked whose the group is
 
 
@@ -151,15 +148,9 @@ def _of_the_user(*passing: type[Exception]) -> Generator[None]:
     except (OffsetStoreError, *passing):
         raise
     except Exception as error:
-        if _of_the_store(error) is not None:
+        if of_store(error) is not None:
             raise
         raise FunctionRaised from error
-
-
-def _of_the_store(error: Exception) -> OffsetStoreError | None:
-    """Our error for one of the database's, ``None`` for one of the user's own."""
-    ours = of_database(error)
-    return None if isinstance(ours, _OF_OUR_TABLES) else ours
 
 
 def _check_arguments(text: str, function: Callable[..., object]) -> None:
@@ -307,7 +298,7 @@ def main(told: Told, descriptor: int) -> int:
     except FunctionRaised as error:
         return _tell_raised(told.function, error.__cause__ or error)
     except Exception as error:  # noqa: BLE001 - of the user's code, which wants to see where
-        if (ours := _of_the_store(error)) is not None:
+        if (ours := of_store(error)) is not None:
             print_error(*describe_error(ours))
             return exit_code(ours)
         if tells_of_outage(error):

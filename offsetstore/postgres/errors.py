@@ -289,6 +289,12 @@ def of_database(error: BaseException) -> OffsetStoreError | None:
     return StoreUnavailable("the database refused a statement", found=found, next_step="See PostgreSQL's log.")
 
 
+def of_store(error: BaseException) -> OffsetStoreError | None:
+    """As `of_database`, where the statement may be the user's own: what that lacks is not told as ours."""
+    ours = of_database(error)
+    return None if isinstance(ours, (SchemaError, MissingPrivilege)) else ours
+
+
 def printing(grants: Sequence[str], *, role: str = "ROLE", schema: str | None = None) -> str:
     """The command that prints the grants.
 

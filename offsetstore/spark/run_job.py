@@ -20,8 +20,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore.errors import ExitCode, MissingPrivilege, OffsetStoreError, SchemaError, exit_code
-from offsetstore.postgres.errors import of_database
+from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
+from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.spark.function_errors import told_by_us
 from offsetstore.spark.plans.admission import check_connector
@@ -35,8 +35,6 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _LOUD: Final = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 # Where the code is that is not the job's.
 _OTHERS: Final = tuple(str(Path(sys.modules[name].__file__ or name).parent) for name in ("pyspark", "py4j"))
-# What the job's own SQL lacks is not told as ours.
-_OF_OUR_TABLES: Final = (SchemaError, MissingPrivilege)
 _RATE_SECONDS: Final = 10.0
 
 
@@ -230,8 +228,7 @@ def _told(error: BaseException) -> BaseException:
             return missing
         except (Py4JError, OSError):  # Java has ended
             pass
-    ours = of_database(error)
-    return error if ours is None or isinstance(ours, _OF_OUR_TABLES) else ours
+    return of_store(error) or error
 
 
 def _tell(error: BaseException) -> None:
