@@ -14,7 +14,15 @@ from difflib import get_close_matches
 from typing import Final, Literal, Self, TypeAlias
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, NextStep, OffsetMoved, OffsetOutOfRange, UnknownGroup, WrongCluster
+from offsetstore.errors import (
+    ConfigurationError,
+    NextStep,
+    OffsetMoved,
+    OffsetOutOfRange,
+    TopicRecreated,
+    UnknownGroup,
+    WrongCluster,
+)
 from offsetstore.offsets import (
     MAX_OFFSET,
     MAX_PARTITION,
@@ -296,6 +304,16 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
             "a job has stored an offset of another topic since Kafka was asked; nothing was written",
             topic_partition=tp,
             next_step="Repeat the reset.",
+        )
+    if row.topic_id and topic.topic_id and row.topic_id != topic.topic_id:
+        raise TopicRecreated(
+            f"the topic was deleted and created again since offset {row.next_offset} was stored, so an offset of the "
+            "new log would not count; nothing was written",
+            topic_partition=tp,
+            found=f"topic id {topic.topic_id}",
+            expected=f"topic id {row.topic_id}",
+            next_step='Start once with StartPolicy(on_recreated="restart"), which begins at the first record of the new '
+            "log. To begin elsewhere, pause the group, start the job so, stop it, reset, and resume.",
         )
     log = topic.partitions.get(tp.partition)
     if log is None:

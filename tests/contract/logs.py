@@ -16,6 +16,7 @@ from offsetstore.errors import (
     BrokerUnavailable,
     LogTruncated,
     OffsetOutOfRange,
+    TopicRecreated,
     TransactionLost,
 )
 from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
@@ -537,6 +538,30 @@ class LogContract(ContractParts):
             _wait_until(lambda: len(asked) >= 3 or row_of(store).suspect is not None)
             assert row_of(store).suspect is None
         assert row_of(store).suspect is None
+
+    @pytest.mark.behaviour("START-8", "OPS-10")
+    def test_a_reset_goes_to_an_offset_of_the_log_that_is_stored_and_of_a_new_one_after_a_restart(
+        self, store: OffsetStore, broker: StaticBroker, give: Give
+    ) -> None:
+        def reset() -> None:
+            store.reset(GROUP, 20, partitions={"payments": [0]}, broker=broker, reason="the first 20 are there")
+
+        with store.claim(GROUP, broker, mirror_every=None) as claim:
+            give(claim, {P0: OffsetRange(0, 40)})
+        logs = dict.fromkeys(range(3), Watermarks(0, 30))
+        broker.current = replace(broker.current, topics={"payments": TopicLog("another-id", logs)})
+        before = row_of(store)
+        with pytest.raises(TopicRecreated, match=r"would not count.*pause the group, start the job so, stop it, reset"):
+            reset()
+        assert row_of(store) == before
+
+        store.pause(GROUP, reason="the topic was created again")
+        store.claim(GROUP, broker, policy=StartPolicy(on_recreated="restart"), mirror_every=None).close()
+        reset()
+        store.resume(GROUP, reason="the first 20 are passed over")
+        with store.claim(GROUP, broker, mirror_every=None) as claim:
+            assert claim.starting is not None
+            assert claim.starting.offsets[P0] == 20
 
     @pytest.mark.behaviour("START-26")
     def test_pairs_are_written_beside_the_job_and_wait_for_no_lock(
