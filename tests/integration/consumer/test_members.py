@@ -26,7 +26,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from offsetstore import (
     BatchInfo,
-    Broker,
     Flush,
     OffsetRange,
     OffsetStore,
@@ -295,31 +294,6 @@ def test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_comm
     wait_for(query, cluster, running)
     wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)], timeout=30.0)
     assert not running.ended.done()
-
-
-@pytest.mark.behaviour("CONS-14", "CONS-2")
-def test_a_group_goes_from_a_job_to_consumers_and_back_without_a_gap_or_a_double(
-    store: OffsetStore, query: Query, cluster: Cluster
-) -> None:
-    for round_ in range(2):
-        cluster.produce(100)
-        with store.claim("billing", Broker({"bootstrap.servers": cluster.bootstrap}), topics=[cluster.topic]) as claim:
-            assert claim.starting is not None
-            begins = claim.starting.offsets
-            assert begins == dict.fromkeys(cluster.tps, round_ * 50)
-            with store.transaction(claim) as tx:
-                tx.lock({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
-                tx.advance({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
-            claim.close()
-            assert claim.mirror is not None
-            assert claim.mirror.ended == "the claim was closed"
-        cluster.produce(100)
-        running = Running(consumer_of(store, cluster.bootstrap, cluster.topic))
-        wait_until(lambda: len(numbers(query)) == 100 * (round_ + 1), timeout=60.0)  # noqa: B023
-        running.stop()
-        expected = round_ * 50 + 50
-        assert {at for at, _ in committed(cluster).values()} == {expected}
-    assert numbers(query) == [*range(100, 200), *range(300, 400)]
 
 
 @pytest.mark.behaviour("CONS-7")
