@@ -50,12 +50,6 @@ class Here:
 
 
 @pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
-
-
-@pytest.fixture
 def claim(store: InMemoryOffsetStore) -> Claim:
     return store.claim("billing", StaticBroker.with_topics({"payments": 2, "refunds": 1}, end=100), mirror_every=None)
 
