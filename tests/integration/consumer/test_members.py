@@ -55,7 +55,7 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
-from tests.integration.consumer.conftest import Cluster
+from tests.integration.consumer.conftest import Cluster, numbers, owners
 from tests.support.background import in_background
 from tests.support.consumer_groups import reset_by_tool
 from tests.support.consumer_job import consumer_of, parse
@@ -65,10 +65,7 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "consumer.md").read_text(encoding="utf-8")
 
-
-@pytest.fixture(autouse=True)
-def _table(query: Query) -> None:
-    query("CREATE TABLE results (record bigint)")
+pytestmark = pytest.mark.usefixtures("results")
 
 
 @dataclass
@@ -104,10 +101,6 @@ def starts(store: OffsetStore, cluster: Cluster) -> Iterator[Callable[..., Runni
         one.ended.exception(timeout=60)
 
 
-def numbers(query: Query) -> list[int]:
-    return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
-
-
 def wait_for(query: Query, cluster: Cluster, *others: Running) -> None:
     """Wait until as many rows as records are there, and compare."""
 
@@ -123,10 +116,6 @@ def wait_for(query: Query, cluster: Cluster, *others: Running) -> None:
 
 def stored(store: OffsetStore) -> int:
     return sum(row.next_offset for row in store.offsets("billing").values())
-
-
-def owners(query: Query) -> int:
-    return query("SELECT count(DISTINCT claim_id) FROM kafka_partitions")[0][0]
 
 
 @pytest.mark.behaviour("CONS-1", "CONS-2", "CONS-8")
