@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from offsetstore.protocol import failpoints
 from tests.packaging.building import Distributions
+from tests.support.recorder import Recorder
 
 # The same examples in every run, so that a failure in CI is one everywhere. To search for new ones:
 # HYPOTHESIS_PROFILE=search pytest tests/property
@@ -40,6 +41,11 @@ def no_failpoint_outlives_its_test() -> Iterator[None]:
     yield
     left = os.environ.pop(failpoints.VARIABLE, None)
     assert left is None, f"the test left a failpoint armed: {left}"
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeAlias
 
 import psycopg
 import pytest
+from sqlalchemy import Engine
 
 from offsetstore import OffsetStore
 from offsetstore.local.postgres.binaries import find_binaries
@@ -30,6 +31,14 @@ class Contents(Protocol):
 def store(offsetstore_database: str) -> Iterator[OffsetStore]:
     with OffsetStore.connect(offsetstore_database) as connected:
         yield connected
+
+
+@pytest.fixture
+def engine(offsetstore_database: str) -> Iterator[Engine]:
+    """An engine of the user's own."""
+    made = make_engine(offsetstore_database)
+    yield made
+    made.dispose()
 
 
 @pytest.fixture

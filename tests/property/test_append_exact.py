@@ -6,7 +6,6 @@ import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -15,9 +14,8 @@ from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
-from tests.integration.writers.writing import Database, column
+from tests.integration.writers.writing import Database, column, new_database
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 wide = st.integers(-(10**38) + 1, 10**38 - 1)
@@ -50,11 +48,8 @@ MOMENTS: list[tuple[str, pa.DataType]] = [
 
 @pytest.fixture(scope="module")
 def table(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
-    name = f"test_{uuid4().hex[:12]}"
-    engine = make_engine(offsetstore_postgres.create_database(name))
-    yield Database(engine)
-    engine.dispose()
-    offsetstore_postgres.drop_database(name)
+    with new_database(offsetstore_postgres) as made:
+        yield made
 
 
 @pytest.mark.behaviour("SINK-2")

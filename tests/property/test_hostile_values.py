@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from typing import Any, cast
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 
 from offsetstore.errors import RowsRefused
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Append
-from tests.integration.writers.writing import Database, batch
+from tests.integration.writers.writing import Database, batch, new_database
 from tests.support.shown import shown
 from tests.support.work import work_on
 
@@ -53,11 +51,8 @@ NUMBERS: list[tuple[str, pa.DataType, str]] = [
 
 @pytest.fixture(scope="module")
 def database(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
-    name = f"test_{uuid4().hex[:12]}"
-    engine = make_engine(offsetstore_postgres.create_database(name))
-    yield Database(engine)
-    engine.dispose()
-    offsetstore_postgres.drop_database(name)
+    with new_database(offsetstore_postgres) as made:
+        yield made
 
 
 def is_short(kind: pa.DataType) -> bool:

@@ -116,14 +116,7 @@ class Cluster:
 
     def executors(self) -> list[int]:
         """The process ids of the executors that run now."""
-        return [child.pid for child in self._driver.children(recursive=True) if _EXECUTOR in _command(child)]
-
-    def python_workers(self, executor: int) -> list[int]:
-        """The process ids of an executor's Python workers, which its daemon has forked."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            daemons = [child for child in psutil.Process(executor).children() if _DAEMON in _command(child)]
-            return [worker.pid for daemon in daemons for worker in daemon.children()]
-        return []
+        return executors_below(self._driver)
 
     def wait_for_executors(self, count: int = 2) -> list[int]:
         """Wait until so many executors run, after a kill for example, and return them."""
@@ -176,6 +169,21 @@ def cluster_conf(directory: Path, *, pythonpath: str = str(ROOT)) -> dict[str, s
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": (directory / "warehouse").as_uri(),
     }
+
+
+def executors_below(process: psutil.Process) -> list[int]:
+    """The process ids of the executors that a driver, or the Java of one, has started and that run now."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in process.children(recursive=True) if _EXECUTOR in _command(child)]
+    return []
+
+
+def python_workers(executor: int) -> list[int]:
+    """The process ids of an executor's Python workers, which its daemons have forked."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        daemons = [child for child in psutil.Process(executor).children() if _DAEMON in _command(child)]
+        return [worker.pid for daemon in daemons for worker in daemon.children()]
+    return []
 
 
 def _command(process: psutil.Process) -> str:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,6 @@ from offsetstore import OffsetStore
 from offsetstore.cli import options
 from offsetstore.cli.commands import cli
 from offsetstore.testing import StaticBroker
-
-
-@pytest.fixture
-def store(offsetstore_database: str) -> Iterator[OffsetStore]:
-    with OffsetStore.connect(offsetstore_database) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 from offsetstore import TopicPartition
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
+from tests.integration.conftest import Query
 
 PARTITIONS = 4
 
@@ -39,3 +40,13 @@ def cluster(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> Iter
     bootstrap = offsetstore_kafka.bootstrap_servers
     with Producer({"bootstrap.servers": bootstrap}) as producer:
         yield Cluster(bootstrap, offsetstore_topic(PARTITIONS), producer)
+
+
+def numbers(query: Query) -> list[int]:
+    """The records that were written to the table of results."""
+    return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
+
+
+def owners(query: Query) -> int:
+    """How many members have partitions."""
+    return query("SELECT count(DISTINCT claim_id) FROM kafka_partitions")[0][0]

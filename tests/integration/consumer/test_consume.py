@@ -23,15 +23,12 @@ from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.store.fleet import join
 from tests.integration.conftest import Query
-from tests.integration.consumer.conftest import Cluster
+from tests.integration.consumer.conftest import Cluster, numbers, owners
 from tests.support.background import in_background
 from tests.support.consumer_job import consumer_of
 from tests.support.consuming import APP, SECONDS, Consuming, soon
 
-
-@pytest.fixture(autouse=True)
-def _table(query: Query) -> None:
-    query("CREATE TABLE results (record bigint)")
+pytestmark = pytest.mark.usefixtures("results")
 
 
 @pytest.fixture
@@ -40,17 +37,9 @@ def consumes(cluster: Cluster, offsetstore_database: str, tmp_path: Path) -> Cal
     return lambda *arguments: Consuming(*arguments, url=offsetstore_database, given=given, log=tmp_path / "log")
 
 
-def numbers(query: Query) -> list[int]:
-    return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
-
-
 def all_are_there(query: Query, cluster: Cluster) -> None:
     soon(lambda: query("SELECT count(*) FROM results")[0][0] >= cluster.count)
     assert numbers(query) == list(range(cluster.count))
-
-
-def owners(query: Query) -> int:
-    return query("SELECT count(DISTINCT claim_id) FROM kafka_partitions")[0][0]
 
 
 @pytest.mark.behaviour("CONS-8", "CONS-11")

@@ -77,11 +77,6 @@ def _table(query: Query) -> None:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
 def store(offsetstore_database: str, recorder: Recorder) -> Iterator[OffsetStore]:
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as connected:
         yield connected

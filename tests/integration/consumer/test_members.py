@@ -26,7 +26,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from offsetstore import (
     BatchInfo,
-    Broker,
     Flush,
     OffsetRange,
     OffsetStore,
@@ -56,7 +55,7 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
-from tests.integration.consumer.conftest import Cluster
+from tests.integration.consumer.conftest import Cluster, numbers, owners
 from tests.support.background import in_background
 from tests.support.consumer_groups import reset_by_tool
 from tests.support.consumer_job import consumer_of, parse
@@ -66,10 +65,7 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "consumer.md").read_text(encoding="utf-8")
 
-
-@pytest.fixture(autouse=True)
-def _table(query: Query) -> None:
-    query("CREATE TABLE results (record bigint)")
+pytestmark = pytest.mark.usefixtures("results")
 
 
 @dataclass
@@ -105,10 +101,6 @@ def starts(store: OffsetStore, cluster: Cluster) -> Iterator[Callable[..., Runni
         one.ended.exception(timeout=60)
 
 
-def numbers(query: Query) -> list[int]:
-    return [number for (number,) in query("SELECT record FROM results ORDER BY record")]
-
-
 def wait_for(query: Query, cluster: Cluster, *others: Running) -> None:
     """Wait until as many rows as records are there, and compare."""
 
@@ -124,10 +116,6 @@ def wait_for(query: Query, cluster: Cluster, *others: Running) -> None:
 
 def stored(store: OffsetStore) -> int:
     return sum(row.next_offset for row in store.offsets("billing").values())
-
-
-def owners(query: Query) -> int:
-    return query("SELECT count(DISTINCT claim_id) FROM kafka_partitions")[0][0]
 
 
 @pytest.mark.behaviour("CONS-1", "CONS-2", "CONS-8")
@@ -295,31 +283,6 @@ def test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_comm
     wait_for(query, cluster, running)
     wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)], timeout=30.0)
     assert not running.ended.done()
-
-
-@pytest.mark.behaviour("CONS-14", "CONS-2")
-def test_a_group_goes_from_a_job_to_consumers_and_back_without_a_gap_or_a_double(
-    store: OffsetStore, query: Query, cluster: Cluster
-) -> None:
-    for round_ in range(2):
-        cluster.produce(100)
-        with store.claim("billing", Broker({"bootstrap.servers": cluster.bootstrap}), topics=[cluster.topic]) as claim:
-            assert claim.starting is not None
-            begins = claim.starting.offsets
-            assert begins == dict.fromkeys(cluster.tps, round_ * 50)
-            with store.transaction(claim) as tx:
-                tx.lock({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
-                tx.advance({tp: OffsetRange(at, at + 25) for tp, at in begins.items()})
-            claim.close()
-            assert claim.mirror is not None
-            assert claim.mirror.ended == "the claim was closed"
-        cluster.produce(100)
-        running = Running(consumer_of(store, cluster.bootstrap, cluster.topic))
-        wait_until(lambda: len(numbers(query)) == 100 * (round_ + 1), timeout=60.0)  # noqa: B023
-        running.stop()
-        expected = round_ * 50 + 50
-        assert {at for at, _ in committed(cluster).values()} == {expected}
-    assert numbers(query) == [*range(100, 200), *range(300, 400)]
 
 
 @pytest.mark.behaviour("CONS-7")

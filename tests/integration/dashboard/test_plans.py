@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import text
 
 from offsetstore import OffsetStore
 from offsetstore.local.postgres.server import PostgresServer
@@ -17,10 +16,10 @@ from offsetstore.operations.letters import MOST
 from offsetstore.postgres import statements, stored_letters
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.stored_letters import STATES
-from offsetstore.store.sessions import transaction
 from offsetstore.testing.fixtures import copy_database
 from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP
+from tests.support.plans import executed_plan
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -53,20 +52,6 @@ def offsetstore_database(offsetstore_postgres: PostgresServer, template: str) ->
     offsetstore_postgres.drop_database(name)
 
 
-def explain(store: OffsetStore, statement: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-    """The steps that PostgreSQL took for it."""
-    explained = text("EXPLAIN (ANALYZE, FORMAT JSON) " + statement.replace("{s}", ""))
-    with transaction(store.database, name="explain") as session:
-        [found] = session.connection.execute(explained, values).scalar_one()
-    return list(nodes(found["Plan"]))
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from nodes(child)
-
-
 def of(*states: str, **chosen: object) -> dict[str, object]:
     names = ("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")
     after = ("after_at", "after_topic", "after_partition", "after_offset", "after_topic_id")
@@ -87,7 +72,7 @@ def of(*states: str, **chosen: object) -> dict[str, object]:
 def test_a_query_about_letters_looks_at_so_many_of_each_state_and_no_more(
     reader: OffsetStore, statement: str, values: dict[str, Any]
 ) -> None:
-    scans = [node for node in explain(reader, statement, values) if node.get("Relation Name") == "dead_letters"]
+    scans = [node for node in executed_plan(reader, statement, values) if node.get("Relation Name") == "dead_letters"]
 
     assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
     read = sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)
@@ -113,7 +98,7 @@ ERROR = {"cause": "refused", "error_class": "RowsRefused", "sqlstate": "", "tabl
 def test_a_decision_about_an_error_reads_the_letters_that_it_decides_about(  # noqa: PLR0917
     reader: OffsetStore, store: OffsetStore, statement: str, chosen: dict[str, object], index: str, most: int
 ) -> None:
-    steps = explain(store, statement, of("dead", **CHOOSE, **chosen))
+    steps = executed_plan(store, statement, of("dead", **CHOOSE, **chosen))
     scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
 
     assert [node.get("Index Name") for node in scans] == [index]
@@ -126,7 +111,7 @@ def test_letters_of_an_error_without_their_records_are_counted_by_the_index(
 ) -> None:
     query("UPDATE dead_letters SET payload = 'left out' WHERE record_offset IN (2, 3)")
     query("ANALYZE dead_letters")
-    steps = explain(reader, stored_letters.COUNT_WITHOUT_PAYLOAD, of("dead", **ERROR, constraint=constraint))
+    steps = executed_plan(reader, stored_letters.COUNT_WITHOUT_PAYLOAD, of("dead", **ERROR, constraint=constraint))
     scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
 
     assert [node.get("Index Name") for node in scans] == ["dead_letters_error_idx"]
@@ -135,7 +120,7 @@ def test_letters_of_an_error_without_their_records_are_counted_by_the_index(
 
 def test_one_letter_is_found_by_its_key(reader: OffsetStore) -> None:
     key = {"topics": ["payments"], "partitions": [3], "offsets": [13], "topic_ids": [None]}
-    steps = explain(reader, stored_letters.LETTER, {"group": GROUP, **key})
+    steps = executed_plan(reader, stored_letters.LETTER, {"group": GROUP, **key})
     scans = [node for node in steps if node.get("Relation Name") == "dead_letters"]
 
     assert {node.get("Index Name") for node in scans} == {"dead_letters_pkey"}
@@ -168,7 +153,7 @@ def test_a_page_of_a_long_history_is_read_by_the_index_and_no_more_than_that(que
         for events, looked_at in ((None, most), (["reset"], most * 20)):
             asked = {"since": None, "events": events, "topic": None, "partition": None}
             values = {"group": GROUP, **asked, "limit": most, "before": before}
-            steps = explain(reader, statements.HISTORY, values)
+            steps = executed_plan(reader, statements.HISTORY, values)
             scans = [node for node in steps if node.get("Relation Name") == "offset_history"]
             assert [node["Node Type"] for node in scans] == ["Index Scan"]
             assert scans[0]["Actual Rows"] == most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import pytest
@@ -15,16 +14,8 @@ from offsetstore.demo.flights import Flight, Ledger, read_flights
 from offsetstore.demo.job_settings import GROUP, TOPIC
 from offsetstore.demo.poison import KINDS, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
-from offsetstore.postgres.url import make_engine
 
 FLIGHTS = 600
-
-
-@pytest.fixture
-def engine(offsetstore_database: str) -> Iterator[Engine]:
-    engine = make_engine(offsetstore_database)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

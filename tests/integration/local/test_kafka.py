@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 from confluent_kafka import Consumer, KafkaException
@@ -48,19 +49,27 @@ def test_a_broker_starts_from_an_archive_of_its_classes(offsetstore_kafka: Kafka
     assert str(cache_directory() / "classes" / "kafka-") in mapped
 
 
-def test_where_no_archive_can_be_made_a_broker_starts_without_and_it_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (BrokerUnavailable("no broker starts with it"), "no broker starts with it"),
+        (CalledProcessError(1, "java", stderr="the heap is too small"), "the heap is too small"),
+    ],
+    ids=["Kafka", "Spark"],
+)
+def test_where_no_archive_can_be_made_the_program_starts_without_and_it_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, text: str
 ) -> None:
     told: list[str] = []
+    monkeypatch.setattr("offsetstore.local.spark.class_archive.cache_directory", lambda: tmp_path)
 
     def fails(options: tuple[str, ...]) -> None:
-        raise BrokerUnavailable(f"no broker starts with {options[0].partition('=')[0]}")
-
-    monkeypatch.setattr("offsetstore.local.spark.class_archive.cache_directory", lambda: tmp_path)
+        assert options[0].startswith("-XX:ArchiveClassesAtExit=")
+        raise error
 
     assert [archive_of("Kafka", ["a jar"], fails, notice=told.append) for _ in range(2)] == [None, None]
     assert told == ["Kafka: archiving its classes for quicker starts"]
-    assert "it starts as usual: no broker starts with -XX:ArchiveClassesAtExit" in caplog.text
+    assert f"it starts as usual: {text}" in caplog.text
 
 
 def test_a_broker_that_does_not_come_up_shows_its_log() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.local import cache_directory
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.local.spark.class_archive import class_archive
 from offsetstore.testing.fixtures import NewTopic
 
 
@@ -33,16 +31,3 @@ def test_spark_starts_from_an_archive_of_its_classes(offsetstore_spark: SparkSes
     mapped = Path(f"/proc/{pid}/maps").read_text()
 
     assert str(cache_directory() / "classes") in mapped
-
-
-def test_where_no_archive_can_be_made_spark_starts_without_and_it_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("OFFSETSTORE_CACHE", str(tmp_path))
-    told: list[str] = []
-    refused = {"spark.driver.extraJavaOptions": "-Xmx1k"}
-
-    assert [class_archive(refused, notice=told.append) for _ in range(2)] == [None, None]
-
-    assert len(told) == 1
-    assert "could not archive the classes of Spark; it starts as usual" in caplog.text

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from offsetstore import Lag, OffsetStore
 from offsetstore.operations import samples as sql
@@ -18,6 +16,7 @@ from offsetstore.operations.samples import RINGS, Selection
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP
+from tests.support.plans import expected_plan
 from tests.support.waiting import wait_until
 
 GROUPS = [f"group-{number:03}" for number in range(200)]
@@ -115,21 +114,11 @@ def assert_by_the_key(store: OffsetStore, statement: str, values: dict[str, obje
 
 def scans(store: OffsetStore, statement: str, values: dict[str, object]) -> list[str]:
     """How PostgreSQL reads the samples."""
-    session = store.database.begin(name="explain")
-    explained = text("EXPLAIN (FORMAT JSON) " + statement.replace("{s}", ""))
-    [plan] = session.connection.execute(explained, values).scalar_one()
-    session.rollback()
     return [
         node["Node Type"]
-        for node in nodes(plan["Plan"])
+        for node in expected_plan(store, statement, values)
         if node.get("Relation Name") == "samples" and "Scan" in node["Node Type"]
     ]
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from nodes(child)
 
 
 @pytest.mark.behaviour("DASH-1")

@@ -95,12 +95,6 @@ class Clock:
 
 
 @pytest.fixture
-def store(offsetstore_database: str) -> Iterator[OffsetStore]:
-    with OffsetStore.connect(offsetstore_database) as store:
-        yield store
-
-
-@pytest.fixture
 def clock(store: OffsetStore, offsetstore_database: str, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock, measure = Clock(offsetstore_database), store.lag
 

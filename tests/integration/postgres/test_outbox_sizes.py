@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import cast
 
 import pytest
@@ -14,12 +13,6 @@ from tests.support.outbox import put
 
 HEADERS = (("trace", bytes(7_000_000)),)
 """Base64 makes 9 MB of it, and compression some kilobytes."""
-
-
-@pytest.fixture
-def store(offsetstore_database: str) -> Generator[OffsetStore]:
-    with OffsetStore.connect(offsetstore_database) as store:
-        yield store
 
 
 @pytest.mark.behaviour("OUT-1", "OUT-2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -27,18 +26,9 @@ from tests.integration.transacting import process
 from tests.integration.writers.writing import batch, kafka
 from tests.support.background import in_background
 from tests.support.units import commit_rows, tried
+from tests.support.work import here
 
 P0 = TopicPartition("payments", 0)
-
-
-@dataclass
-class Here:
-    """Stands where a task's way to the driver's store stands."""
-
-    store: OffsetStore
-
-    def connect(self) -> OffsetStore:
-        return self.store
 
 
 @pytest.fixture
@@ -257,8 +247,7 @@ def test_a_deferred_trigger_that_reads_the_offset_sees_the_tasks(
     store: OffsetStore, claim: Claim, agreeing: Query
 ) -> None:
     decision = decide(3, OffsetRange(3, 5))
-    here: Any = Here(store)
-    tasks = Tasks(here, TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
+    tasks = Tasks(here(store), TaskClaim.of(claim), Append("results"), [decision], [P0], None, 30.0)
 
     result = tasks.perform(0, iter([ROWS, None]))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from tests.integration.conftest import Query
 from tests.integration.writers.writing import batch, kafka
 from tests.support.trips import TripCounter
 from tests.support.units import commit_rows
+from tests.support.work import here
 
 TOPIC = "payments"
 
@@ -63,23 +62,12 @@ def test_a_batch_waits_for_the_database_eight_times_however_many_partitions_it_h
     assert query("SELECT DISTINCT next_offset FROM kafka_partitions") == [(60,)]
 
 
-@dataclass(frozen=True)
-class Here:
-    """Stands where a task's way to the driver's store stands."""
-
-    store: OffsetStore
-
-    def connect(self) -> OffsetStore:
-        return self.store
-
-
 def test_a_task_waits_for_the_database_six_times(counter: TripCounter, store: OffsetStore, query: Query) -> None:
     claim, tp = claimed(store, 1), TopicPartition(TOPIC, 0)
 
     def write(number: int) -> None:
         decision = decide(number, OffsetRange(number, number + 1))
-        here: Any = Here(store)
-        tasks = Tasks(here, TaskClaim.of(claim), Append("results"), [decision], [tp], None, 1.0)
+        tasks = Tasks(here(store), TaskClaim.of(claim), Append("results"), [decision], [tp], None, 1.0)
         rows = batch({"record": [number], "_kafka": kafka((TOPIC, 0, number))})
         assert tasks.perform(0, iter([rows, None])).ending is TaskEnding.WRITTEN
 

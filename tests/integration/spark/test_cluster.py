@@ -32,7 +32,7 @@ from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.record_batches import Parts
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, python_workers
 from tests.support.postgres import Database
 from tests.support.sharing_job import is_kept, outdated_by_a_dead_executor, outdated_by_twins
 from tests.support.transforms import traced
@@ -125,7 +125,7 @@ def test_tasks_connect_with_the_drivers_password_which_nobody_writes_down(
 
     first, second, third = (dict(batch) for batch in found)
     assert all(len(set(batch)) == len(dict(batch)) for batch in found), "a worker has one connection"
-    workers = [pid for executor in cluster.executors() for pid in cluster.python_workers(executor)]
+    workers = [pid for executor in cluster.executors() for pid in python_workers(executor)]
     assert first.keys() | second.keys() | third.keys() <= set(workers)
     assert [first[pid] for pid in first if pid in second] == [second[pid] for pid in first if pid in second]
     assert not set(third.values()) & {*first.values(), *second.values()}

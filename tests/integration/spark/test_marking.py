@@ -143,11 +143,6 @@ def test_a_checkpoint_that_outlives_the_claim_is_refused(
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
 def claim(world: World, topic: str, recorder: Recorder) -> Iterator[Claim]:
     """A claim whose events are recorded."""
     with OffsetStore.connect(world.database.url, observers=[recorder]) as store:

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from offsetstore import Append, Claim, StartPolicy, TopicPartition, TransactionalSink, resolve_starting_offsets
-from offsetstore.errors import NoStartingOffset, OffsetOutOfRange, OffsetsDisagree
+from offsetstore import Append, StartPolicy, TopicPartition, TransactionalSink, resolve_starting_offsets
+from offsetstore.errors import OffsetOutOfRange
 from offsetstore.kafka import admin
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events
@@ -22,13 +22,13 @@ from tests.support.world import SECONDS, World
 VALUES = "SELECT value FROM events ORDER BY value"
 
 
-def commit_by_a_consumer(world: World, topic: str, offset: int, *, partition: int = 0) -> None:
+def commit_by_a_consumer(world: World, topic: str, offset: int) -> None:
     """Move the group's offset in Kafka, as any other tool does."""
     consumer = Consumer({
         "bootstrap.servers": world.kafka.bootstrap_servers, "group.id": world.group, "enable.auto.commit": False
     })  # fmt: skip
     try:
-        consumer.commit(offsets=[KafkaPartition(topic, partition, offset)], asynchronous=False)
+        consumer.commit(offsets=[KafkaPartition(topic, 0, offset)], asynchronous=False)
     finally:
         consumer.close()
 
@@ -43,27 +43,6 @@ def decisions(world: World, topic: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def start_of(claim: Claim) -> Any:
-    return json.loads(claim.starting_offsets)
-
-
-@pytest.mark.behaviour("START-1", "START-18")
-def test_a_foreign_commit_that_is_larger_is_adopted_and_the_skipped_range_recorded(world: World) -> None:
-    topic = world.events_topic(["a", "b"])
-    world.run(world.claim(topic), events, Append("events"))
-    world.produce(topic, ["c", "d", "e"])
-    commit_by_a_consumer(world, topic, 4)
-
-    claim = world.claim(topic)
-
-    assert json.loads(claim.starting_offsets) == {topic: {"0": 4}}
-    assert world.stored(topic) == {0: 4}
-    assert decisions(world, topic)[-1] == ("adopt", 2, 4)
-    assert "skips [2, 4)" in world.store.history(world.group)[-1].reason
-    world.run(claim, events, Append("events"))
-    assert world.database.column(VALUES) == ["a", "b", "e"]
-
-
 @pytest.mark.behaviour("START-4")
 def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(world: World) -> None:
     topic = world.events_topic(["a", "b", "c"], ["d"])
@@ -71,27 +50,6 @@ def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(world: Wor
     world.run(world.claim(topic), events, Append("events"))
     assert world.database.column(VALUES) == ["c", "d"]
     assert world.stored(topic) == {0: 3, 1: 1}
-
-
-@pytest.mark.behaviour("START-1", "START-2", "START-3")
-def test_where_kafka_and_the_store_differ_the_policy_decides(world: World) -> None:
-    topic = world.events_topic(["a", "b", "c", "d"])
-    p0, stored, agree = TopicPartition(topic, 0), StartPolicy(prefer="stored"), StartPolicy(prefer="agree")
-    first = world.claim(topic)
-    world.advance(first, {p0: 2})
-
-    commit_by_a_consumer(world, topic, 1)
-    with pytest.raises(OffsetsDisagree, match="2 stored, 1 committed"):
-        world.claim(topic, policy=agree)
-    assert world.store.offsets(world.group)[p0].token == first.token
-    assert start_of(world.claim(topic)) == {topic: {"0": 2}}
-    assert len(decisions(world, topic)) == 1  # the first claim's
-
-    commit_by_a_consumer(world, topic, 4)
-    assert start_of(world.claim(topic, policy=stored)) == {topic: {"0": 2}}
-
-    commit_by_a_consumer(world, topic, 2)
-    assert start_of(world.claim(topic, policy=agree)) == {topic: {"0": 2}}
 
 
 @pytest.mark.behaviour("START-5")
@@ -104,15 +62,7 @@ def test_a_new_group_begins_where_it_asks_to(world: World) -> None:
     for reset, expected in (("earliest", (0, 0)), ("latest", (2, 1)), (noon, (1, 1))):
         policy = StartPolicy(auto_offset_reset=reset)  # pyright: ignore[reportArgumentType] - of a tuple
         claim = world.claim(topic, group=f"{world.group} {reset}", policy=policy)
-        assert start_of(claim) == {topic: {"0": expected[0], "1": expected[1]}}
-
-
-@pytest.mark.behaviour("START-5")
-def test_a_new_group_does_not_begin_where_it_may_not_choose(world: World, offsetstore_topic: NewTopic) -> None:
-    topic = offsetstore_topic(1)
-    with pytest.raises(NoStartingOffset):
-        world.claim(topic, policy=StartPolicy(auto_offset_reset="none"))
-    assert world.store.owner(world.group) is None
+        assert json.loads(claim.starting_offsets) == {topic: {"0": expected[0], "1": expected[1]}}
 
 
 @pytest.mark.behaviour("START-7")
@@ -146,18 +96,6 @@ def test_records_that_are_removed_while_the_job_stands_still_end_it_instead_of_a
 
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
-
-
-@pytest.mark.behaviour("START-11", "START-12")
-def test_starting_offsets_name_every_partition_of_every_topic_also_empty_ones(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    one, other = offsetstore_topic(2), offsetstore_topic(3)
-    world.produce(other, ["a"], partition=1)
-    claim = world.claim(one, other)
-    assert json.loads(claim.starting_offsets) == {one: {"0": 0, "1": 0}, other: {"0": 0, "1": 0, "2": 0}}
-    assert world.stored(one) == {0: 0, 1: 0}
-    assert world.stored(other) == {0: 0, 1: 0, 2: 0}
 
 
 @pytest.mark.behaviour("START-11")
@@ -203,15 +141,6 @@ def test_the_resolver_alone_gives_json_that_spark_reads_from_and_writes_nothing(
     assert f"{topic}-0" in start.explain()
     assert world.database.rows("SELECT * FROM kafka_partitions ORDER BY partition") == before
     assert claim.token == world.store.offsets(world.group)[TopicPartition(topic, 0)].token
-
-
-@pytest.mark.behaviour("START-23")
-def test_the_resolver_without_a_store_goes_by_what_kafka_has_committed(world: World) -> None:
-    topic = world.topic(["a", "b"], ["c"])
-    commit_by_a_consumer(world, topic, 1)
-    start = resolve_starting_offsets(world.broker(topic), group=world.group)
-    batch = world.spark.read.format("kafka").options(**world.options(topic, startingOffsets=start.json())).load()
-    assert sorted(row.value for row in events(batch).collect()) == ["b", "c"]
 
 
 @pytest.mark.behaviour("START-23", "START-5")

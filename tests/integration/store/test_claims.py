@@ -6,14 +6,12 @@ import gc
 import json
 import time
 import weakref
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine
 
 from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition
 from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, StoreUnavailable, TopicRecreated
-from offsetstore.postgres.url import make_engine
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.support.trips import sent_statements
@@ -198,14 +196,6 @@ def test_each_claim_has_a_checkpoint_of_its_own_below_the_encoded_group(store: O
 
     assert first.checkpoint("/checkpoints/") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/1-{first.token.claim_id}"
     assert second.checkpoint("/checkpoints") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/2-{second.token.claim_id}"
-
-
-@pytest.fixture
-def engine(offsetstore_database: str) -> Iterator[Engine]:
-    """An engine of the user's own."""
-    made = make_engine(offsetstore_database)
-    yield made
-    made.dispose()
 
 
 @pytest.mark.behaviour("START-19")

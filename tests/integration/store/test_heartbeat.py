@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from threading import Event
 
@@ -14,7 +13,6 @@ from sqlalchemy import Engine
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import OffsetGap
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.url import make_engine
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.store import heartbeat
@@ -27,13 +25,6 @@ BEAT = "SELECT beat_at FROM heartbeats"
 @pytest.fixture(autouse=True)
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
-
-
-@pytest.fixture
-def engine(offsetstore_database: str) -> Iterator[Engine]:
-    made = make_engine(offsetstore_database)
-    yield made
-    made.dispose()
 
 
 def test_it_beats_until_the_claim_is_closed(store: OffsetStore, query: Query) -> None:

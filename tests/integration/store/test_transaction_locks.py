@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
-from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim
@@ -17,6 +15,7 @@ from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, P2, apply, lock, process, write
 from tests.support.background import in_background
+from tests.support.plans import expected_plan
 
 
 @pytest.fixture
@@ -62,13 +61,9 @@ def test_rows_are_locked_in_order_whatever_was_asked_and_however_they_lie(
 def test_the_plan_locks_what_comes_out_of_the_sort(store: OffsetStore, query: Query, results: str, asked: int) -> None:
     store.claim(GROUP, StaticBroker.with_topics({"payments": 2000}, end=1))
     query("ANALYZE kafka_partitions")
-    explain = text("EXPLAIN (FORMAT JSON) " + statements.LOCK_PARTITIONS.replace("{s}", ""))
-    session = store.database.begin(name="explain")
     values = {"group": GROUP, "topics": ["payments"] * asked, "partitions": list(range(asked, 0, -1))}
-    [plan] = session.connection.execute(explain, values).scalar_one()
-    session.rollback()
+    aggregate, *_ = expected_plan(store, statements.LOCK_PARTITIONS, values)
 
-    aggregate: dict[str, Any] = plan["Plan"]
     [locked] = [node for node in aggregate["Plans"] if node.get("Subplan Name") == "CTE locked"]
     assert locked["Node Type"] == "LockRows"
     [below] = [node for node in locked["Plans"] if node["Parent Relationship"] == "Outer"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from offsetstore import OffsetStore
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP
+from tests.support.plans import expected_plan
 
 COUNT = 1000
 PARTITIONS = {"topics": ["payments"] * COUNT, "partitions": list(range(COUNT))}
@@ -49,20 +48,11 @@ def test_a_claim_that_is_newer_than_the_statistics_is_expected_to_have_rows(
     query("ANALYZE kafka_partitions")
     store.claim(group, broker, mirror_every=None)
 
-    session = store.database.begin(name="explain")
-    explain = text("EXPLAIN (FORMAT JSON) " + statement.replace("{s}", ""))
-    [plan] = session.connection.execute(explain, {"group": group, **PARTITIONS, **values}).scalar_one()
-    session.rollback()
+    plan = expected_plan(store, statement, {"group": group, **PARTITIONS, **values})
 
-    [expected] = [node["Plan Rows"] for node in nodes(plan["Plan"]) if "Scan on kafka_partitions" in scan(node)]
+    [expected] = [node["Plan Rows"] for node in plan if "Scan on kafka_partitions" in scan(node)]
     assert expected > COUNT / 10
 
 
 def scan(node: dict[str, Any]) -> str:
     return f"{node['Node Type']} on {node.get('Relation Name')}"
-
-
-def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from nodes(child)

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.url import make_engine
-from tests.integration.writers.writing import Database
+from tests.integration.writers.writing import Database, new_database
 
 
 @pytest.fixture(scope="module")
 def shared_database(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
-    name = f"test_{uuid4().hex[:12]}"
-    engine = make_engine(offsetstore_postgres.create_database(name))
-    yield Database(engine)
-    engine.dispose()
-    offsetstore_postgres.drop_database(name)
+    with new_database(offsetstore_postgres) as made:
+        yield made
 
 
 @pytest.fixture

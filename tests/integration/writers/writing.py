@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 from sqlalchemy import Engine
 
+from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.ports import Writer
 from tests.support.work import work_on
 
@@ -50,6 +54,16 @@ class Database:
         with pytest.raises(error) as caught:
             self.write(writer, *batches)
         return caught.value
+
+
+@contextmanager
+def new_database(server: PostgresServer) -> Generator[Database]:
+    """A database without tables, which is dropped in the end."""
+    name = f"test_{uuid4().hex[:12]}"
+    engine = make_engine(server.create_database(name))
+    yield Database(engine)
+    engine.dispose()
+    server.drop_database(name)
 
 
 def batch(columns: Mapping[str, Any], types: Mapping[str, pa.DataType] | None = None) -> pa.RecordBatch:

@@ -81,11 +81,6 @@ class Client:
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
 def facts() -> Iterator[FactCollector]:
     collector = FactCollector(Clock(), Limits())
     yield collector

@@ -19,6 +19,7 @@ import pytest
 from offsetstore.monitoring.health import Code, Finding, Verdict
 from offsetstore.monitoring.processes import STACKS, Care, Process, Report, Supervisor
 from tests.support.background import in_background
+from tests.support.clock import Clock
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.behaviour("CONS-11")
@@ -39,15 +40,6 @@ REPORTS = {
     }.items()
 }
 SECONDS = 60.0  # a busy machine takes some to start a process
-
-
-class Clock:
-    """Time passes when a test says so, however busy the machine is."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def soon(condition: Callable[[], object]) -> None:
@@ -71,7 +63,7 @@ class Supervised:
         self.heard: list[str] = []
         self.started: dict[int, int] = dict.fromkeys(steps, 0)
         self._steps = steps
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.supervisor = Supervisor(len(steps), self._command, say=self._hear, care=care, clock=self.clock)
         self.ended: Future[int] = in_background(self.supervisor.run)
 

@@ -17,6 +17,7 @@ from offsetstore.protocol.job_state import JobState
 from offsetstore.store import heartbeat
 from offsetstore.store.run_record import resident_bytes
 from offsetstore.testing import InMemoryOffsetStore
+from tests.support.clock import Clock
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.behaviour("OPS-4")
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.behaviour("OPS-4")
 GROUP = "billing"
 TOKEN = Token(7, uuid4())
 TAKEN = ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Query:

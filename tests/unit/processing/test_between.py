@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,22 +40,6 @@ class Kept:
 
     def forget(self) -> None:
         self.has_any = False
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def store(recorder: Recorder) -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore(observers=[recorder]) as made:
-        yield made
-
-
-@pytest.fixture
-def claim(store: InMemoryOffsetStore) -> Claim:
-    return store.claim(GROUP, topics=["payments"])
 
 
 def begin(claim: Claim, kept: Kept | None = None, tick: Callable[[Work], object] | None = None) -> Between:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,24 +25,8 @@ LATER = Flush(rows=1_000, seconds=600)
 
 
 @pytest.fixture
-def told() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def store(told: Recorder) -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore(observers=[told]) as made:
-        yield made
-
-
-@pytest.fixture
 def results() -> Results:
     return Results()
-
-
-@pytest.fixture
-def claim(store: InMemoryOffsetStore) -> Claim:
-    return store.claim("billing", topics=["payments"])
 
 
 def started(claim: Claim, results: Results, flush: Flush = LATER, log: Log = LOG, **settings: Any) -> MemorySource:
@@ -60,7 +44,7 @@ def stored(store: InMemoryOffsetStore) -> dict[int, int]:
 
 @pytest.mark.behaviour("MARK-4")
 def test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_end(
-    store: InMemoryOffsetStore, claim: Claim, results: Results, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, results: Results, recorder: Recorder
 ) -> None:
     started(claim, results, Flush(rows=7, seconds=600)).drain_log()
     assert (numbers(store), stored(store)) == ([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15], {0: 6, 1: 6})
@@ -68,9 +52,9 @@ def test_batches_are_written_together_at_a_number_of_rows_and_the_rest_at_the_en
     claim.close()
 
     assert (numbers(store), stored(store)) == (ALL, {0: 7, 1: 6})
-    assert [event.batch for event in told.of(BatchEnded, "kept")] == [0, 1, 2]
-    assert [event.batches for event in told.of(FlushEnded, "written")] == [(0, 1), (2, 2)]
-    assert [dict(event.rows) for event in told.of(FlushEnded, "written")] == [{"": 12}, {"": 1}]
+    assert [event.batch for event in recorder.of(BatchEnded, "kept")] == [0, 1, 2]
+    assert [event.batches for event in recorder.of(FlushEnded, "written")] == [(0, 1), (2, 2)]
+    assert [dict(event.rows) for event in recorder.of(FlushEnded, "written")] == [{"": 12}, {"": 1}]
 
 
 @pytest.mark.behaviour("MARK-4")
@@ -212,14 +196,14 @@ def test_a_record_that_can_t_be_computed_is_passed_over_by_the_command(
 
 @pytest.mark.behaviour("MARK-4")
 def test_a_flush_by_the_clock_that_fails_is_told_once_and_raised_by_the_next_batch(
-    store: InMemoryOffsetStore, claim: Claim, results: Results, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, results: Results, recorder: Recorder
 ) -> None:
     results.refused = {2}
     source = started(claim, results, Flush(rows=1_000, seconds=0.2), {P1: LOG[P1][:3], P0: LOG[P0][:3]})
     source.drain_log()
-    wait_until(lambda: told.of(FlushEnded, "failed") != [])
+    wait_until(lambda: recorder.of(FlushEnded, "failed") != [])
     threading.Event().wait(0.7)
-    assert [type(event.error) for event in told.of(FlushEnded, "failed")] == [RowsRefused]
+    assert [type(event.error) for event in recorder.of(FlushEnded, "failed")] == [RowsRefused]
 
     source.log = LOG
     with pytest.raises(RowsRefused):

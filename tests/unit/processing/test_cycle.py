@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
@@ -35,12 +35,6 @@ class Records:
         if self.refused in rows:
             raise RowsRefused("too large")
         return len(rows)
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
 
 
 def view(topic_id: str = "one") -> BrokerView:

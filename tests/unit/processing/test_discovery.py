@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from typing import Any
@@ -352,17 +352,6 @@ def test_records_that_are_tried_again_after_a_key_was_split_are_counted_once() -
 
 
 # -- its tries, in a transaction
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
-
-
-@pytest.fixture
-def claim(store: InMemoryOffsetStore) -> Claim:
-    return store.claim("billing", topics=["payments"])
 
 
 def writing(rule: Callable[[list[int]], bool]) -> Callable[[Work, Sequence[int]], None]:

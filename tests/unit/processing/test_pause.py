@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,12 +19,6 @@ from offsetstore.testing import InMemoryOffsetStore
 GROUP = "billing"
 RANGES = {TopicPartition("payments", 0): OffsetRange(0, 10)}
 REASON = "ticket 17"
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
 
 
 @pytest.fixture

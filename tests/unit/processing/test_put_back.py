@@ -177,19 +177,9 @@ def needing(needs: Mapping[str, str]) -> Callable[[list[str]], RowsRefused | Non
 
 
 @pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
 def store(recorder: Recorder) -> Iterator[InMemoryOffsetStore]:
     with InMemoryOffsetStore(observers=[recorder], retries=Retries(attempts=2, shortest=0.0)) as made:
         yield made
-
-
-@pytest.fixture
-def claim(store: InMemoryOffsetStore) -> Claim:
-    return store.claim(GROUP, topics=["payments"])
 
 
 def give_up(

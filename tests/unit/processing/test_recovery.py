@@ -185,13 +185,8 @@ class Job:
 
 
 @pytest.fixture
-def seen() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def store(seen: Recorder) -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore(timeouts=Timeouts(lock=0.05), retries=WAIT, observers=[seen]) as made:
+def store(recorder: Recorder) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(timeouts=Timeouts(lock=0.05), retries=WAIT, observers=[recorder]) as made:
         yield made
 
 
@@ -233,14 +228,14 @@ def test_a_refused_record_is_a_letter_after_its_retries_and_its_neighbours_are_w
     assert job.failures == {}
 
 
-def test_a_batch_without_bad_records_is_written_as_any(store: InMemoryOffsetStore, seen: Recorder) -> None:
+def test_a_batch_without_bad_records_is_written_as_any(store: InMemoryOffsetStore, recorder: Recorder) -> None:
     job = Job(store)
     written = job.write(up_to(3))
     assert written is not None
     assert written.rows == {UNNAMED: 3}
     assert job.written == [rows(0, 1, 2)]
     assert job.read_again == []
-    assert seen.of(LettersWritten) == []
+    assert recorder.of(LettersWritten) == []
     assert job.write(up_to(3)) is None
 
 
@@ -373,13 +368,13 @@ def test_a_letter_has_its_records_trace_if_that_is_named_or_all_headers_are_kept
 
 
 def test_observers_are_told_how_many_letters_there_are_once_they_are_committed(
-    store: InMemoryOffsetStore, seen: Recorder
+    store: InMemoryOffsetStore, recorder: Recorder
 ) -> None:
     job = Job(store, bad={(0, 1): "23514", (0, 2): "23514"}, records=Records(rejects={(0, 3): "bad"}))
 
     job.write(up_to(5), number=7)
 
-    assert seen.of(LettersWritten) == [
+    assert recorder.of(LettersWritten) == [
         LettersWritten(group="billing", batch=7, ranges=up_to(5), letters={"refused": 2, "rejected": 1})
     ]
 

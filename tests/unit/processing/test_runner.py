@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -37,22 +37,6 @@ from tests.support.waiting import wait_until
 LOG = {P0: [b"%d" % number for number in range(9)]}
 
 
-@pytest.fixture
-def told() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def store(told: Recorder) -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore(observers=[told]) as made:
-        yield made
-
-
-@pytest.fixture
-def claim(store: InMemoryOffsetStore) -> Claim:
-    return store.claim("billing", topics=["payments"])
-
-
 def started(claim: Claim, writer: Any = None, **settings: Any) -> MemorySource:
     return MemorySource(claim, Results() if writer is None else writer, Settings(**settings), LOG)
 
@@ -69,24 +53,24 @@ def a_while() -> None:
     threading.Event().wait(0.5)
 
 
-def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, told: Recorder) -> None:
+def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, recorder: Recorder) -> None:
     with pytest.raises(RowsRefused, match="first refused at record payments-0@1"):
         started(claim, Results(refused={1})).drain_log()
-    [failed] = told.of(BatchEnded, "failed")
+    [failed] = recorder.of(BatchEnded, "failed")
     assert (failed.batch, failed.ranges[P0].until, failed.stored[P0].until) == (0, 3, 1)
-    assert len(told.of(BatchStarted)) == 1
+    assert len(recorder.of(BatchStarted)) == 1
 
 
 @pytest.mark.behaviour("CTX-1", "CTX-2")
 def test_a_batch_tells_the_headers_that_follow_its_records_and_reads_them_when_it_is_asked(
-    claim: Claim, told: Recorder
+    claim: Claim, recorder: Recorder
 ) -> None:
     for names in ((), ("traceparent",)):
         source = MemorySource(claim, Results(), Settings(propagate=names), LOG)
         source.headers = (("secret", b"s"), ("traceparent", b"00"))
         source.poll()
 
-    without, with_headers = told.of(BatchStarted)
+    without, with_headers = recorder.of(BatchStarted)
     assert without.headers is None
     assert with_headers.headers is not None
     assert with_headers.headers(2) == [(("traceparent", b"00"),)] * 2
@@ -126,11 +110,11 @@ class NowAndThen(Results):
 
 @pytest.mark.behaviour("TX-18")
 def test_a_batch_that_is_accepted_a_moment_later_is_written_once(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
     started(claim, NowAndThen(refuses=lambda number: number == 1)).drain_log()
     assert (numbers(store), stored(store)) == (list(range(9)), 9)
-    assert len(told.of(BatchEnded, "written")) == 3
+    assert len(recorder.of(BatchEnded, "written")) == 3
 
 
 @pytest.mark.behaviour("TX-18")
@@ -147,7 +131,7 @@ def test_a_refusal_that_comes_and_goes_ends_the_job_after_five_plans_and_names_n
 
 @pytest.mark.behaviour("TX-15")
 def test_a_batch_that_is_overtaken_whole_while_it_is_computed_is_skipped(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a task of an earlier attempt, say, that has come late."""
     source = started(claim)
@@ -160,7 +144,7 @@ def test_a_batch_that_is_overtaken_whole_while_it_is_computed_is_skipped(
 
     monkeypatch.setattr(Batch, "rows", overtaken)
     source.poll()
-    assert len(told.of(BatchEnded, "skipped")) == 1
+    assert len(recorder.of(BatchEnded, "skipped")) == 1
     assert (numbers(store), stored(store)) == ([], 3)
 
 
@@ -185,37 +169,37 @@ def test_without_letters_only_bad_records_are_looked_up_among_a_batchs(
 # -- a paused group
 
 
-def paused(store: InMemoryOffsetStore, claim: Claim, told: Recorder, **until: Any) -> Future[bool]:
+def paused(store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, **until: Any) -> Future[bool]:
     """Have a delivery wait, since its group is paused."""
     store.pause("billing", reason="maintenance", **until)
     waiting = in_background(started(claim).poll)
-    wait_until(lambda: told.of(PauseChanged) != [])
+    wait_until(lambda: recorder.of(PauseChanged) != [])
     return waiting
 
 
 @pytest.mark.behaviour("OPS-2")
 def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
     until = datetime.now(UTC) + timedelta(seconds=1.5)
-    assert paused(store, claim, told, until=until).result(30)
+    assert paused(store, claim, recorder, until=until).result(30)
     assert datetime.now(UTC) >= until
     assert numbers(store) == [0, 1, 2]
-    assert [one.pause is None for one in told.of(PauseChanged)] == [False, True]
-    [written] = told.of(BatchEnded, "written")
+    assert [one.pause is None for one in recorder.of(PauseChanged)] == [False, True]
+    [written] = recorder.of(BatchEnded, "written")
     assert sum(written.seconds.values()) < 1.0  # the wait belongs to no phase
 
 
 @pytest.mark.behaviour("OPS-2", "START-14")
 def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
-    waiting = paused(store, claim, told)
+    waiting = paused(store, claim, recorder)
     second = store.claim("billing", topics=["payments"])
     with pytest.raises(StaleClaim):
         waiting.result(30)
     assert numbers(store) == []
-    assert all(one.pause for one in told.of(PauseChanged))
+    assert all(one.pause for one in recorder.of(PauseChanged))
     store.resume("billing", reason="done")
     started(second).drain_log()
     assert numbers(store) == list(range(9))
@@ -223,9 +207,9 @@ def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(
 
 @pytest.mark.behaviour("OPS-2")
 def test_a_claim_that_is_closed_while_its_job_waits_ends_it(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
-    waiting = paused(store, claim, told)
+    waiting = paused(store, claim, recorder)
     claim.close()
     with pytest.raises(ProtocolMisuse, match="was closed before the query ended"):
         waiting.result(30)
@@ -234,12 +218,12 @@ def test_a_claim_that_is_closed_while_its_job_waits_ends_it(
 
 @pytest.mark.behaviour("OPS-2")
 def test_a_stop_does_not_wait_for_a_delivery_that_waits_because_its_group_is_paused(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
     source = started(claim)
     store.pause("billing", reason="maintenance")
     waiting = in_background(source.poll)
-    wait_until(lambda: told.of(PauseChanged) != [])
+    wait_until(lambda: recorder.of(PauseChanged) != [])
     began = time.monotonic()
     source.runner.stop(source.stopping.set, timeout=30)
     assert time.monotonic() - began < 15
@@ -436,7 +420,7 @@ def test_a_batch_that_waits_for_idle_work_for_long_says_so(
 
 @pytest.mark.behaviour("OPS-6")
 def test_idle_work_that_fails_is_rolled_back_and_called_again(
-    store: InMemoryOffsetStore, claim: Claim, told: Recorder
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
     calls: list[int] = []
 
@@ -448,7 +432,7 @@ def test_idle_work_that_fails_is_rolled_back_and_called_again(
 
     started(claim, tick=Tick(fail_once, every=0.05))
     wait_until(lambda: ticks(store) >= 1)
-    [failed] = told.of(IdleWorkFailed)
+    [failed] = recorder.of(IdleWorkFailed)
     assert isinstance(failed.error, ZeroDivisionError)
     claim.close()
     assert ticks(store) == len(calls) - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,17 +109,6 @@ class Job:
             yield Part(range_.from_, left, self.bad)
 
         written(self.recovery, 0, {P0: OffsetRange(begin, end)}, compute)
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
-
-
-@pytest.fixture
-def claim(store: InMemoryOffsetStore) -> Claim:
-    return store.claim(GROUP, topics=["payments"])
 
 
 def letters(store: InMemoryOffsetStore) -> dict[int, str]:

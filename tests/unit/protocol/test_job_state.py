@@ -49,6 +49,7 @@ from offsetstore.protocol.events import (
     WatchedQuery,
 )
 from offsetstore.protocol.job_state import JobState, JobStates
+from tests.support.clock import Clock
 
 GROUP = "billing"
 TOKEN, OLD, NEXT = (Token(epoch, UUID(int=epoch)) for epoch in (7, 6, 8))
@@ -205,13 +206,6 @@ def test_what_was_stored_before_a_failure_is_counted() -> None:
     failed = BatchEnded(**BATCH, outcome="failed", error=RowsRefused("no"), stored=stored, rows={"": 7})
     assert after(failed).counters == {"failed": 1, "offsets": 1, "rows": 7}
     assert after(BatchEnded(**BATCH, outcome="interrupted")).counters == {}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.behaviour("OPS-4", "OPS-5")

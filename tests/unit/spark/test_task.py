@@ -18,6 +18,7 @@ from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.work import here
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 OTHER = TopicPartition("refunds", 0)
@@ -37,22 +38,6 @@ class Keep:
         for _, batch in zip(range(self.takes), batches, strict=False):
             work.connection.extend("results", [row["_kafka"]["offset"] for row in batch.to_pylist()])
         return 0
-
-
-@dataclass(frozen=True)
-class Here:
-    """Stands where a task's way to the driver's store stands."""
-
-    store: InMemoryOffsetStore
-
-    def connect(self) -> InMemoryOffsetStore:
-        return self.store
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
 
 
 @pytest.fixture
@@ -85,9 +70,8 @@ def perform(store: InMemoryOffsetStore, claim: Claim, batches: Iterable[pa.Recor
 def perform_with(
     store: InMemoryOffsetStore, claim: Claim, received: Iterable[pa.RecordBatch | None], **more: Any
 ) -> Result:
-    here: Any = Here(store)
     writer: Any = more.get("writer") or Keep()
-    tasks = Tasks(here, TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
+    tasks = Tasks(here(store), TaskClaim.of(claim), writer, [decide(0, PLANNED)], [P0], None, 1.0)
     return tasks.perform(0, iter(received))
 
 

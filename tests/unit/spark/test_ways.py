@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -19,12 +18,6 @@ from offsetstore.testing import InMemoryOffsetStore
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 RANGES = {P0: OffsetRange(0, 3), P1: OffsetRange(0, 5)}
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
 
 
 def outputs() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,12 +65,6 @@ def uncertain(checkpoint: Checkpoint) -> Checkpoint:
 @pytest.fixture
 def broker() -> StaticBroker:
     return StaticBroker.with_topics({"payments": 3}, end=100)
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as store:
-        yield store
 
 
 def stored(store: InMemoryOffsetStore) -> dict[TopicPartition, int]:

@@ -67,17 +67,6 @@ class HangingBroker(StaticBroker):
 
 
 @pytest.fixture
-def seen() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def store(seen: Recorder) -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore(observers=[seen]) as made:
-        yield made
-
-
-@pytest.fixture
 def renamable(offsetstore_database: str) -> Iterator[OffsetStore]:
     with OffsetStore.connect(offsetstore_database) as made:
         yield made
@@ -130,14 +119,14 @@ def test_a_clean_stop_copies_what_is_stored_each_with_the_stamp_and_the_job_s_me
 
 
 def test_only_what_has_changed_is_copied_again(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
     advance(store, claim, P1, 7)
     wait_until(lambda: copied(broker)[P1] == 7)
-    quiet = len(seen.of(MirrorTried, "done"))
-    wait_until(lambda: len(seen.of(MirrorTried, "done")) > quiet)
+    quiet = len(recorder.of(MirrorTried, "done"))
+    wait_until(lambda: len(recorder.of(MirrorTried, "done")) > quiet)
 
     assert [list(offsets) for _, offsets in broker.commits] == [[P0, P1, P2], [P1]]
 
@@ -250,20 +239,20 @@ def test_a_database_that_is_restored_under_the_job_does_not_pull_the_copy_back(
 
 @pytest.mark.behaviour("MIRROR-5")
 def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: broker.commits)
-    assert not seen.of(MirrorTried, "failed", "ended")
+    assert not recorder.of(MirrorTried, "failed", "ended")
     caplog.clear()
-    before = len(seen.of(MirrorTried, "done"))
+    before = len(recorder.of(MirrorTried, "done"))
     broker.error = BrokerUnavailable("no answer")
     advance(store, claim, P0, 40)
-    wait_until(lambda: len(seen.of(MirrorTried, "failed", "ended")) >= 3)
+    wait_until(lambda: len(recorder.of(MirrorTried, "failed", "ended")) >= 3)
     advance(store, claim, P0, 50)
     broker.error = None
     wait_until(lambda: copied(broker)[P0] == 50)
-    wait_until(lambda: len(seen.of(MirrorTried, "done")) > before)
+    wait_until(lambda: len(recorder.of(MirrorTried, "done")) > before)
 
     warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2
@@ -275,11 +264,11 @@ def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
 
 @pytest.mark.behaviour("MIRROR-5")
 def test_an_error_that_nobody_foresaw_does_not_end_it(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.commit_error = ZeroDivisionError()  # pyright: ignore[reportAttributeAccessIssue] - just what it should not raise
     store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: seen.of(MirrorTried, "failed", "ended"))
+    wait_until(lambda: recorder.of(MirrorTried, "failed", "ended"))
     broker.commit_error = None
     wait_until(lambda: broker.commits)
     assert "ZeroDivisionError" in caplog.text
@@ -287,13 +276,13 @@ def test_an_error_that_nobody_foresaw_does_not_end_it(
 
 @pytest.mark.behaviour("MIRROR-5")
 def test_a_broker_that_says_no_is_asked_less_often(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     broker.commit_error = BrokerRefused("the group has members")
     claim = store.claim(GROUP, broker, mirror_every=0.05)
-    wait_until(lambda: seen.of(MirrorTried, "failed", "ended"))
+    wait_until(lambda: recorder.of(MirrorTried, "failed", "ended"))
     began = time.monotonic()
-    wait_until(lambda: len(seen.of(MirrorTried, "failed", "ended")) == 2)
+    wait_until(lambda: len(recorder.of(MirrorTried, "failed", "ended")) == 2)
     assert time.monotonic() - began > 0.4
     broker.commit_error = None
     claim.close()
@@ -317,7 +306,7 @@ def test_the_end_of_the_job_waits_for_a_silent_broker_in_vain_and_not_for_long(
 
 
 @pytest.mark.behaviour("MIRROR-6")
-def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOffsetStore, seen: Recorder) -> None:
+def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOffsetStore, recorder: Recorder) -> None:
     broker = StrictBroker.with_topics({"payments": 1}, end=100)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     advance(store, claim, P0, 40, metadata="x" * 100)
@@ -329,7 +318,7 @@ def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOff
         Stamp(store.database.store_id(), 1, digest(GROUP)).text()
     }
     assert broker.asked.count("refused") == 1
-    assert not seen.of(MirrorTried, "failed", "ended")
+    assert not recorder.of(MirrorTried, "failed", "ended")
 
 
 @pytest.mark.behaviour("META-11", "MIRROR-6")
@@ -360,14 +349,14 @@ def test_a_broker_that_refuses_even_the_stamp_gets_nothing(
 
 @pytest.mark.behaviour("START-21")
 def test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
         advance(store, claim, P0, 40)
     store.reset(GROUP, {P0: 10}, reason="again")
     broker.commit_error = BrokerUnavailable("no answer")
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: len(seen.of(MirrorTried, "failed", "ended")) > 1)
+    wait_until(lambda: len(recorder.of(MirrorTried, "failed", "ended")) > 1)
     assert store.offsets(GROUP)[P0].pinned
     assert copied(broker)[P0] == 40
 
@@ -378,7 +367,7 @@ def test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before(
 
 @pytest.mark.behaviour("START-21")
 def test_a_pin_whose_row_is_locked_comes_off_later(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
     store.claim(GROUP, broker, mirror_every=None).close()
@@ -387,8 +376,8 @@ def test_a_pin_whose_row_is_locked_comes_off_later(
     with store.transaction(claim) as tx:
         plan = tx.lock({P1: OffsetRange(10, 20)})
         wait_until(lambda: broker.commits)
-        success = len(seen.of(MirrorTried, "done"))
-        wait_until(lambda: len(seen.of(MirrorTried, "done")) > success)
+        success = len(recorder.of(MirrorTried, "done"))
+        wait_until(lambda: len(recorder.of(MirrorTried, "done")) > success)
         assert store.offsets(GROUP)[P1].pinned
         tx.advance({P1: plan[P1].remaining})
     wait_until(lambda: not store.offsets(GROUP)[P1].pinned)
@@ -714,7 +703,7 @@ def test_a_late_copy_of_an_earlier_claim_is_overwritten_and_one_of_a_later_claim
 
 @pytest.mark.behaviour("START-27", "MIRROR-7")
 def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_start_names_the_copy(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     advance(store, claim, P0, 40)
@@ -723,10 +712,10 @@ def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_st
         of_copy = copy.claim(GROUP, broker, mirror_every=SELDOM)
         assert of_copy.token.epoch == claim.token.epoch + 1
         advance(copy, of_copy, P0, 70)
-    wait_until(lambda: seen.of(MirrorTried, "failed", "ended"))
+    wait_until(lambda: recorder.of(MirrorTried, "failed", "ended"))
 
     assert "a copy of this database" in str(of(claim).ended)
-    [failed] = seen.of(MirrorTried, "failed", "ended")
+    [failed] = recorder.of(MirrorTried, "failed", "ended")
     assert failed.is_over
     assert "offsetstore store new-id" in (failed.reason or "")
     [(of_partition, reason)] = contested(store)
@@ -913,7 +902,7 @@ def left_by_fleet(store: OffsetStore, broker: StaticBroker, kafka_group: str = G
 @pytest.mark.parametrize("jobs", [0, 1])
 def test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_copies(
     store: InMemoryOffsetStore,
-    seen: Recorder,
+    recorder: Recorder,
     broker: StaticBroker,
     caplog: pytest.LogCaptureFixture,
     jobs: int,
@@ -924,7 +913,7 @@ def test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_
 
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     advance(store, claim, P0, 40)
-    wait_until(lambda: len(seen.of(MirrorTried, "failed")) > 3)
+    wait_until(lambda: len(recorder.of(MirrorTried, "failed")) > 3)
     assert (of(claim).ended, broker.commits) == (None, [])
     broker.members.clear()
     wait_until(lambda: copied(broker) == {P0: 40, P1: 0, P2: 0})
@@ -938,7 +927,7 @@ def test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_
 
 @pytest.mark.behaviour("MIRROR-7")
 def test_members_that_stay_longer_than_a_session_are_another_applications(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "LEAVING", 0.3)
     left_by_fleet(store, broker)
@@ -946,18 +935,18 @@ def test_members_that_stay_longer_than_a_session_are_another_applications(
     store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: contested(store))
 
-    assert len(seen.of(MirrorTried, "failed")) > 1
+    assert len(recorder.of(MirrorTried, "failed")) > 1
     assert broker.commits == []
     assert contested(store) == [(None, "another application uses the group 'billing' in Kafka: it has members")]
 
 
 @pytest.mark.behaviour("MIRROR-7")
 def test_what_another_application_commits_beside_the_consumers_that_leave_is_not_overwritten(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     left_by_fleet(store, broker)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: seen.of(MirrorTried, "failed"))
+    wait_until(lambda: recorder.of(MirrorTried, "failed"))
 
     broker.set_committed({P1: 70})
     wait_until(lambda: of(claim).ended)
@@ -970,7 +959,7 @@ def test_what_another_application_commits_beside_the_consumers_that_leave_is_not
 
 @pytest.mark.behaviour("MIRROR-7")
 def test_members_of_a_group_in_kafka_that_the_consumers_did_not_use_are_another_applications(
-    store: InMemoryOffsetStore, seen: Recorder, broker: StaticBroker
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     left_by_fleet(store, broker, kafka_group="billing-before")
 
@@ -978,7 +967,7 @@ def test_members_of_a_group_in_kafka_that_the_consumers_did_not_use_are_another_
     wait_until(lambda: contested(store))
 
     assert of(claim).ended is not None
-    assert seen.of(MirrorTried, "failed") == []
+    assert recorder.of(MirrorTried, "failed") == []
 
 
 @pytest.mark.behaviour("MIRROR-7")

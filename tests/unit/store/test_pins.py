@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,6 @@ from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)
-
-
-@pytest.fixture
-def store() -> Iterator[InMemoryOffsetStore]:
-    with InMemoryOffsetStore() as made:
-        yield made
 
 
 @pytest.fixture

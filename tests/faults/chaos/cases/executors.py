@@ -10,7 +10,8 @@ from typing import Final
 from tests.faults.chaos.harness.gate import PLACES, Gate, Waiting
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene
-from tests.faults.chaos.means.executors import executors, wait_for_executors, wait_until_gone, workers
+from tests.faults.chaos.means.executors import executors, wait_for_executors, wait_until_gone
+from tests.support.cluster import python_workers
 from tests.support.waiting import wait_until
 
 ROW: Final = "Python worker, executor killed"
@@ -53,7 +54,7 @@ def killed_at_random_in_tasks(scene: Scene) -> None:
         for _ in range(3):
             wait_for_executors(job)
             time.sleep(scene.random.uniform(0, 1))
-            pids = [*executors(job), *(pid for one in executors(job) for pid in workers(one))]
+            pids = [*executors(job), *(pid for one in executors(job) for pid in python_workers(one))]
             pid = scene.random.choice(pids)
             os.kill(pid, signal.SIGKILL)
             wait_until_gone(pid)

@@ -1,4 +1,4 @@
-"""The executors of a job, and their Python workers, by process id."""
+"""The executors of a job, by process id."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ from contextlib import suppress
 import psutil
 
 from tests.faults.chaos.harness.scene import Job
+from tests.support.cluster import executors_below
 from tests.support.waiting import wait_until
-
-_EXECUTOR = "CoarseGrainedExecutorBackend"
-_DAEMON = "pyspark.daemon"
 
 
 def executors(job: Job) -> list[int]:
     """Those that run now, of a job whose executors are children of its Java."""
     with suppress(psutil.NoSuchProcess):
-        return [one.pid for one in psutil.Process(job.jvm).children(recursive=True) if _EXECUTOR in _command(one)]
+        return executors_below(psutil.Process(job.jvm))
     return []
 
 
 def wait_for_executors(job: Job, count: int = 2) -> list[int]:
     """Wait until so many run."""
     return wait_until(lambda: found if len(found := executors(job)) == count else [], timeout=90)
-
-
-def workers(executor: int) -> list[int]:
-    """The Python workers of one, which its daemons have forked."""
-    with suppress(psutil.NoSuchProcess):
-        daemons = [one for one in psutil.Process(executor).children() if _DAEMON in _command(one)]
-        return [worker.pid for daemon in daemons for worker in daemon.children()]
-    return []
 
 
 def wait_until_gone(pid: int) -> None:
@@ -42,10 +32,3 @@ def wait_until_gone(pid: int) -> None:
         return True
 
     wait_until(is_gone)
-
-
-def _command(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return ""
