@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from offsetstore.consumer.outputs import Outputs, TransformRaised, split
 from offsetstore.consumer.records import Record
-from offsetstore.errors import FunctionFailed, RowsRefused
+from offsetstore.errors import ColumnMismatch, FunctionFailed, RowsRefused
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.blame import find_failing
 from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
@@ -255,8 +255,7 @@ class Computation:
             batches = {name: [rows] for name, rows in self._of_none().items()}
         by_record: dict[str, RowsByRecord] = {}
         for name, found in batches.items():
-            table = pa.Table.from_batches(found).combine_chunks()
-            by_record[name] = RowsByRecord(outputs.writers[name], table, firsts[name])
+            by_record[name] = RowsByRecord(outputs.writers[name], _joined(found), firsts[name])
 
         def failing(numbers: Sequence[int]) -> dict[int, FunctionFailed]:
             tried = {n: self.tried([records[n]]) for n in numbers}
@@ -277,6 +276,23 @@ class Computation:
     def _made(self, records: Sequence[Record]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
         made = self._outputs.made(self._claim, self._outputs.given(records))
         return {name: split(rows) for name, rows in made.items()}
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """The rows of single records. Where the transform leaves a type to Arrow, theirs differ: a NULL alone has none.
+
+    :raises ColumnMismatch: the types have nothing in common.
+    """
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    except pa.ArrowException as error:
+        schemas = [*dict.fromkeys(str(table.schema) for table in tables)]
+        raise ColumnMismatch(
+            "transform makes columns of other types for other records, which have nothing in common",
+            found="; ".join(one.replace("\n", ", ") for one in schemas[:2]),
+            expected="the same types for each record: pa.array(values, pa.float64())",
+        ) from error
 
 
 def records_of(letters: Sequence[Letter]) -> list[Record]:

@@ -18,6 +18,7 @@ from offsetstore.protocol.outages import as_texts, tells_of_outage
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
 from offsetstore.text import at_line
+from offsetstore.writers.arrow.batches import shown
 
 Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | Mapping[str, pa.RecordBatch]"]
 
@@ -122,7 +123,7 @@ def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Rejected | None]:
     if REJECT not in rows.schema.names:
         return rows, None
     column = cast("Any", rows).column(REJECT)
-    values: list[Any] = [] if column.null_count == len(column) else column.to_pylist()
+    values: list[Any] = [] if column.null_count == len(column) else shown(column)
     for given in values:
         if given is not None and (isinstance(given, str) or any(one is not None for one in given.values())):
             return rows.drop_columns([REJECT]), reject_of(given)

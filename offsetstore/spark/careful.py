@@ -40,7 +40,7 @@ from offsetstore.spark.plans.lineage import check_row_by_row
 from offsetstore.spark.plans.sharing import computed_once
 from offsetstore.spark.rejects import COLUMN as REJECT
 from offsetstore.spark.rejects import are_rejected, count_accepted, raise_outage
-from offsetstore.writers.arrow.batches import KAFKA
+from offsetstore.writers.arrow.batches import KAFKA, shown
 
 _NUMBER: Final = "_offsetstore_number"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
@@ -350,7 +350,7 @@ def _without_rejects(table: pa.Table, rejected: dict[int, Rejected]) -> pa.Table
         return table
     bad = table.filter(are_rejected(table.column(REJECT)))
     raise_outage(bad.column(REJECT).combine_chunks())
-    for number, given in zip(_values(bad, _NUMBER), _values(bad, REJECT), strict=True):
+    for number, given in zip(_values(bad, _NUMBER), shown(bad.column(REJECT)), strict=True):
         rejected.setdefault(number, reject_of(given))
     return table.drop_columns([REJECT])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from offsetstore.errors import ColumnMismatch, ConfigurationError, RowsRefused
 from offsetstore.protocol.letters import REJECT
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_header_name, is_topic
 from offsetstore.protocol.work import Work
-from offsetstore.writers.arrow.batches import KAFKA, Stream, has_headers, without_kafka
+from offsetstore.writers.arrow.batches import KAFKA, Stream, as_bytes, has_headers, without_kafka
 from offsetstore.writers.arrow.misfits import Misfit
 
 _BYTES: Final = "binary or string"
@@ -106,25 +106,29 @@ class Outbox:
             names = [header and header["key"] for header in headers or ()]
             if None in names:
                 found[row] = RowsRefused("a header has no name", column="headers")
-            elif not all(map(is_header_name, names)):
-                found[row] = RowsRefused("the name of a header has a zero byte", column="headers")
+            elif not all(_is_text_of(name, is_header_name) for name in names):
+                found[row] = RowsRefused("the name of a header has a zero byte, or is not UTF-8", column="headers")
         if self.topic is None:
             for row, topic in enumerate(_values(batch, "topic")):
-                if not is_topic(topic):
+                if topic is None or not _is_text_of(topic, is_topic):
                     found[row] = RowsRefused("Kafka allows no topic of this name", column="topic")
         return [Misfit(row, found[row]) for row in sorted(found)]
 
     def _records(self, batch: pa.RecordBatch) -> Iterator[OutboxRecord]:
-        topics = [self.topic] * batch.num_rows if self.topic is not None else _values(batch, "topic")
+        topics = [self.topic] * batch.num_rows
+        if self.topic is None:
+            topics = [topic.decode() for topic in _values(batch, "topic")]
         values = (_values(batch, name) for name in ("value", "key"))
         for topic, value, key, headers in zip(topics, *values, _headers(batch), strict=True):
-            pairs = None if headers is None else tuple((header["key"], header["value"]) for header in headers)
+            pairs = None if headers is None else tuple((one["key"].decode(), one["value"]) for one in headers)
             yield OutboxRecord(topic, key, value, pairs)
 
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
-    """The values of a column, each ``None`` if there is none."""
-    return cast("Any", batch).column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+    """The values of a column, texts as their bytes; each ``None`` if there is none."""
+    if name not in batch.schema.names:
+        return [None] * batch.num_rows
+    return as_bytes(cast("Any", batch).column(name)).to_pylist()
 
 
 def _headers(batch: pa.RecordBatch) -> list[Any]:
@@ -133,7 +137,7 @@ def _headers(batch: pa.RecordBatch) -> list[Any]:
     if not has_headers(batch.schema):
         return own
     following: Any = cast("Any", pc).struct_field(cast("Any", batch).column(KAFKA), "headers")
-    return [_joined(*pair) for pair in zip(own, following.to_pylist(), strict=True)]
+    return [_joined(*pair) for pair in zip(own, as_bytes(following).to_pylist(), strict=True)]
 
 
 def _joined(own: Sequence[Any] | None, following: Sequence[Any] | None) -> Sequence[Any] | None:
@@ -141,6 +145,13 @@ def _joined(own: Sequence[Any] | None, following: Sequence[Any] | None) -> Seque
         return own
     names = {header and header["key"] for header in own or ()}
     return [*(own or ()), *(header for header in following if header["key"] not in names)]
+
+
+def _is_text_of(given: bytes, is_valid: Callable[[str], bool]) -> bool:
+    try:
+        return is_valid(given.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _is_bytes(kind: Any) -> bool:

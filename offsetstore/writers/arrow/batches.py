@@ -82,3 +82,38 @@ class Stream:
         batch = next(self._batches)
         self.rows += batch.num_rows
         return batch
+
+
+def as_bytes(column: Any) -> Any:
+    """Return the column with its texts as their bytes.
+
+    Spark makes texts of bytes without a look at them, and of a column with one that is not UTF-8 Python makes no list.
+    """
+    kind = _as_binary(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def shown(column: Any) -> list[Any]:
+    """Return the column's values for people: of texts, what is not UTF-8 is replaced."""
+    return [_shown(value) for value in as_bytes(column).to_pylist()]
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return {name: _shown(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+def _as_binary(kind: Any) -> Any:
+    types: Any = pa.types
+    if types.is_string(kind):
+        return pa.binary()
+    if types.is_large_string(kind):
+        return pa.large_binary()
+    if types.is_list(kind):
+        return pa.list_(_as_binary(kind.value_type))
+    if types.is_large_list(kind):
+        return pa.large_list(_as_binary(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _as_binary(field.type)) for field in kind])
+    return kind

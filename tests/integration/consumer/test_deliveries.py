@@ -410,6 +410,65 @@ def test_bad_records_become_letters(store: OffsetStore, joins: Callable[[], Memb
     assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
 
 
+def inferring(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Each value is a number with a note, or without; the types are left to Arrow."""
+    found = [value.decode().partition(" ") for value in values_of(records)]
+    notes: Any = [note or None for _, _, note in found]
+    if "other" in notes:
+        notes = [{"a": "struct"}] * len(notes)
+    return pa.record_batch({"record": [int(number) for number, _, _ in found], "note": notes})
+
+
+@pytest.mark.behaviour("CONS-1", "DLQ-1")
+def test_a_bad_record_is_found_where_the_types_of_single_records_differ(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    query("ALTER TABLE results ADD note text")
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, inferring, dead_letters=DeadLetters(max_retries=0))
+    polling.write(polling.polled({P0: ["1 a", "2", "13 b", "4 c"]}))
+    assert query("SELECT record, note FROM results ORDER BY 1") == [(1, "a"), (2, None), (4, "c")]
+    assert query(LETTERS) == [(0, 2, "refused", "dead", "RowsRefused")]
+
+    with pytest.raises(ColumnMismatch):
+        polling.write(polling.polled({P0: ["5 a", "13 b", "6 other"]}, begin=4))
+    assert stored(store)[P0] == 4
+
+
+@pytest.mark.behaviour("DLQ-1")
+@pytest.mark.parametrize("into", [Append("results"), Outbox("events")])
+def test_text_that_is_not_utf_8_makes_a_letter_and_its_reason_is_shown(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, into: Writer
+) -> None:
+    """As Spark makes it of bytes, without a look at them."""
+    query("ALTER TABLE results DROP COLUMN record, ADD key text, ADD value text")
+
+    def unchecked(records: pa.RecordBatch) -> pa.RecordBatch:
+        texts = pa.array(values_of(records)).view(pa.string())
+        bad = [value.startswith(b"no") for value in values_of(records)]
+        reasons = [value if one else None for value, one in zip(values_of(records), bad, strict=True)]
+        reject: Any = pa.array(reasons, pa.binary()).view(pa.string())
+        return pa.record_batch({"key": ["k"] * len(bad), "value": texts, "_reject": reject})
+
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, unchecked, into, dead_letters=DeadLetters(max_retries=0))
+    delivery = polling.polled({P0: ["a", "b", "c", "d"]})
+    records = delivery.polled[P0].records
+    for place, value in {1: b"no: \xff", 2: b"\xff\xfe"}.items():
+        records[place] = Record(P0, place, Payload(b"k", value, (), 0, 0))
+    polling.write(delivery)
+
+    assert store.letter("billing", P0, 1).error.text == "no: \ufffd"
+    if isinstance(into, Append):
+        assert query("SELECT value FROM results ORDER BY 1") == [("a",), ("d",)]
+        assert [one[1] for one in query(LETTERS)] == [1, 2]
+    else:
+        assert query("SELECT value FROM outbox ORDER BY id") == [(b"a",), (b"\xff\xfe",), (b"d",)]
+    assert stored(store)[P0] == 4
+
+
 @pytest.mark.behaviour("CONS-1", "DX-1")
 def test_a_transform_that_can_do_nothing_without_records_is_told_so_only_where_there_are_none(
     store: OffsetStore, joins: Callable[[], Member], query: Query

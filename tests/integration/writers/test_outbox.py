@@ -150,6 +150,28 @@ def test_rows_that_kafka_can_t_have_are_found_and_refused_before_any_of_their_ba
     ]  # fmt: skip
 
 
+def test_text_that_is_not_utf_8_is_a_value_or_a_key_and_no_name() -> None:
+    """Spark makes such texts of bytes."""
+
+    def unchecked(*values: bytes) -> Any:
+        return pa.array(values, pa.binary()).view(pa.string())
+
+    rows = pa.record_batch({"key": unchecked(b"\xff", b"k"), "value": unchecked(b"\xfe", b"v")})
+    assert written(Outbox("events"), rows) == [
+        OutboxRecord("events", b"\xff", b"\xfe"),
+        OutboxRecord("events", b"k", b"v"),
+    ]
+    header: Any = pa.StructArray.from_arrays([unchecked(b"\xff"), pa.array([b"v"])], ["key", "value"])
+    rows = pa.record_batch({
+        "value": [b"a", b"b"],
+        "topic": unchecked(b"events", b"\xff"),
+        "headers": pa.ListArray.from_arrays(pa.array([0, 1, 1], pa.int32()), header),
+    })  # fmt: skip
+    assert [(one.row, one.error.column) for one in Outbox().misfits(NOBODY, rows)] == [(0, "headers"), (1, "topic")]
+    with pytest.raises(RowsRefused):
+        written(Outbox(), rows)
+
+
 def test_its_topic_is_checked_when_it_is_made_and_it_can_be_sent_to_tasks() -> None:
     with pytest.raises(ConfigurationError, match="the name of the topic is not valid"):
         Outbox("no topic")
