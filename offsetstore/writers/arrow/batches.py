@@ -101,7 +101,9 @@ def shown(column: Any) -> list[Any]:
 def _shown(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return {name: _shown(one) for name, one in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {name: _shown(one) for name, one in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _as_binary(kind: Any) -> Any:

@@ -77,7 +77,7 @@ def merge(
     role_of |= dict.fromkeys(roles.add, "add") | dict.fromkeys(roles.greatest, "greatest")
     role_of |= dict.fromkeys(roles.least, "least")
     key = sorted(roles.key, key=lambda name: columns[name].number)
-    values = [_value(name, role_of.get(name), windowed=bool(replaced)) for name in names]
+    values = [_value(columns[name], role_of.get(name), windowed=bool(replaced)) for name in names]
     assignments = [_assignment(name, role_of[name], roles.version) for name in names if name in role_of]
     parts = {
         "table": table.identifier,
@@ -96,11 +96,14 @@ def merge(
     return _MERGE_LATEST.format(latest_first=latest_first, **parts, **_coordinates())
 
 
-def _value(name: str, role: str | None, *, windowed: bool) -> sql.Composable:
+def _value(column: Column, role: str | None, *, windowed: bool) -> sql.Composable:
     if role not in _COMBINED:
-        return _staged(name)
-    combined = _COMBINED[role].format(_staged(name))
-    return combined + sql.SQL(" OVER same_key") if windowed else combined
+        return _staged(column.name)
+    combined = _COMBINED[role].format(_staged(column.name))
+    combined = combined + sql.SQL(" OVER same_key") if windowed else combined
+    if role == "add" and column.not_null:  # else NULLs alone are refused, though they add nothing
+        return sql.SQL("coalesce({}, CAST('0' AS {}))").format(combined, sql.SQL(column.type_name))  # type: ignore[arg-type]
+    return combined
 
 
 def _assignment(name: str, role: str, version: str | None) -> sql.Composed:

@@ -455,7 +455,7 @@ def test_text_that_is_not_utf_8_makes_a_letter_and_its_reason_is_shown(
     member.assign([P0])
     polling = Polling(member, unchecked, into, dead_letters=DeadLetters(max_retries=0))
     delivery = polling.polled({P0: ["a", "b", "c", "d"]})
-    records = delivery.polled[P0].records
+    records: Any = delivery.polled[P0].records
     for place, value in {1: b"no: \xff", 2: b"\xff\xfe"}.items():
         records[place] = Record(P0, place, Payload(b"k", value, (), 0, 0))
     polling.write(delivery)

@@ -161,11 +161,12 @@ def test_text_that_is_not_utf_8_is_a_value_or_a_key_and_no_name() -> None:
         OutboxRecord("events", b"\xff", b"\xfe"),
         OutboxRecord("events", b"k", b"v"),
     ]
-    header: Any = pa.StructArray.from_arrays([unchecked(b"\xff"), pa.array([b"v"])], ["key", "value"])
+    arrow: Any = pa
+    header = arrow.StructArray.from_arrays([unchecked(b"\xff"), pa.array([b"v"])], ["key", "value"])
     rows = pa.record_batch({
         "value": [b"a", b"b"],
         "topic": unchecked(b"events", b"\xff"),
-        "headers": pa.ListArray.from_arrays(pa.array([0, 1, 1], pa.int32()), header),
+        "headers": arrow.ListArray.from_arrays(pa.array([0, 1, 1], pa.int32()), header),
     })  # fmt: skip
     assert [(one.row, one.error.column) for one in Outbox().misfits(NOBODY, rows)] == [(0, "headers"), (1, "topic")]
     with pytest.raises(RowsRefused):

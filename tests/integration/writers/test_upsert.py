@@ -6,6 +6,7 @@ import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from threading import Barrier
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -39,6 +40,19 @@ def test_sums_and_extremes_per_key_also_within_one_batch(database: Database) -> 
         ("AA", 1, 4, Decimal("8.0"), 9, 5),
         ("UA", 1, 2, None, None, None),
     ]
+
+
+@pytest.mark.behaviour("SINK-2")
+@pytest.mark.parametrize("replaced", [[], ["note"]])
+def test_null_counts_as_nothing_in_a_sum_that_can_not_be_null(database: Database, replaced: list[str]) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, n numeric(5, 1) NOT NULL, note text)")
+    writer = Upsert("t", key=["id"], add=["n"], version="note" if replaced else None)
+    rows: dict[str, list[Any]] = {"id": [1, 2], "n": [None, Decimal("1.5")]}
+    rows |= {name: ["a", "b"] for name in replaced}
+    types = {"n": pa.decimal128(5, 1)}
+    for _ in range(2):
+        database.write(writer, batch(rows, types))
+    assert database.rows("SELECT id, n FROM t ORDER BY id") == [(1, Decimal(0)), (2, Decimal("3.0"))]
 
 
 @pytest.mark.behaviour("SINK-2")
