@@ -52,7 +52,7 @@ LOSS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lag-of-the-other-partitions",
-        ("GroupState.lag", "known and not is_beyond", "known"),
+        ("GroupState.lag", "known and len(known) == len(lags)", "known"),
         tests=(f"{_UNIT}test_reads.py::test_a_state_with_an_offset_beyond_the_end_has_no_lag_of_the_others",),
         why="The group's lag would leave out the partition that lost records.",
     ),
