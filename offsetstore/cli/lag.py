@@ -17,7 +17,7 @@ from offsetstore.cli.output import Table, document, print_error, print_json, pri
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, state_of
 from offsetstore.operations.lag import Lag, PartitionLag, TopicLag
-from offsetstore.text import short
+from offsetstore.text import counted, short
 
 _BY_TOPIC: Final = ("group", "state", "topic", "#partitions", "#lag", "#behind", "#headroom")
 _BY_PARTITION: Final = ("group", "partition", "#stored", "#end", "#lag", "#behind", "#headroom")
@@ -145,8 +145,10 @@ def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
 def _notes(name: str, topic: TopicLag) -> Iterator[str]:
     """What the table has no column for."""
     if topic.error is not None:
-        yield f"{name}: {topic.error.what}"
+        yield f"{name}: {topic.error.what}."
     for number, part in topic.partitions.items():
+        if part.headroom is not None and part.headroom < 0:
+            yield f"{name}-{number}: Kafka has removed {counted(-part.headroom, 'offset')} unread."
         if part.beyond_end:
             yield f"{name}-{number}: the stored offset is {part.beyond_end} beyond the end of the log."
         if part.is_suspect:

@@ -26,9 +26,9 @@ _KEYS: Final = (
     "live=is_live state ending] members=of_members[member_id=member.member_id name=member.owner "
     "joined_at=member.joined_at heartbeat_age_seconds=member.alive_for live=member.is_live partitions[*.]] "
     "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
-    "committed=committed.next_offset beginning=log.beginning end lag beyond_end epoch=stored.token.epoch "
+    "committed=committed.next_offset beginning=log.beginning end lag headroom beyond_end epoch=stored.token.epoch "
     "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
-    "updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused more]"
+    "error updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused more]"
 )
 
 
@@ -46,8 +46,9 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     precedence over Kafka's offset until a job has copied it there. It is marked "contested" if another application
     or a copy of the database used the group in Kafka while the job ran: see docs/starting.md. It is marked "suspect" if
     the log is known to have lost records: each start fails until a reset. The lag of an offset beyond the log's end is
-    not known. While the group is paused, its job waits. If the store's tables are in another database than before, or
-    it is not known in which one, that is said too.
+    not known, nor is that of an offset whose topic was created anew, or which belongs to another cluster. While the
+    group is paused, its job waits. If the store's tables are in another database than before, or it is not known in
+    which one, that is said too.
 
     The processes of a consumer share the group's claim, and so its epoch, as members of one fleet: each is listed with
     the partitions that it was the last to take.
@@ -71,10 +72,10 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
                     "unknown" if that can't be told
       dead_letters  dead, requested: how many there are; job_replays: whether
                     the owner's job replays requested ones, null if not known
-      lag           of all partitions, null if no broker was asked
+      lag           of all partitions, null if one is not known
       partitions[]  topic, partition, stored, committed, beginning, end, lag,
-                    beyond_end, epoch, claim_id, pinned, contested, suspect,
-                    updated_at, age_seconds
+                    headroom, beyond_end, epoch, claim_id, pinned, contested,
+                    suspect, error, updated_at, age_seconds
       outbox        rows: how many are not known to be in Kafka yet; oldest:
                     when the oldest was written; refused: how many Kafka
                     refuses; more: whether the outbox has so many rows
@@ -141,7 +142,11 @@ def _member_row(one: MemberState) -> tuple[object, ...]:
 
 
 def _notes(state: GroupState) -> Iterator[str]:
+    found = ((tp.topic, one.error.what) for tp, one in state.partitions.items() if one.error is not None)
+    yield from (f"{topic}: {what}." for topic, what in dict.fromkeys(found))
     for tp, one in state.partitions.items():
+        if one.headroom is not None and one.headroom < 0:
+            yield f"{tp}: Kafka has removed {counted(-one.headroom, 'offset')} unread."
         if one.suspect is not None:
             yield f"{tp}: the log lost records that had been read, and each start is refused until a reset."
             yield f"{tp}: {one.suspect.what}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
-from offsetstore.errors import TopicRecreated
+from offsetstore.errors import StartError
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations.group_status import last_advance
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
@@ -203,7 +203,7 @@ class _Checks:
     def _copied(self, behind: int | None) -> Check:
         name = "copies in Kafka"
         if behind is None:
-            return Check(name, "ok", "Kafka has no copies of the stored offsets.")
+            return self._if_known(name, "Kafka has no copies of the stored offsets.")
         if behind == 0 and (ahead := self._of.pinned_lead):
             who = "The" if self._of.owner.is_live else "The next"
             text = (
@@ -212,7 +212,7 @@ class _Checks:
             )
             return Check(name, "ok", text)
         if behind == 0:
-            return Check(name, "ok", "Kafka has the stored offsets.")
+            return self._if_known(name, "Kafka has the stored offsets.")
         text = f"Kafka's copies are {counted(behind, 'offset')} behind the store."
         if self._of.owner.is_live:
             return Check(name, "ok", f"{text} The job makes new ones every few seconds.")
@@ -224,7 +224,9 @@ class _Checks:
             return Check(name, "attention", _KAFKA_SILENT)
         found = {topic: one.without_offset for topic, one in self._of.topics.items() if one.without_offset}
         if not found:
-            return Check(name, "ok", "Every partition has a stored offset.")
+            if untold := [topic for topic, one in self._of.topics.items() if one.error is not None]:
+                return Check(name, "attention", f"Not known of {_some(untold)}: see topics.")
+            return self._if_known(name, "Every partition has a stored offset.")
         verb = "has" if sum(found.values()) == 1 else "have"
         text = (
             f"{counted(sum(found.values()), 'partition')} {verb} no stored offset, and no job of the group reads them: "
@@ -237,7 +239,7 @@ class _Checks:
             return Check("headroom", "attention", _KAFKA_SILENT)
         known = [(room, place) for place, one in self._partitions() if (room := one.headroom) is not None]
         if not known:
-            return Check("headroom", "ok", "Nothing unread is at risk from retention.")
+            return self._if_known("headroom", "Nothing unread is at risk from retention.")
         room, place = min(known)
         tp = TopicPartition(*place)
         if room < 0:
@@ -251,9 +253,9 @@ class _Checks:
             text = f"What retention removes next from {tp} is unread."
             return Check("headroom", "attention", text, next_step=self._command("lag", _KAFKA, "--partitions"))
         if room == 0:
-            return Check("headroom", "ok", f"The first record of {tp} is unread. Retention has removed none yet.")
+            return self._if_known("headroom", f"The first record of {tp} is unread. Retention has removed none yet.")
         text = f"Retention has to remove {counted(room, 'offset')} from {tp} before it removes unread ones."
-        return Check("headroom", "ok", text)
+        return self._if_known("headroom", text)
 
     def _topics(self) -> Check:
         if (silence := self._lag.broker_error) is not None:
@@ -261,10 +263,10 @@ class _Checks:
         errors = [error for one in self._of.topics.values() if (error := one.error) is not None]
         if not errors:
             return Check("topics", "ok", "Kafka has the topics that the stored offsets belong to.")
-        anew = [error for error in errors if isinstance(error, TopicRecreated)]
-        worst = (anew or errors)[0]
+        refused = [error for error in errors if isinstance(error, StartError)]
+        worst = (refused or errors)[0]
         more = f" And {len(errors) - 1} more." if len(errors) > 1 else ""
-        return Check("topics", "bad" if anew else "attention", f"{worst.what}.{more}", next_step=worst.next_step)
+        return Check("topics", "bad" if refused else "attention", f"{worst.what}.{more}", next_step=worst.next_step)
 
     def _logs(self) -> Check:
         """Evidence first: a log that lost records ends beyond the stored offset again after a while."""
@@ -287,7 +289,15 @@ class _Checks:
                 "beyond the log's end: it lost records, or a reset went too far. The next start is refused."
             )
             return Check("logs", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in short})))
-        return Check("logs", "ok", "No log ends before the stored offset, and none is known to have lost records.")
+        return self._if_known("logs", "No log ends before the stored offset, and none is known to have lost records.")
+
+    def _if_known(self, name: CheckName, text: str) -> Check:
+        """``ok``, unless the log that a stored offset belongs to is not known."""
+        unknown = [str(TopicPartition(*place)) for place, one in self._partitions() if one.stored and one.log is None]
+        if unknown:
+            text = f"Not known of {_some(unknown)}: Kafka shows no log that the stored offset belongs to."
+            return Check(name, "attention", text)
+        return Check(name, "ok", text)
 
     def _pause(self) -> Check:
         pause = self._of.owner.pause

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from offsetstore.errors import BrokerError, OffsetStoreError, TopicRecreated
+from offsetstore.errors import BrokerError, OffsetStoreError, StartError
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.operations.first_unread import FirstUnread, find_first_unread
 from offsetstore.operations.people import StoreOverview
-from offsetstore.operations.reads import beyond_end, lag_of
+from offsetstore.operations.reads import another_log, beyond_end, headroom_of, lag_of
 from offsetstore.operations.samples import Sample
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.ports import BrokerOverview
@@ -24,10 +24,10 @@ _RECORDS_READ: Final = 20
 class PartitionLag:
     """One partition.
 
-    ``stored`` is the row of the store, ``None`` if there is none: no job of the group reads the partition yet. ``log``
-    is ``None`` if Kafka did not tell. ``seconds`` is the age of the first unread record, 0 if nothing is unread, and
-    ``None`` if it is not known. With ``is_bound`` the record may be younger; see `FirstUnread`. Of a stored offset
-    beyond the log's end neither lag is known: it is never 0.
+    ``stored`` is the row of the store, ``None`` if there is none: no job of the group reads the partition yet.
+    ``log`` is ``None`` if Kafka did not tell, or if its log is another one. ``seconds`` is the age of the first
+    unread record, 0 if nothing is unread, and ``None`` if it is not known. With ``is_bound`` the record may be
+    younger; see `FirstUnread`. Of a stored offset beyond the log's end neither lag is known: it is never 0.
     """
 
     stored: StoredOffset | None
@@ -59,14 +59,15 @@ class PartitionLag:
 
         Retention has to remove that many before it removes unread ones. ``None`` if nothing is unread.
         """
-        return self.stored.next_offset - self.log.beginning if self.stored and self.log and self.records else None
+        return None if self.stored is None or self.log is None else headroom_of(self.stored.next_offset, self.log)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
     """One topic of a group: its partitions that the store or Kafka has, by number.
 
-    ``error`` is set if Kafka did not tell of the topic, or of some of its partitions.
+    ``error`` is set if Kafka did not tell of the topic, or of some of its partitions, or if a stored offset does not
+    belong to Kafka's log: see `another_log`.
     """
 
     partitions: Mapping[int, PartitionLag]
@@ -150,9 +151,12 @@ class GroupLag:
 
     @property
     def mirror_lag(self) -> int | None:
-        """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known."""
+        """Offsets by which the copies in Kafka are behind the store; ``None`` if there are none, or it is not known.
+
+        Of a partition that Kafka has a log of and no copy, all offsets count.
+        """
         pairs = list(self._copies())
-        return sum(max(0, row.next_offset - copy) for row, copy in pairs) if pairs else None
+        return sum(max(0, row.next_offset - copy) for row, copy in pairs) + self._uncopied() if pairs else None
 
     @property
     def mirror_lead(self) -> int:
@@ -176,6 +180,15 @@ class GroupLag:
             one = self.topics[tp.topic].partitions.get(tp.partition) if tp.topic in self.topics else None
             if one is not None and one.stored is not None:
                 yield one.stored, copy.next_offset
+
+    def _uncopied(self) -> int:
+        copied = self.kafka.committed or {}
+        return sum(
+            one.stored.next_offset
+            for topic, found in self.topics.items()
+            for number, one in found.partitions.items()
+            if one.stored is not None and one.log is not None and TopicPartition(topic, number) not in copied
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +248,9 @@ def measure_lag(store: StoreOverview, broker: BrokerOverview, kafka_groups: Mapp
     try:
         kafka = broker.snapshot(asked)
     except BrokerError as error:
-        behind = _Behind(store, {})
+        behind = _Behind(store, None)
         return Lag({group: behind.of(group, GroupSnapshot()) for group in store.groups}, store, broker_error=error)
-    behind = _Behind(store, kafka.topics)
+    behind = _Behind(store, kafka)
     error = behind.find_ages(broker)
     groups = {group: behind.of(group, kafka.groups[kafka_groups.get(group, group)]) for group in store.groups}
     return Lag(groups, store, kafka, error)
@@ -246,9 +259,10 @@ def measure_lag(store: StoreOverview, broker: BrokerOverview, kafka_groups: Mapp
 class _Behind:
     """Puts the groups' lags together. Groups that have stored the same offset of a partition share a search."""
 
-    def __init__(self, store: StoreOverview, topics: Mapping[str, TopicSnapshot]) -> None:
+    def __init__(self, store: StoreOverview, kafka: KafkaSnapshot | None) -> None:
         self._store = store
-        self._topics = topics
+        self._topics: Mapping[str, TopicSnapshot] = {} if kafka is None else kafka.topics
+        self._cluster_id = None if kafka is None else kafka.cluster_id
         self._now = int(time.time() * 1000)
         self._ages: dict[tuple[TopicPartition, int], FirstUnread] = {}
 
@@ -286,12 +300,9 @@ class _Behind:
         for name, partitions in stored.items():
             found = self._topics.get(name, TopicSnapshot())
             others = {number: PartitionLag(None, log) for number, log in found.partitions.items()}
-            error: OffsetStoreError | None = found.error
-            if any(one.stored is not None and _is_another(found, one.stored) for one in partitions.values()):
-                error = TopicRecreated(
-                    f"the topic {name} was created anew: stored offsets belong to the log that was deleted"
-                )
-            topics[name] = TopicLag(dict(sorted((others | partitions).items())), error)
+            rows = ((TopicPartition(name, n), one.stored) for n, one in sorted(partitions.items()) if one.stored)
+            another = next((error for tp, row in rows if (error := self._another(tp, row)) is not None), None)
+            topics[name] = TopicLag(dict(sorted((others | partitions).items())), another or found.error)
         return GroupLag(self._store.groups[group], topics, kafka)
 
     def _partition(self, tp: TopicPartition, row: StoredOffset) -> PartitionLag:
@@ -305,9 +316,11 @@ class _Behind:
     def _log(self, tp: TopicPartition, row: StoredOffset) -> LogEnds | None:
         """The log that the row belongs to, ``None`` if it is not there."""
         topic = self._topics.get(tp.topic)
-        return None if topic is None or _is_another(topic, row) else topic.partitions.get(tp.partition)
+        return None if topic is None or self._another(tp, row) is not None else topic.partitions.get(tp.partition)
 
-
-def _is_another(topic: TopicSnapshot, row: StoredOffset) -> bool:
-    """Whether the topic was created anew since the row was written."""
-    return None not in {row.topic_id, topic.topic_id} and row.topic_id != topic.topic_id
+    def _another(self, tp: TopicPartition, row: StoredOffset) -> StartError | None:
+        topic = self._topics.get(tp.topic)
+        if topic is None or topic.partition_count == 0:  # Kafka did not tell of it
+            return None
+        has_partition = tp.partition < topic.partition_count
+        return another_log(tp, row, cluster_id=self._cluster_id, topic_id=topic.topic_id, has_partition=has_partition)

@@ -1,7 +1,7 @@
 """What is known about a group: its owner, its stored offsets, and what Kafka or an old checkpoint has next to them.
 
-Nothing is locked and nothing is written. There is one definition of lag, `lag_of`, and one of a live owner,
-`GroupRow.is_live`.
+Nothing is locked and nothing is written. There is one definition of lag, `lag_of`, one of the log that an offset does
+not belong to, `another_log`, and one of a live owner, `GroupRow.is_live`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from datetime import datetime, timedelta
 from typing import Final, TypeVar
 from uuid import UUID
 
-from offsetstore.errors import BrokerError, ConfigurationError, UncertainBatch
+from offsetstore.errors import (
+    BrokerError,
+    ConfigurationError,
+    StartError,
+    TopicRecreated,
+    UncertainBatch,
+    WrongCluster,
+)
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
 from offsetstore.operations.people import OUTBOX_STATES, outbox_states, read_runs
 from offsetstore.postgres.session import PostgresSession
@@ -60,19 +67,51 @@ def beyond_end(next_offset: int, log: Watermarks) -> int:
     return max(0, next_offset - end_of(log))
 
 
+def headroom_of(next_offset: int, log: Watermarks) -> int | None:
+    """Count the offsets that retention has to remove before unread ones, negative if it has removed some.
+
+    ``None`` if nothing is unread, or if that can't be told.
+    """
+    return next_offset - log.beginning if lag_of(next_offset, log) else None
+
+
+def another_log(
+    tp: TopicPartition, row: StoredOffset, *, cluster_id: str | None, topic_id: str | None, has_partition: bool
+) -> StartError | None:
+    """Say why Kafka's log is not the one that the row belongs to, ``None`` if it is or may be. A start is refused then.
+
+    :param has_partition: whether Kafka has the partition at all. An offset of 0 waits for it, and loses nothing.
+    """
+    if row.cluster_id and cluster_id and row.cluster_id != cluster_id:
+        return WrongCluster(
+            f"stored offsets of {tp.topic} belong to another Kafka cluster", found=cluster_id, expected=row.cluster_id
+        )
+    if row.topic_id and topic_id and row.topic_id != topic_id:
+        return TopicRecreated(
+            f"the topic {tp.topic} was created anew: stored offsets belong to the log that was deleted",
+            found=f"topic id {topic_id}",
+            expected=f"topic id {row.topic_id}",
+        )
+    if not has_partition and row.next_offset > 0:
+        return TopicRecreated(f"Kafka no longer has {tp}, and offset {row.next_offset} is stored for it")
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """One partition of a group.
 
     ``stored`` is the row of the store, ``age`` the time since it last changed, by the database's clock; both are
     ``None`` for a partition that the store has no offset of. ``committed`` is what Kafka keeps for the group, ``log``
-    the ends of the log; both are ``None`` if no broker was asked, or if Kafka has none.
+    the ends of the log; both are ``None`` if no broker was asked, or if Kafka has none. With an ``error``, ``log``
+    is ``None``, too: Kafka's is not the one that the stored offset belongs to.
     """
 
     stored: StoredOffset | None = None
     age: timedelta | None = None
     committed: CommittedOffset | None = None
     log: Watermarks | None = None
+    error: StartError | None = None
 
     @property
     def end(self) -> int | None:
@@ -88,6 +127,11 @@ class PartitionState:
     def beyond_end(self) -> int:
         """Offsets by which the stored one is beyond the end of the log: records that were read are missing there."""
         return 0 if self.stored is None or self.log is None else beyond_end(self.stored.next_offset, self.log)
+
+    @property
+    def headroom(self) -> int | None:
+        """Offsets that retention has to remove before unread ones, negative if it has removed some."""
+        return None if self.stored is None or self.log is None else headroom_of(self.stored.next_offset, self.log)
 
     @property
     def suspect(self) -> Suspect | None:
@@ -170,10 +214,10 @@ class GroupState:
 
     @property
     def lag(self) -> int | None:
-        """The sum of the partitions' lags, ``None`` if none is known, or if a stored offset is beyond the log's end."""
-        known = [one.lag for one in self.partitions.values() if one.lag is not None]
-        is_beyond = any(one.beyond_end for one in self.partitions.values())
-        return sum(known) if known and not is_beyond else None
+        """The sum of the partitions' lags, ``None`` if that of a partition with a stored offset is not known."""
+        lags = [one.lag for one in self.partitions.values() if one.stored is not None]
+        known = [one for one in lags if one is not None]
+        return sum(known) if known and len(known) == len(lags) else None
 
 
 def read_group(session: Session, group: str) -> GroupState:
@@ -283,14 +327,20 @@ def add_kafka(state: GroupState, broker: BrokerOffsets, kafka_group: str | None)
         for topic, found in view.topics.items()
         for number, log in found.partitions.items()
     }
-    partitions = {
-        tp: replace(
-            state.partitions.get(tp, PartitionState()),
-            committed=view.committed.get(tp),
-            log=logs.get(tp),
-        )
-        for tp in sorted(state.partitions.keys() | logs.keys())
-    }
+    partitions: dict[TopicPartition, PartitionState] = {}
+    for tp in sorted(state.partitions.keys() | logs.keys()):
+        one, topic = state.partitions.get(tp, PartitionState()), view.topics[tp.topic]
+        error = None
+        if one.stored is not None:
+            error = another_log(
+                tp,
+                one.stored,
+                cluster_id=view.cluster_id,
+                topic_id=topic.topic_id,
+                has_partition=topic.has(tp.partition),
+            )
+        log = logs.get(tp) if error is None else None
+        partitions[tp] = replace(one, committed=view.committed.get(tp), log=log, error=error)
     return replace(state, partitions=partitions)
 
 

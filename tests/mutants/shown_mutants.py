@@ -52,9 +52,21 @@ LOSS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lag-of-the-other-partitions",
-        ("GroupState.lag", "known and not is_beyond", "known"),
+        ("GroupState.lag", "known and len(known) == len(lags)", "known"),
         tests=(f"{_UNIT}test_reads.py::test_a_state_with_an_offset_beyond_the_end_has_no_lag_of_the_others",),
         why="The group's lag would leave out the partition that lost records.",
+    ),
+    mutant(
+        "lag-on-another-cluster",
+        ("another_log", "row.cluster_id != cluster_id", "False"),
+        tests=(f"{_UNIT}test_reads.py::test_a_log_that_the_stored_offset_does_not_belong_to_gives_no_lag",),
+        why="Offsets of one cluster would be compared with another's logs, and the lag look plausible.",
+    ),
+    mutant(
+        "well-though-unknown",
+        ("_Checks._if_known", "one.stored and one.log is None", "not place"),
+        tests=(f"{_UNIT}test_group_checks.py::test_of_a_log_that_is_not_known_nothing_is_called_well",),
+        why="A check would call well what it knows nothing of.",
     ),
     mutant(
         "seconds-beyond-the-end",

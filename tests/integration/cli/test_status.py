@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
-from offsetstore.kafka.admin import delete_topic
+from offsetstore.kafka.admin import delete_records, delete_topic
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.store import heartbeat
@@ -84,8 +84,41 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
         "pinned": False,
         "contested": False,
         "beyond_end": 0,
+        "headroom": 4,
         "suspect": None,
+        "error": None,
     }
+
+
+@pytest.mark.behaviour("OPS-12", "OPS-16")
+def test_no_lag_is_shown_of_a_log_that_the_stored_offset_does_not_belong_to(
+    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
+) -> None:
+    delete_records(offsetstore_kafka.bootstrap_servers, payments, {1: 8})
+    anew = "was created anew: stored offsets belong to the log that was deleted"
+    told = {
+        "topic_id = 'another'": f"the topic {payments} {anew}",
+        "cluster_id = 'another'": f"stored offsets of {payments} belong to another Kafka cluster",
+    }
+    with psycopg.connect(offsetstore_database, autocommit=True) as connection:
+        for change, what in told.items():
+            connection.execute(f"UPDATE kafka_partitions SET {change} WHERE partition IN (0, 2)".encode())
+            for command in (["status"], ["status", "--format", "json"], ["lag"]):
+                arguments = [*command, "-g", billing]
+                result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+                assert result.exit_code == 0, result.output
+                if "json" in command:
+                    found = json.loads(result.stdout)
+                    first, second, _third = found["partitions"]
+                    assert (found["lag"], first["lag"], first["end"], first["headroom"]) == (None, None, None, None)
+                    assert first["error"].startswith(what)
+                    assert (second["lag"], second["headroom"], second["error"]) == (5, -3, None)
+                else:
+                    by = f"{billing}, " if "lag" in command else ""
+                    assert result.stdout.splitlines()[-2:] == [
+                        f"{by}{payments}: {what}.",
+                        f"{by}{payments}-1: Kafka has removed 3 offsets unread.",
+                    ]
 
 
 def test_without_a_broker_what_only_kafka_knows_is_empty(

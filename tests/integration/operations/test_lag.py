@@ -10,7 +10,14 @@ from dataclasses import replace
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, StoredOffset, TopicPartition
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing, TopicRecreated
+from offsetstore.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    StartError,
+    TopicMissing,
+    TopicRecreated,
+    WrongCluster,
+)
 from offsetstore.operations.group_status import LagLimit, judge_group, judge_lag
 from offsetstore.operations.lag import PartitionLag, TopicLag
 from offsetstore.protocol.snapshot import KafkaSnapshot
@@ -206,12 +213,20 @@ def test_a_kafka_that_goes_away_meanwhile_costs_the_times_alone(
 
 def test_copies_are_compared_under_the_groups_name_in_kafka(store: OffsetStore, broker: StaticBroker) -> None:
     assert store.lag(None, broker).groups["billing"].mirror_lag is None
-    broker.set_committed({P0: 1, P1: 12, P2: 3})
+    broker.set_committed({P0: 1, P1: 12, P2: 3, R0: 7})
     assert store.lag(None, broker).groups["billing"].mirror_lag == 3, "ahead of the store does not make up for it"
     broker.members = {"spark-billing"}
     other = store.lag(None, broker, kafka_groups={"billing": "spark-billing"}).groups["billing"]
     assert (other.mirror_lag, other.kafka.has_members) == (3, True)
     assert store.lag(None, broker).groups["billing"].kafka.has_members is False
+
+
+def test_a_missing_copy_is_behind(store: OffsetStore, broker: StaticBroker) -> None:
+    give(store, "part", broker, {P0: 1, P1: 8})
+    broker.set_committed({P0: 1})
+    assert store.lag(None, broker).groups["part"].mirror_lag == 8
+    broker.unanswered["payments"] = BrokerUnavailable("payments has no leader")
+    assert store.lag(None, broker).groups["part"].mirror_lag == 0, "nothing is known of its log"
 
 
 def test_records_that_were_removed_unread_make_the_headroom_negative(store: OffsetStore, broker: StaticBroker) -> None:
@@ -221,17 +236,20 @@ def test_records_that_were_removed_unread_make_the_headroom_negative(store: Offs
 
 
 @pytest.mark.behaviour("OPS-12")
-def test_a_topic_that_was_created_anew_has_no_lag_and_says_so(store: OffsetStore, broker: StaticBroker) -> None:
-    store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
+@pytest.mark.parametrize("error", [TopicRecreated, WrongCluster])
+def test_a_log_that_stored_offsets_do_not_belong_to_gives_no_lag_and_says_so(
+    store: OffsetStore, broker: StaticBroker, error: type[StartError]
+) -> None:
+    store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the ids
     log = broker.current.topics["payments"]
-    broker.current = replace(
-        broker.current, topics={**broker.current.topics, "payments": replace(log, topic_id="another")}
-    )
+    anew = replace(broker.current, topics={**broker.current.topics, "payments": replace(log, topic_id="another")})
+    broker.current = anew if error is TopicRecreated else replace(broker.current, cluster_id="another")
 
-    topic = store.lag(None, broker).groups["billing"].topics["payments"]
-    assert (topic.records, topic.seconds) == (None, None)
-    assert isinstance(topic.error, TopicRecreated)
-    assert store.lag(None, broker).groups["billing"].topics["refunds"].records == 3
+    group = store.lag(None, broker).groups["billing"]
+    topic = group.topics["payments"]
+    assert (topic.records, topic.seconds, topic.headroom) == (None, None, None)
+    assert type(topic.error) is error
+    assert group.topics["refunds"].records == 3
 
 
 @pytest.mark.behaviour("DASH-1")

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing, TopicRecreated
+from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing, TopicRecreated, WrongCluster
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
@@ -345,6 +345,26 @@ def test_without_kafka_what_is_not_known_is_not_called_well() -> None:
     lag = replace(lag_of(), kafka=None, broker_error=BrokerUnavailable("Kafka does not answer"))
     unknown = [one.name for one in check_group("billing", lag, None) if one.verdict == "attention"]
     assert unknown == ["copies in Kafka", "unread partitions", "headroom", "topics", "logs"]
+
+
+@pytest.mark.parametrize("error", [TopicRecreated("created anew"), WrongCluster("another cluster")])
+def test_of_a_log_that_is_not_known_nothing_is_called_well(error: OffsetStoreError) -> None:
+    lost = replace(part(40), log=None)
+    kafka = GroupSnapshot({P0: CommittedOffset(100)})
+    checks = check_group("billing", lag_of(part(100), lost, error=error, kafka=kafka), None)
+    found = {one.name: (one.verdict, one.text) for one in checks if one.verdict != "ok"}
+    unknown = "Not known of payments-1: Kafka shows no log that the stored offset belongs to."
+    assert found == {
+        "copies in Kafka": ("attention", unknown),
+        "unread partitions": ("attention", "Not known of payments: see topics."),
+        "headroom": ("attention", unknown),
+        "topics": ("bad", f"{error.what}."),
+        "logs": ("attention", unknown),
+    }
+    for known in (part(40), part(40, beginning=10)):
+        assert check("headroom", lag_of(known, lost)).text == unknown
+    assert check("copies in Kafka", lag_of(part(100), lost)).text == unknown
+    assert check("unread partitions", lag_of(part(100), lost)).text == unknown
 
 
 def test_commands_can_be_copied_whatever_the_names_are() -> None:

@@ -9,14 +9,22 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from offsetstore import Claim, GroupState, OffsetRange, PartitionState, TopicPartition, Watermarks
-from offsetstore.errors import BrokerUnavailable, ConfigurationError, UncertainBatch
-from offsetstore.offsets import CommittedOffset, TopicLog
+from offsetstore.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    StartError,
+    TopicRecreated,
+    UncertainBatch,
+    WrongCluster,
+)
+from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog
 from offsetstore.operations.reads import beyond_end, lag_of, read_adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LOGS = {number: Watermarks(0, 500) for number in (0, 1)}
 
 
 class Clock:
@@ -81,6 +89,43 @@ def test_a_state_with_an_offset_beyond_the_end_has_no_lag_of_the_others(
     broker.set_log(P0, 0, 3)
     state = store.group_state("billing", broker)
     assert (state.partitions[P0].lag, state.partitions[P0].beyond_end, state.lag) == (None, 1, None)
+
+
+@pytest.mark.behaviour("OPS-12", "OPS-16")
+@pytest.mark.parametrize(
+    ("view", "error"),
+    [
+        (
+            BrokerView("another", {"payments": TopicLog("payments-id", LOGS)}, {}),
+            WrongCluster("stored offsets of payments belong to another Kafka cluster"),
+        ),
+        (
+            BrokerView(None, {"payments": TopicLog("another", LOGS)}, {}),
+            TopicRecreated("the topic payments was created anew: stored offsets belong to the log that was deleted"),
+        ),
+        (
+            BrokerView(None, {"payments": TopicLog(None, {1: LOGS[1]})}, {}),
+            TopicRecreated("Kafka no longer has payments-0, and offset 4 is stored for it"),
+        ),
+    ],
+)
+def test_a_log_that_the_stored_offset_does_not_belong_to_gives_no_lag(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim, view: BrokerView, error: StartError
+) -> None:
+    broker.current = view
+    state = store.group_state("billing", broker)
+    found = state.partitions[P0]
+    assert (found.log, found.lag, found.headroom, state.lag) == (None, None, None, None)
+    assert found.error is not None
+    assert (type(found.error), found.error.what) == (type(error), error.what)
+
+
+def test_records_that_were_removed_unread_make_the_headroom_negative(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    broker.set_log(P0, 7, 10)
+    found = store.group_state("billing", broker).partitions
+    assert (found[P0].headroom, found[P0].lag, found[P1].headroom) == (-3, 6, 0)
 
 
 def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(
