@@ -903,6 +903,7 @@ class ExitCode(IntEnum):
     BUG = 70
     DEAD = 75
     INTERRUPTED = 130
+    UNREAD = 141
 
 
 def next_step_after(name: str) -> str:
