@@ -24,12 +24,6 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         why="Each replacement would leave a pool of the function behind, with its memory and connections.",
     ),
     mutant(
-        "process-that-nobody-looks-after",
-        ("Process.__init__", "self._popen.kill()", "pass"),
-        tests=(f"{_PROCESSES}test_a_process_that_cant_be_looked_after_is_not_left_to_run",),
-        why="It would consume beside the one that is started in its place.",
-    ),
-    mutant(
         "process-that-is-not-live-and-stays",
         ("Supervisor._hangs", "report is None or report.verdict.is_live", "True"),
         tests=(f"{_PROCESSES}test_a_process_that_hangs_is_killed_and_replaced",),

@@ -377,7 +377,7 @@ def test_what_a_process_has_started_ends_with_it(supervised: list[Supervised], t
         one.supervisor.stop()
         soon(lambda: one.said)
         assert one.stop() == 75
-    soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, timeout=10)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfds")
