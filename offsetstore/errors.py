@@ -66,6 +66,7 @@
      +-- SinkError
           +-- ColumnMismatch         the DataFrame does not fit the table; nothing was written
           +-- UnsafeTarget           a target that a crash empties, or that commits separately; nothing was written
+          +-- TargetRefused          the database lets no row into the target, whatever is in it
           +-- RowsRefused            a value or a row that the table can't hold
           |    +-- RecordsRejected   a function named records with work.dead_letter
           |    +-- FunctionFailed    a function, or Spark, can't compute a row
@@ -903,6 +904,7 @@ class ExitCode(IntEnum):
     BUG = 70
     DEAD = 75
     INTERRUPTED = 130
+    UNREAD = 141
 
 
 def next_step_after(name: str) -> str:

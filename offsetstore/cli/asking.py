@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
@@ -10,7 +11,7 @@ import click
 
 from offsetstore.cli.exits import fail
 from offsetstore.cli.options import Database, database_options, format_option, gathered, reason_option, together
-from offsetstore.cli.output import Table, document, print_json, print_text
+from offsetstore.cli.output import Table, document, even_unread, print_json, print_text
 from offsetstore.errors import PlanChanged, step_for
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.operation import Decided, Plan
@@ -87,7 +88,8 @@ class Decide(Ask):
         except PlanChanged as changed:
             show(changed.plan)
             fail(changed)
-        show(done)
+        with even_unread() if done.executed else nullcontext():
+            show(done)
         return done
 
     def print_plan(self, plan: Plan, keys: str, *more: str, **fields: object) -> None:

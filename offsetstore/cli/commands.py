@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from offsetstore.cli.exits import describe, fail
+from offsetstore.cli.output import leave_unread
 from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.lazy import find
 from offsetstore.postgres.errors import of_database
@@ -96,7 +98,14 @@ class LazyGroup(click.Group):
         )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command."""
+        """Run the command. Without a reader it ends as quietly as at SIGPIPE; click's code would be an answer."""
+        try:
+            return self._invoke(ctx)
+        except BrokenPipeError:
+            leave_unread(sys.stdout, sys.stderr)
+            ctx.exit(ExitCode.UNREAD)
+
+    def _invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except OffsetStoreError as error:

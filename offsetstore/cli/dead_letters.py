@@ -75,6 +75,12 @@ def _states(_context: click.Context, _parameter: click.Parameter, value: tuple[s
     return None if "all" in value else [one for one in STATES if one in value]
 
 
+def _of_topic(context: click.Context, _parameter: click.Parameter, value: int | None) -> int | None:
+    if value is not None and context.params["topic"] is None:
+        raise click.UsageError("--partition goes with --topic: each topic has partitions of these numbers.")
+    return value
+
+
 _states_option = click.option(
     "--state",
     "states",
@@ -86,8 +92,15 @@ _states_option = click.option(
     help="Only of this state. May be repeated.",
 )
 _filter_options = options.together(
-    click.option("--topic", "-t", metavar="TOPIC", help="Only of this topic."),
-    click.option("--partition", "-p", type=click.IntRange(0), metavar="N", help="Only of this partition of the topic."),
+    click.option("--topic", "-t", is_eager=True, metavar="TOPIC", help="Only of this topic."),
+    click.option(
+        "--partition",
+        "-p",
+        type=click.IntRange(0),
+        metavar="N",
+        callback=_of_topic,
+        help="Only of this partition of --topic.",
+    ),
     click.option("--cause", type=click.Choice(CAUSES), help="Only of this cause."),
     click.option("--error-class", metavar="NAME", help="Only of errors of this class."),
     click.option("--sqlstate", metavar="STATE", help="Only of errors with this SQLSTATE; '' for none."),

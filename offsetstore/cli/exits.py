@@ -26,6 +26,7 @@ _SUMMARIES = {
     75: 'a job that was not live any more, ended by Monitoring(on_dead="exit"); or a process of a consumer was killed '
     "at the end",
     130: "interrupted",
+    141: "nobody reads the output any more, as behind `| head`; what was carried out ends with 0 all the same",
 }
 
 

@@ -6,7 +6,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import Ask, ask_options
-from offsetstore.cli.output import Table
+from offsetstore.cli.output import Table, even_unread
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_PARTITION, TopicPartition
 from offsetstore.protocol.metadata import Metadata, from_json
@@ -98,7 +98,8 @@ def set_metadata(
     with ask.open() as store:
         stored = store.write_metadata(group, tp, written, reason=reason, formats=formats)
     made = {"group": group, "topic": topic, "partition": partition, "stored": stored}
-    ask.show(made, f"{'Cleared' if clear else 'Wrote'} the metadata of {tp} at offset {stored}.")
+    with even_unread():
+        ask.show(made, f"{'Cleared' if clear else 'Wrote'} the metadata of {tp} at offset {stored}.")
 
 
 def _from_json(value: str) -> object:

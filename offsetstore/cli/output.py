@@ -7,15 +7,19 @@ has as many columns as the header. Names come from outside: control characters a
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
-from typing import Any, Final, NamedTuple, cast
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TextIO, cast
 from uuid import UUID
 
 import click
@@ -25,6 +29,7 @@ from offsetstore.text import NOTHING, error_text, visible
 
 _WORD: Final = re.compile(r"[^\s\[\]]+\[?|\]")
 _KEY: Final = "@"
+_IS_DONE: ContextVar[bool] = ContextVar("is_done", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +141,39 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
+@contextmanager
+def even_unread() -> Generator[None]:
+    """What is printed here can't fail the command: it says what was done, which must not be repeated."""
+    before = _IS_DONE.set(True)
+    try:
+        yield
+    finally:
+        _IS_DONE.reset(before)
+
+
+def leave_unread(*streams: TextIO) -> None:
+    """Drop what is still to be printed there: the interpreter would fail to print it at its end."""
+    with Path(os.devnull).open("wb") as nowhere:
+        for stream in streams:
+            os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def echo(text: str, *, nl: bool = True) -> None:
+    """Print to the standard output, the only place of a command's answer."""
+    try:
+        click.echo(text, nl=nl)
+    except OSError as error:
+        if not _IS_DONE.get():
+            raise
+        leave_unread(sys.stdout)
+        if not isinstance(error, BrokenPipeError):  # a full disk
+            with suppress(OSError):
+                click.echo(f"It was done, but the answer can't be printed: {error.strerror}.", err=True)
+
+
 def print_json(value: object, *, in_one_line: bool = False) -> None:
     """Print a JSON document, indented, with its keys in the given order."""
-    click.echo(json.dumps(value, indent=None if in_one_line else 2))
+    echo(json.dumps(value, indent=None if in_one_line else 2))
 
 
 def print_followed(lines: Iterable[object], columns: str, keys: str, *, as_json: bool) -> None:
@@ -155,11 +190,11 @@ def print_text(*parts: str | Table) -> None:
     """Print sentences and tables, with ``-`` for ``None``."""
     for part in parts:
         if isinstance(part, str):
-            click.echo(visible(part))
+            echo(visible(part))
         elif sys.stdout.isatty():
             _print_rich_table(part)
         else:
-            click.echo(_plain_table(part))
+            echo(_plain_table(part))
 
 
 def _plain_table(table: Table) -> str:

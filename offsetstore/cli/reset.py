@@ -12,6 +12,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.asking import Decide, decide_options
+from offsetstore.cli.output import echo
 from offsetstore.errors import ExitCode
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.resets import Partitions, Reset, ResetTarget, ShiftBy
@@ -258,4 +259,4 @@ def _print_csv(done: Reset) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows((*move.topic_partition, move.to_offset) for move in done.moves)
-    click.echo(text.getvalue(), nl=False)
+    echo(text.getvalue(), nl=False)

@@ -37,7 +37,7 @@ _POLL_SECONDS: Final = 0.1
 class GroupConnections:
     """Reads the committed offsets of many groups, each on a connection of its own: docs/decisions/0010.
 
-    The connections are kept for the next call, and those of groups that are not asked for again are ended.
+    The connections are kept for the next call, and those of groups without anything to ask for are ended.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -48,7 +48,7 @@ class GroupConnections:
 
     def read(self, asked: Mapping[str, Collection[TopicPartition]], deadline: Deadline) -> Committed:
         """Read them, some groups at a time: the offsets of each group, or the error."""
-        for gone in self._kept.keys() - asked.keys():
+        for gone in self._kept.keys() - {group for group, partitions in asked.items() if partitions}:
             self._kept.pop(gone).close()
 
         def read_one(group: str) -> dict[TopicPartition, CommittedOffset] | BrokerError:

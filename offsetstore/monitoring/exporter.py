@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
@@ -142,7 +142,7 @@ class Page:
         return "".join(parts).encode(errors="replace")
 
 
-@cache
+@lru_cache(1 << 16)  # names come and go
 def _escaped(label: str) -> str:
     return label.translate(_ESCAPES)
 

@@ -70,7 +70,7 @@ class Care:
 
 
 class Process:
-    """One process that runs, or has run.
+    """One process that runs, or has run, with what it has started in its process group.
 
     Signals go through its pidfd, where there is one: they never reach another process that has got its number.
 
@@ -80,13 +80,18 @@ class Process:
     def __init__(self, command: Sequence[str], clock: Callable[[], float]) -> None:
         ours, theirs = socketpair()
         with ours, theirs:
-            # A group of its own: Ctrl-C at a terminal is told to the supervisor alone.
+            # A group of its own: Ctrl-C at a terminal is told to the supervisor alone, and the whole can be killed.
             self._popen = subprocess.Popen(  # noqa: S603 - our own program
                 [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
             )
             connection = Connection(ours.detach())
         opens = getattr(os, "pidfd_open", None)  # Linux only
-        self._pidfd: int | None = None if opens is None else opens(self._popen.pid)
+        try:
+            self._pidfd: int | None = None if opens is None else opens(self._popen.pid)
+        except OSError:  # no more descriptors: nobody would look after it
+            self._popen.kill()
+            self._popen.wait()
+            raise
         self._clock = clock
         self.began = self.heard = clock()
         self.report: Report | None = None
@@ -101,7 +106,12 @@ class Process:
 
     @property
     def exit_status(self) -> int | None:
-        """``None`` while it runs; below 0 for a signal. Its last report has arrived then."""
+        """``None`` while it runs; below 0 for a signal. Its last report has arrived then, and its group is killed."""
+        if self._popen.returncode is None and self._pidfd is not None:
+            with suppress(ChildProcessError):  # with SIGCHLD ignored, it has no number any more
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return None
+                self._kill_group()
         status = self._popen.poll()
         if status is not None and self._pidfd is not None:
             os.close(self._pidfd)
@@ -121,6 +131,17 @@ class Process:
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """Kill it and its group at once."""
+        self.send(signal.SIGKILL)
+        if self._popen.returncode is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """To be called before the process is waited for: its number, and so its group's, is its own until then."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _read(self, connection: Connection) -> None:
         with suppress(EOFError, OSError), connection:
@@ -205,7 +226,7 @@ class Supervisor:
             finally:  # an error of ours must leave no process behind
                 for place in self.places:
                     if place.process is not None:
-                        place.process.send(signal.SIGKILL)
+                        place.process.kill()
         self._say(f"ended with exit code {self._code:d}")
         return self._code
 
@@ -281,7 +302,7 @@ class Supervisor:
             why = "at the second signal" if self._signals > 1 else f"since it has not ended within {place.within:g} s"
             self._say(f"process {place.number} is killed {why}: what it has not written is read again")
             place.within = None
-        process.send(signal.SIGKILL)
+        process.send(signal.SIGKILL)  # what it has started is killed once it has ended: its trackers clean up till then
 
     def _hangs(self, place: Place, process: Process, now: float) -> str | None:
         """Why a process has to be killed. One that has lost its group hangs no sooner than one that was told to end."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, cast
@@ -93,7 +93,7 @@ class LettersPruned(Plan):
 
     :param before: the time before which they were settled.
     :param token: of the group's last claim.
-    :param keys: of the letters, once they are locked: no other is deleted.
+    :param keys: of the letters: no other is deleted.
     """
 
     group: str
@@ -350,21 +350,22 @@ class PruneLetters(Operation[LettersPruned]):
 
     def plan(self, session: Session) -> LettersPruned:
         before = session.now() - self.older_than
-        found = people(session).count_prunable(self.group, self.states, before, up_to=self.limit + 1)
-        return self._planned(session, before, found)
+        keys = people(session).prunable(self.group, self.states, before, limit=self.limit + 1)
+        return self._planned(session, before, keys)
 
     def locked(self, session: Session) -> Iterator[LettersPruned]:
         """Two prunes of one group wait for each other, at the letters; a job's work for neither."""
         session.share_group(self.group)
         before = session.now() - self.older_than
         keys = people(session).lock_prunable(self.group, self.states, before, limit=self.limit + 1)
-        yield replace(self._planned(session, before, len(keys)), keys=keys[: self.limit])
+        yield self._planned(session, before, keys)
 
-    def _planned(self, session: Session, before: datetime, found: int) -> LettersPruned:
-        token, count, more = known(session, self.group).token, min(found, self.limit), found > self.limit
+    def _planned(self, session: Session, before: datetime, found: Sequence[LetterKey]) -> LettersPruned:
+        """The letters that are left over change nothing: their number grows by itself."""
+        token, keys, more = known(session, self.group).token, tuple(found[: self.limit]), len(found) > self.limit
         age = self.older_than.total_seconds()
-        digest = digest_of("prune", self.group, sorted(self.states), age, self.limit, count, more)
-        return LettersPruned(self.group, count, more, before, token, digest=digest)
+        digest = digest_of("prune", self.group, sorted(self.states), age, self.limit, keys, more)
+        return LettersPruned(self.group, len(keys), more, before, token, keys, digest=digest)
 
     def write(self, session: Session, plan: LettersPruned, by: By) -> History:
         people(session).prune_letters(self.group, plan.keys)

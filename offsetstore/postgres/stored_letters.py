@@ -256,13 +256,11 @@ WHERE {_EXACTLY}
 _PRUNABLE: Final = """l.consumer_group = :group AND l.state = ANY (CAST(:states AS text[]))
   AND l.created_at < :before AND l.decided_at < :before"""
 
-COUNT_PRUNABLE: Final = f"""
-SELECT count(*) AS count FROM (SELECT FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} LIMIT :limit) AS prunable
-"""
-LOCK_PRUNABLE: Final = f"""
+PRUNABLE: Final = f"""
 SELECT l.topic, l.partition, l.record_offset, l.topic_id
-FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit FOR UPDATE OF l
+FROM {{s}}dead_letters AS l WHERE {_PRUNABLE} ORDER BY {_KEY} LIMIT :limit
 """
+LOCK_PRUNABLE: Final = f"{PRUNABLE} FOR UPDATE OF l"
 
 # The caller has locked them, in their order.
 PRUNE_LETTERS: Final = f"DELETE FROM {{s}}dead_letters AS l USING {_KEYS} WHERE {_EXACTLY}"
@@ -415,8 +413,8 @@ class StoredLetterStatements(Statements):
     def erase_letters(self, group: str, keys: Collection[LetterKey]) -> None:
         self.run(ERASE_LETTERS, group=group, **_named(keys))
 
-    def count_prunable(self, group: str, states: Collection[State], before: datetime, *, up_to: int) -> int:
-        return self.one(COUNT_PRUNABLE, group=group, states=[*states], before=before, limit=up_to).count
+    def prunable(self, group: str, states: Collection[State], before: datetime, *, limit: int) -> tuple[LetterKey, ...]:
+        return tuple(map(_key, self.rows(PRUNABLE, group=group, states=[*states], before=before, limit=limit)))
 
     def lock_prunable(
         self, group: str, states: Collection[State], before: datetime, *, limit: int

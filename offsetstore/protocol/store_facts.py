@@ -59,6 +59,13 @@ class StoreIdentity:
         """Whether the tables are known to be in another database than their home."""
         return self.is_compared and self.home != self.here
 
+    def __str__(self) -> str:
+        return f"store {self.store_id}" + ("" if self.here is None else f" in database {self.here}")
+
+    def may_be(self, other: StoreIdentity) -> bool:
+        """Whether it is the same store in the same database, or its physical standby, as far as both are known."""
+        return self.store_id == other.store_id and (None in {self.here, other.here} or self.here == other.here)
+
     def expect_home(self, schema: str | None) -> None:
         """Refuse to go on elsewhere.
 

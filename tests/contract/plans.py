@@ -295,6 +295,18 @@ class PlanContract(ContractParts):
         assert store.letter_counts(GROUP) == {}
 
     @pytest.mark.behaviour("OPS-21", "DLQ-18")
+    def test_a_prune_that_is_repeated_deletes_no_other_letters(self, store: OffsetStore, left: None) -> None:
+        run_job(store, 10, 12, 14)
+        store.discard(GROUP, ALL, reason=REASON)
+        once: dict[str, Any] = {"older_than": timedelta(0), "limit": 1, "reason": REASON}
+        planned = store.prune(GROUP, **once, dry_run=True).digest
+        assert store.prune(GROUP, **once, if_plan=planned).keys == (at(2),)
+        with pytest.raises(PlanChanged) as caught:
+            store.prune(GROUP, **once, if_plan=planned)
+        assert (caught.value.plan.keys, caught.value.plan.more) == ((at(4),), True)
+        assert store.letter_counts(GROUP) == {"discarded": 3}
+
+    @pytest.mark.behaviour("OPS-21", "DLQ-18")
     def test_a_letter_that_a_job_reopens_while_a_prune_waits_for_it_stays(self, store: OffsetStore, left: None) -> None:
         store.discard(GROUP, ALL, reason=REASON)
         with ThreadPoolExecutor(1) as pool:

@@ -18,6 +18,12 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         why="A process that is stopped would keep its place, and its partitions would have no owner for ever.",
     ),
     mutant(
+        "process-whose-pool-stays",
+        ("Process.exit_status", "self._kill_group()", "pass"),
+        tests=(f"{_PROCESSES}test_what_a_process_has_started_ends_with_it",),
+        why="Each replacement would leave a pool of the function behind, with its memory and connections.",
+    ),
+    mutant(
         "process-that-is-not-live-and-stays",
         ("Supervisor._hangs", "report is None or report.verdict.is_live", "True"),
         tests=(f"{_PROCESSES}test_a_process_that_hangs_is_killed_and_replaced",),

@@ -1,8 +1,9 @@
 """A process that reports as a consumer's does: ``python tests/support/reporting_process.py STEPS DESCRIPTOR``.
 
 STEPS are words: ``report=BASE64`` sends what is pickled there; ``exit=CODE`` ends it, ``grow=BYTES`` makes it larger,
-``stop`` is SIGSTOP, ``deaf`` ignores SIGTERM, ``deaf=CODE`` ends with that code then, ``wait`` repeats the last report
-until it comes, and ``hush`` waits for it without a report. It imports nothing of ours: a test starts many of them.
+``child=FILE`` starts another process and writes its number there, ``stop`` is SIGSTOP, ``deaf`` ignores SIGTERM,
+``deaf=CODE`` ends with that code then, ``wait`` repeats the last report until it comes, and ``hush`` waits for it
+without a report. It imports nothing of ours: a test starts many of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ SECONDS = 120.0
 
 def _end(code: str, *_: object) -> None:
     sys.exit(int(code))
+
+
+def _start_child(file: str) -> None:
+    if (child := os.fork()) == 0:
+        time.sleep(SECONDS)
+        os._exit(0)
+    with open(file, "w", encoding="ascii") as opened:  # noqa: PTH123 - pathlib takes long to import
+        opened.write(str(child))
+
+
+def _repeat(connection: Connection, report: bytes) -> None:
+    for _ in range(int(SECONDS * 10)):
+        time.sleep(0.1)
+        connection.send_bytes(report)
 
 
 def _main(steps: str, descriptor: int) -> None:
@@ -44,6 +59,8 @@ def _main(steps: str, descriptor: int) -> None:
                 sys.exit(int(value))
             case "grow":
                 kept.append(bytearray(b"x" * int(value)))
+            case "child":
+                _start_child(value)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "deaf":
@@ -51,9 +68,7 @@ def _main(steps: str, descriptor: int) -> None:
             case "hush":
                 time.sleep(SECONDS)
             case _:
-                for _ in range(int(SECONDS * 10)):
-                    time.sleep(0.1)
-                    connection.send_bytes(last)
+                _repeat(connection, last)
 
 
 if __name__ == "__main__":

@@ -243,6 +243,8 @@ def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: Off
         (["replay", "-g", "billing", *REASON, "--all", "payments:0:1"], 2, "Name letters, or a filter"),
         (["replay", "-g", "billing", *REASON, "payments:0:3"], 1, "holds no record"),
         (["replay", "-g", "billing", "--all"], 2, "--reason"),
+        (["discard", "-p", "0", "-g", "billing", *REASON], 2, "--partition goes with --topic"),
+        (["list", "-p", "0", "-g", "billing"], 2, "--partition goes with --topic"),
         (["replay", "-g", "billing", *REASON, "--all", "--wait"], 2, "--wait goes with --execute"),
         (["prune", "-g", "billing", *REASON, "--older-than", "1w"], 2, "is not a number of days"),
         (["prune", "-g", "billing", *REASON, "--older-than", "1d", "--state", "dead"], 2, "dead"),

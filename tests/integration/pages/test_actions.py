@@ -475,9 +475,11 @@ def test_letters_of_a_paused_group_wait_for_its_end(browser: Browser, store: Off
     assert "The group is paused: they are replayed once it is resumed." in browser.send(plan, **ANSWER).text
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
 def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
-    store: OffsetStore, broker: StaticBroker
+    store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch, *, is_restored: bool
 ) -> None:
+    """A dump that was restored keeps the store's id."""
     give(store, GROUP, {P0: 4}, stay=False)
     with (
         InMemoryOffsetStore() as other,
@@ -485,6 +487,9 @@ def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
         httpx.Client(base_url=server.url) as client,
     ):
         server.snapshots.take()
+        if is_restored:
+            restored = replace(store.database.identity(), here="7370000000000000000:16384")
+            monkeypatch.setattr(other.database, "identity", lambda: restored)
         refused = plan_reset(Browser(client))
         assert refused.status == 400
         assert "--actions-url points to a different store" in refused.text

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from typing import IO
+
+import pytest
 
 
-def _main(before: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _main(before: str, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """Run the entry point in a process of its own, after some lines of Python."""
     code = f"import sys\n{before}\nfrom offsetstore.cli.main import main\nmain()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=180, check=False
+        [sys.executable, "-c", code, *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=180,
+        check=False,
     )
 
 
@@ -53,3 +62,64 @@ def test_without_a_command_the_help_is_shown_and_nothing_done() -> None:
     done = _main("")
     assert done.returncode == 2
     assert "Commands:" in done.stderr
+
+
+SHOWING = """
+import click
+import offsetstore.cli.commands as commands
+from offsetstore.cli.asking import Decide, How
+from offsetstore.cli.output import Table, print_text
+from offsetstore.operations.operation import Plan
+
+def show(plan):
+    print_text(Table(["partition"], [["\u0142od\u017a-0"]] * 5_000))
+    print_text("Done.")
+    sys.stderr.write("shown")
+
+def decide(executed):
+    how = How(reason="ticket 17", dry_run=not executed, if_plan=None)
+    Decide(None, None, "text", how, False, False).carry_out(lambda: Plan(digest="1", executed=executed), show)
+
+read = lambda: show(None)
+"""
+
+
+@pytest.mark.behaviour("OPS-1")
+@pytest.mark.parametrize(
+    ("does", "out", "code", "told"),
+    [
+        ("decide(True)", "unread", 0, "shown"),
+        ("decide(False)", "unread", 141, ""),
+        ("read()", "unread", 141, ""),
+        (
+            "decide(True)",
+            "/dev/full",
+            0,
+            "It was done, but the answer can't be printed: No space left on device.\nshown",
+        ),
+    ],
+)
+def test_what_was_carried_out_ends_well_whether_or_not_its_answer_is_read(
+    does: str, out: str, code: int, told: str
+) -> None:
+    """`reset --shift-by -100 --execute | head -1` would else be repeated by a script with pipefail."""
+    before = f"{SHOWING}\ncommands.LazyCommand.load = lambda self: click.Command('x', callback=lambda: {does})"
+    if out == "unread":
+        reads, writes = os.pipe()
+        os.close(reads)
+    else:
+        writes = os.open(out, os.O_WRONLY)
+    with os.fdopen(writes, "wb") as stdout:
+        done = _main(before, "status", stdout=stdout)
+    assert (done.returncode, done.stderr) == (code, told)
+
+
+@pytest.mark.behaviour("OPS-1")
+def test_a_name_that_the_locale_can_not_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    done = _main(
+        f"{SHOWING}\ncommands.LazyCommand.load = lambda self: click.Command('x', callback=lambda: decide(True))",
+        "status",
+    )
+    assert done.returncode == 0
+    assert "\\u0142od\\u017a-0\n" in done.stdout

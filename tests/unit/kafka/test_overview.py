@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Uuid
 
 from offsetstore.errors import BrokerUnavailable, TopicMissing
-from offsetstore.kafka import requests
+from offsetstore.kafka import overview, requests
 from offsetstore.kafka.client import Client, Deadline, Request
 from offsetstore.kafka.overview import GroupConnections, find_first_records, take_snapshot
 from offsetstore.kafka.settings.librdkafka import ClientSettings
@@ -122,6 +122,32 @@ def test_records_that_can_not_be_looked_up_at_all_are_an_error() -> None:
     client = client_with(FakeAdmin(KafkaError.LEADER_NOT_AVAILABLE))
     with pytest.raises(BrokerUnavailable):
         find_first_records(client, [(P0, 1), (P1, 1)], Deadline.after(0.05))
+
+
+def test_the_connection_of_a_group_with_nothing_to_ask_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its topics were deleted, or it was: an exporter runs for months."""
+    open_: list[str] = []
+
+    class Connection:
+        def __init__(self, _settings: ClientSettings, group: str) -> None:
+            self._group = group
+            open_.append(group)
+
+        def committed(self, asked: Any, _deadline: Deadline) -> Any:
+            return dict.fromkeys(asked)
+
+        def close(self) -> None:
+            open_.remove(self._group)
+
+    monkeypatch.setattr(overview, "GroupOffsets", Connection)
+    connections, deadline = GroupConnections(ClientSettings(NOBODY)), Deadline.after(5)
+    for asked, left in (
+        ({"billing": [P0], "rates": [P1], "new": []}, ["billing", "rates"]),
+        ({"billing": [], "rates": [P1]}, ["rates"]),
+        ({}, []),
+    ):
+        assert connections.read(asked, deadline) == {name: dict.fromkeys(tps) for name, tps in asked.items()}
+        assert sorted(open_) == left
 
 
 class Undecided(FakeAdmin):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 
 from offsetstore.monitoring.health import Code, Finding, Verdict
@@ -353,6 +354,37 @@ def test_a_process_that_has_ended_is_sent_no_signal_whoever_has_its_number_now(
     assert process.exit_status == 0
     process.send(signal.SIGTERM)
     assert sent == []
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfds")
+@pytest.mark.parametrize("steps", ["hush", "exit=5", "exit=0"])
+def test_what_a_process_has_started_ends_with_it(supervised: list[Supervised], tmp_path: Path, steps: str) -> None:
+    """A pool of the user's function would else be left behind by each replacement."""
+    file = tmp_path / "child"
+    one = supervise(supervised, [f"deaf ready child={file} ready {steps}", "ready wait"])
+    soon(lambda: file.exists() and file.read_text())
+    child = psutil.Process(int(file.read_text()))
+    if steps == "hush":
+        assert child.is_running()
+        one.supervisor.stop()
+        soon(lambda: one.said)
+        assert one.stop() == 75
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, timeout=10)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfds")
+def test_a_process_that_cant_be_looked_after_is_not_left_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def refuse(pid: int) -> int:
+        begun.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        Process(reporting("ready wait"), Clock())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(begun[0], os.WNOHANG)
 
 
 def test_the_signal_for_stacks_is_the_one_that_the_processes_here_know() -> None:

@@ -256,8 +256,8 @@ def _actions(request: Request) -> Deciding:
     dashboard = dashboard_of(request)
     actions = dashboard.actions
     assert actions is not None  # there are no routes without it
-    found, expected = actions.store.database.store_id(), dashboard.store.database.store_id()
-    if found != expected:
+    found, expected = actions.store.database.identity(), dashboard.store.database.identity()
+    if not found.may_be(expected):
         raise errors.ConfigurationError(
             "--actions-url points to a different store from the one that the pages read; nothing was done",
             found=found,
