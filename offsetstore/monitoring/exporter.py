@@ -61,6 +61,9 @@ OPEN_TRANSACTIONS: Final = Gauge(
 SECONDS: Final = Gauge(
     "offsetstore_group_lag_seconds", "The age of the oldest unread record, 0 if all are read.", _GROUP_TOPIC
 )
+KNOWN: Final = Gauge(
+    "offsetstore_group_lag_known", "1 if the lag in records is known, 0 if Kafka answered without it.", _GROUP_TOPIC
+)
 HEADROOM: Final = Gauge(
     "offsetstore_group_headroom_offsets", "Offsets that retention can remove before an unread one.", _GROUP_TOPIC
 )
@@ -309,6 +312,8 @@ def _add_groups(page: Page, lag: Lag) -> None:
         page.add(MEMBERS, one.kafka.has_members, group)
         page.add(MIRROR, one.mirror_lag, group)
         for name, topic in one.topics.items():
+            if lag.kafka is not None:
+                page.add(KNOWN, topic.records is not None, group, name)
             page.add(RECORDS_SUM, topic.records, group, name)
             page.add(SECONDS, topic.seconds, group, name)
             page.add(HEADROOM, topic.headroom, group, name)

@@ -66,6 +66,9 @@ class PartitionLag:
 class TopicLag:
     """One topic of a group: its partitions that the store or Kafka has, by number.
 
+    Those are left out that Kafka no longer has, and of which nothing is stored: a topic that was created anew can have
+    fewer, and a restart sets the others to 0.
+
     ``error`` is set if Kafka did not tell of the topic, or of some of its partitions, or if a stored offset does not
     belong to Kafka's log: see `another_log`.
     """
@@ -295,7 +298,9 @@ class _Behind:
         """The lag of one group."""
         stored: dict[str, dict[int, PartitionLag]] = {}
         for tp, row in self._store.partitions.get(group, {}).items():
-            stored.setdefault(tp.topic, {})[tp.partition] = self._partition(tp, row)
+            of_topic = stored.setdefault(tp.topic, {})
+            if not self._lacks(tp, row):
+                of_topic[tp.partition] = self._partition(tp, row)
         topics: dict[str, TopicLag] = {}
         for name, partitions in stored.items():
             found = self._topics.get(name, TopicSnapshot())
@@ -312,6 +317,13 @@ class _Behind:
             return PartitionLag(row, log, None if lag is None else 0.0)
         age = self._ages.get((tp, row.next_offset))
         return PartitionLag(row, log) if age is None else PartitionLag(row, log, age.age(self._now), age.is_bound)
+
+    def _lacks(self, tp: TopicPartition, row: StoredOffset) -> bool:
+        """Whether nothing was read of a partition that the topic lacks: one that was created anew, and restarted."""
+        topic = self._topics.get(tp.topic)
+        if topic is None or topic.error is not None or self._another(tp, row) is not None:
+            return False
+        return row.next_offset == 0 and tp.partition not in topic.partitions
 
     def _log(self, tp: TopicPartition, row: StoredOffset) -> LogEnds | None:
         """The log that the row belongs to, ``None`` if it is not there."""

@@ -34,7 +34,7 @@ def test_each_rule_fires_when_it_should_and_only_then(name: str) -> None:
 
 @pytest.mark.needs_program("promtool")
 def test_prometheus_takes_the_rules_with_their_texts() -> None:
-    assert "16 rules found" in promtool("check", "rules", str(RULES))
+    assert "17 rules found" in promtool("check", "rules", str(RULES))
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
-from offsetstore.errors import BrokerUnavailable, ConfigurationError, StoreUnavailable
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, StoreUnavailable
 from offsetstore.monitoring import exporter as exporter_module
 from offsetstore.monitoring.exporter import Exporter, Gauge, Page
 from offsetstore.monitoring.web import Server, serving_text
+from offsetstore.protocol.snapshot import KafkaSnapshot, LogEnds, TopicSnapshot
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.store.sessions import transaction
@@ -132,6 +134,7 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
     assert of_billing == {
         "offsetstore_group_batch_started_timestamp_seconds": 0,
         "kafka_consumergroup_lag_sum": 6,
+        "offsetstore_group_lag_known": 1,
         "offsetstore_group_claim_epoch": 1,
         "offsetstore_group_has_kafka_members": 0,
         "offsetstore_group_headroom_offsets": 4,
@@ -247,7 +250,7 @@ def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
         "kafka_consumergroup_lag", "kafka_consumergroup_lag_sum", "offsetstore_group_lag_seconds",
         "offsetstore_group_headroom_offsets", "offsetstore_group_mirror_lag_offsets",
         "offsetstore_group_has_kafka_members", "offsetstore_group_unread_partitions", "offsetstore_topic_up",
-        "offsetstore_group_beyond_end_offsets",
+        "offsetstore_group_beyond_end_offsets", "offsetstore_group_lag_known",
         "offsetstore_topic_open_transaction_offsets",
     }  # fmt: skip
     assert again.keys() == down.keys()
@@ -289,8 +292,37 @@ def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, da
     found = shown(exporter)
     assert (found["offsetstore_topic_up", "gone"], found["offsetstore_topic_up", "payments"]) == (0, 1)
     assert ("kafka_consumergroup_lag_sum", "audit", "gone") not in found
+    assert found["offsetstore_group_lag_known", "audit", "gone"] == 0
     assert found["kafka_consumergroup_current_offset", "audit", "gone", "0"] == 1
     assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
+
+
+@pytest.mark.behaviour("OPS-13")
+@pytest.mark.parametrize(
+    "topic",
+    [
+        TopicSnapshot("anew", 3, {number: LogEnds(0, 500, 500) for number in range(3)}),
+        TopicSnapshot(error=BrokerRefused("not authorized")),
+        TopicSnapshot(None, 3, {0: LogEnds(0, 500, 500), 2: LogEnds(0, 500, 500)}, BrokerUnavailable("no leader")),
+    ],
+    ids=["created anew", "not authorized", "a partition without a leader"],
+)
+def test_where_kafka_does_not_tell_the_lag_a_series_says_so(
+    exporter: Exporter, database: str, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch, topic: TopicSnapshot
+) -> None:
+    known = ("offsetstore_group_lag_known", "billing", "payments")
+    assert shown(exporter)[known] == 1
+    with OffsetStore.connect(database) as store:
+        store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
+    snapshot = replace(broker.snapshot({"billing": ["payments"], ODD: ["payments"]}), topics={"payments": topic})
+
+    def answer(_groups: object) -> KafkaSnapshot:
+        return snapshot
+
+    monkeypatch.setattr(broker, "snapshot", answer)
+    found = shown(exporter)
+    assert (found[known], ("kafka_consumergroup_lag_sum", "billing", "payments") in found) == (0, False)
+    assert found["offsetstore_exporter_up", "kafka"] == 1
 
 
 def test_too_many_series_of_partitions_are_all_left_out(database: str, broker: StaticBroker) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StoredOffset, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StartPolicy, StoredOffset, TopicPartition
 from offsetstore.errors import (
     BrokerRefused,
     BrokerUnavailable,
@@ -18,6 +18,7 @@ from offsetstore.errors import (
     TopicRecreated,
     WrongCluster,
 )
+from offsetstore.offsets import TopicLog
 from offsetstore.operations.group_status import LagLimit, judge_group, judge_lag
 from offsetstore.operations.lag import PartitionLag, TopicLag
 from offsetstore.protocol.snapshot import KafkaSnapshot
@@ -55,7 +56,7 @@ def give(store: OffsetStore, group: str, broker: StaticBroker, offsets: dict[Top
             tx.advance(ranges)
 
 
-def hours(partition: PartitionLag) -> float | None:
+def hours(partition: PartitionLag | TopicLag) -> float | None:
     return None if partition.seconds is None else partition.seconds / HOUR
 
 
@@ -250,6 +251,27 @@ def test_a_log_that_stored_offsets_do_not_belong_to_gives_no_lag_and_says_so(
     assert (topic.records, topic.seconds, topic.headroom) == (None, None, None)
     assert type(topic.error) is error
     assert group.topics["refunds"].records == 3
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_a_partition_that_the_new_topic_lacks_leaves_the_lag_of_the_others_known(
+    store: OffsetStore, broker: StaticBroker
+) -> None:
+    store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
+    short = TopicLog("another", {1: broker.current.topics["payments"].partitions[1]})
+    broker.current = replace(broker.current, topics={**broker.current.topics, "payments": short})
+    policy = StartPolicy(on_recreated="restart")
+    store.claim("billing", broker, topics=["payments"], policy=policy, mirror_every=None)
+
+    lag = store.lag(None, broker)
+    topic = lag.groups["billing"].topics["payments"]
+    assert {number: one.records for number, one in topic.partitions.items()} == {1: 10}
+    assert (topic.records, topic.error, judge_lag(lag.groups["billing"], LagLimit(records=100))) == (10, None, ())
+    assert hours(topic) == pytest.approx(10, rel=0.02)
+    broker.unanswered["payments"] = BrokerUnavailable("no leader")
+    assert store.lag(None, broker).groups["billing"].topics["payments"].records is None
+    broker.error = BrokerUnavailable("no answer from Kafka")
+    assert store.lag(None, broker).groups["billing"].topics["payments"].records is None
 
 
 @pytest.mark.behaviour("DASH-1")

@@ -36,7 +36,8 @@ from offsetstore.protocol.events import (
     RecordsDropped,
     Retried,
 )
-from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 GROUP = "billing"
@@ -305,9 +306,25 @@ def test_the_alerts_are_about_series_that_are_there_from_the_claim_on_or_the_fir
     found = values(after(EVENTS[0], MirrorTried(group=GROUP, offsets={})))
     assert len(named) > 3
     assert named <= {name.split()[0] for name in found}
-    assert set(re.findall(r'outcome=~?"([^"]+)"', rules)) == {"done", "failed|ended", "unknown"}
+    assert set(re.findall(r'outcome=~?"([^"]+)"', rules)) == {"done", "failed", "ended", "unknown"}
     counters = ["lost_commits_total unknown", *(f"mirror_commits_total {one}" for one in ("done", "failed", "ended"))]
     assert found.keys() >= set(counters)
+
+
+@pytest.mark.behaviour("OPS-13")
+def test_a_mirror_that_another_application_ends_is_counted_at_once_and_one_that_ends_as_it_should_is_not() -> None:
+    metrics, broker = Metrics(), StaticBroker.with_topics({"payments": 1})
+    store = InMemoryOffsetStore(observers=[metrics])
+    with store.claim(GROUP, broker), store.claim(GROUP, broker, mirror_every=None) as alone:
+        assert alone.mirror is None
+    store.claim(GROUP, broker).close()
+    found = values(metrics)
+    assert (found["mirror_commits_total ended"], "claim_held" in found) == (0, False)
+
+    broker.members.add(GROUP)
+    with store.claim(GROUP, broker):
+        wait_until(lambda: values(metrics)["mirror_commits_total ended"] == 1)
+        assert values(metrics)["claim_held"] == 1
 
 
 def test_the_page_lists_each_metric_with_its_labels() -> None:
