@@ -134,7 +134,7 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "signs-of-intervals",
-        ("LOSSY_TEXTS", "(NUL, _SIGN_OF_STYLE, _BELOW_MICROSECONDS)", "(NUL, _BELOW_MICROSECONDS)"),
+        ("LOSSY_TEXTS", "_LOST_FRACTION, _SIGN_OF_STYLE)", "_LOST_FRACTION)"),
         tests=(f"{_TYPES}test_a_string_whose_sign_depends_on_the_style_of_intervals_is_no_interval",),
         why="A role's IntervalStyle would decide whether an interval's days are negative.",
     ),
