@@ -9,6 +9,7 @@ from tests.mutants.mutant import Mutant, mutant, text
 _ERRORS: Final = "tests/integration/writers/test_values_in_errors.py::"
 _SERVER: Final = "tests/integration/postgres/test_refused_by_the_server.py::"
 _HOSTILE: Final = "tests/property/test_hostile_values.py::"
+_EXACT: Final = "tests/property/test_append_exact.py::"
 _MISFITS: Final = "tests/integration/writers/test_misfits.py::"
 _TYPES: Final = "tests/integration/writers/test_types.py::"
 _PAIRS: Final = "tests/integration/spark/test_type_pairs.py::"
@@ -134,9 +135,19 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "signs-of-intervals",
-        ("LOSSY_TEXTS", "(NUL, _SIGN_OF_STYLE, _BELOW_MICROSECONDS)", "(NUL, _BELOW_MICROSECONDS)"),
+        (
+            "LOSSY_TEXTS",
+            "(NUL, _NO_EXACT_INTERVAL, _LOST_FRACTION, _SIGN_OF_STYLE)",
+            "(NUL, _NO_EXACT_INTERVAL, _LOST_FRACTION)",
+        ),
         tests=(f"{_TYPES}test_a_string_whose_sign_depends_on_the_style_of_intervals_is_no_interval",),
         why="A role's IntervalStyle would decide whether an interval's days are negative.",
+    ),
+    mutant(
+        "fractions-of-intervals",
+        ("LOSSY_TEXTS", "(NUL, _NO_EXACT_INTERVAL, _LOST_FRACTION, _SIGN_OF_STYLE)", "(NUL, _SIGN_OF_STYLE)"),
+        tests=(f"{_EXACT}test_a_text_that_is_taken_for_an_interval_is_that_length_in_each_style",),
+        why="PostgreSQL rounds a fraction of a year or a microsecond, and drops one that comes after a time.",
     ),
     mutant(
         "texts-of-which-a-part-is-dropped",

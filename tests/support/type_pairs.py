@@ -485,6 +485,15 @@ and wall clock times are those of Spark's session time zone, `spark.sql.session.
 shifted to fit, except by a cast of yours: the record is refused. `mood` is an enum, `pair` a composite type, and
 `geometry` PostGIS's. Types that are not listed, such as `tsvector`, are written from strings in PostgreSQL's own form.
 
+Of such strings PostgreSQL alone reads those of composite types, of range types of your own, and of types that hold
+floats, such as `point` and `vector`. It rounds a number in them, drops the time of a date, or takes the session's time
+zone without an error.
+
+In a string for an `interval`, a month's fraction is of 30 days, and a day's of 24 hours: `1.5 months` is `1 mon 15
+days`. A string is refused if PostgreSQL would lose a part of it (`0.3 years`, `1.5 us`) or read it by `IntervalStyle`
+(`-1 day 02:00`). So is one for a `daterange`, `tsrange`, `tstzrange` or their multiranges, unless each bound is empty,
+infinite, or written like `2024-07-01`, `2024-07-01 12:30:15.123456` (or a date), and `2024-07-01 12:30:15.123456+02`.
+
 """
 
 

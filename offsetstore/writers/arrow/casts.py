@@ -210,12 +210,12 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
             return Cast(pa.large_binary() if is_wide(source) else pa.binary()) if is_binary(source) else None
         case _ if kind in _TEXTS:
             return _text(source, binary=True, length=text_length(modifier) if kind == "varchar" else None)
-        case "time" | "timetz" | "interval" if is_string(source):
+        case _ if kind in LOSSY_TEXTS and is_string(source):
             text = _text(source, binary=False) if moment_step(modifier) == 1 else None  # PostgreSQL would round
             return replace(text, after=LOSSY_TEXTS[kind]) if text else None
         case "date" | "timestamp" | "timestamptz" | "time" | "interval":
             return _moment(source, kind, modifier)
-        case _:  # inet, citext, ranges, ...: in their text form, which PostgreSQL checks
+        case _:  # inet, citext, int4range, ...: in their text form, which PostgreSQL checks
             return _text(source, binary=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -14,7 +15,7 @@ from pgpq import schema as pgpq_schema
 from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import VALUE_ERRORS
 from offsetstore.writers.arrow.misfits import Rows
-from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, uuid_objects
+from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, has_type, uuid_objects
 from offsetstore.writers.table.catalogue import TableName
 from offsetstore.writers.table.matching import Match
 
@@ -202,4 +203,18 @@ def _dump_column(dump: Callable[[Any], object], _: Match, array: pa.Array[Any]) 
 
 
 def _python_values(array: pa.Array[Any]) -> list[Any]:
+    if has_type(array.type, pa.types.is_duration):
+        return [_with_clocks(value) for value in array.to_pylist()]
     return list(uuid_objects(array)) if array.type == UUID_TYPE else array.to_pylist()
+
+
+def _with_clocks(value: Any) -> Any:
+    """Write a duration as hours, as pgpq does; psycopg makes days of each 24 of them."""
+    if isinstance(value, list):
+        return [_with_clocks(inner) for inner in cast("list[Any]", value)]
+    if value is None:
+        return None
+    micros = value // timedelta(microseconds=1)
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    sign = "-" if micros < 0 else ""
+    return f"{sign}{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"

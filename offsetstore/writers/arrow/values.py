@@ -29,7 +29,24 @@ _NUL = re.compile(b"\0")
 _UUID_BYTES = 16
 _CLOCK = r"\d{1,2}:\d\d(:[0-5]\d(\.\d{1,6}0*)?)?(\s*[AaPp][Mm])?"
 _OFFSET = r"\s*([Zz]|[-+]\d{1,2}(:?\d\d(:\d\d)?)?)"
-_SEVENTH_DIGIT = r"\.\d{6}\d*[1-9]"
+# PostgreSQL rounds a year's fraction to months, and all below a microsecond; of a month it makes 30 days, of a day 24
+# hours. It does without units, P and T as well: 1-2 3 04:05:06 has months, days and a time. Commas are blanks to it.
+_WHOLE = r"\d+(\.0*)?"
+_THOUSANDTHS = r"(\d+(\.\d{0,3}0*)?|\.\d{1,3}0*)"
+_MILLIONTHS = r"(\d+(\.\d{0,6}0*)?|\.\d{1,6}0*)"
+_YEARS = "y|yrs?|years?|decs?|decades?|c|cent|century|centuries|mils?|millennium|millennia"
+_MONTHS_TO_SECONDS = "mons?|months?|w|weeks?|d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?|seconds?"
+_MICROS = "us|usecs?|useconds?|microseconds?"
+_MILLIS = "ms|msecs?|mseconds?|milliseconds?"
+_LENGTH = rf"({_WHOLE}\s*({_YEARS}|{_MICROS})|{_THOUSANDTHS}\s*({_MILLIS})|{_MILLIONTHS}\s*({_MONTHS_TO_SECONDS}))"
+_BARE = rf"(\d+-\d+|\d+:\d+(:\d+)?(\.\d{{0,6}}0*)?|{_MILLIONTHS})"
+_LENGTHS = rf"@?[\s,]*([-+]?\s*({_LENGTH}[\s,]*|{_BARE}[\s,]+))*([-+]?\s*{_BARE})?(ago)?"
+_ISO_DATE = rf"([-+]?({_WHOLE}Y|{_MILLIONTHS}[MWD])|[-+]?\d+-[-+]?\d+-[-+]?\d+)*"
+_ISO_TIME = rf"(T([-+]?{_MILLIONTHS}[HMS]|[-+]?\d+:\d+(:\d+(\.\d{{0,6}}0*)?)?)*)?"
+_INTERVAL = rf"(?i:{_LENGTHS}|P{_ISO_DATE}{_ISO_TIME}|[-+]?infinity)"
+_DAY = r"\d{4,7}-\d\d-\d\d"
+_BC = r"(\s*BC)?"
+_INFINITY = "-?infinity"
 UUID_TYPE = pa.binary(_UUID_BYTES)
 _UUID_HEX = f"^[0-9a-fA-F]{{{2 * _UUID_BYTES}}}$"
 
@@ -240,14 +257,31 @@ def _unlike(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
     return None if found is None else _KERNELS.invert(found)
 
 
-# By IntervalStyle, which is the role's, PostgreSQL takes the minus for the first part's or for that of all. ISO 8601's,
-# P-1M2D, have a sign of their own for each part.
+def _ranges(bound: str) -> tuple[str, str]:
+    """Return the pattern of a range and that of a multirange."""
+    bound = rf'\s*({bound}|"\s*({bound})\s*")?\s*'
+    one = rf"([\[(]{bound},{bound}[\])]|empty)"
+    return f"(?i:{one})", rf"(?i:\{{\s*({one}(\s*,\s*{one})*)?\s*\}})"
+
+
+def _range_checks(name: str, bound: str, example: str) -> dict[str, tuple[Check, ...]]:
+    kinds = zip([f"{name}range", f"{name}multirange"], _ranges(bound), strict=True)
+    reason = f"a range with another bound than {example}, infinity or none"
+    return {kind: (NUL, of_values(reason, partial(_unlike, pattern=pattern))) for kind, pattern in kinds}
+
+
+# By IntervalStyle, which is the role's, PostgreSQL takes the minus for the first part's or for that of all, unless
+# there is a further sign. The hyphen in 1-2 is none.
 _SIGN_OF_STYLE = of_values(
     "an interval in which only the first part has a sign, -1 mon 2 days",
-    partial(_matching, pattern=r"^[^-+0-9P]*-\s*[0-9.]+[^-+0-9.:]+[^-+]*[0-9][^-+]*$"),
+    partial(_matching, pattern=r"^[\s@,]*-\s*(\d+-\d+|[\d.:]+)[^-+\d.:]([^-+]|\d-\d)*\d(-\d)?([^-+]|\d-\d)*$"),
 )
-_BELOW_MICROSECONDS = of_values(
-    "an interval that is not of whole microseconds", partial(_matching, pattern=_SEVENTH_DIGIT)
+_NO_EXACT_INTERVAL = of_values(
+    "a text that is no interval of whole months and microseconds", partial(_unlike, pattern=_INTERVAL)
+)
+# PostgreSQL reads from the end: the time takes the place of the hours that it made of the fraction.
+_LOST_FRACTION = of_values(
+    "an interval with a fraction after a time, 02:00 1.5 days", partial(_matching, pattern=r":[\d.:]*[^\d.:].*\.")
 )
 _NO_TIME = of_values("a text that is no time of day, 23:59:59.999999", partial(_unlike, pattern=_CLOCK))
 _NO_TIMETZ = of_values(
@@ -255,9 +289,12 @@ _NO_TIMETZ = of_values(
 )
 
 LOSSY_TEXTS: Final = {
-    "interval": (NUL, _SIGN_OF_STYLE, _BELOW_MICROSECONDS),
+    "interval": (NUL, _NO_EXACT_INTERVAL, _LOST_FRACTION, _SIGN_OF_STYLE),
     "time": (_NO_TIME,),
     "timetz": (_NO_TIMETZ,),
+    **_range_checks("date", f"{_DAY}{_BC}|{_INFINITY}", "2024-07-01"),
+    **_range_checks("ts", rf"{_DAY}([T\s]\s*{_CLOCK})?{_BC}|{_INFINITY}", "2024-07-01 23:59:59.999999"),
+    **_range_checks("tstz", rf"{_DAY}[T\s]\s*{_CLOCK}{_OFFSET}{_BC}|{_INFINITY}", "2024-07-01 23:59:59.999999+02"),
 }
 """By type, the texts that PostgreSQL reads by other settings, or without a part of them: a date, a zone, a digit."""
 

@@ -9,9 +9,9 @@ from offsetstore.errors import ColumnMismatch, ConfigurationError
 from offsetstore.postgres.schema import quoted
 from offsetstore.writers.table.catalogue import Column, TableName
 
-_SUMMABLE = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric"})
+_SUMMABLE = frozenset({"int2", "int4", "int8", "float8", "numeric"})  # in float4, 16777216 + 1 is 16777216
 _ORDERED = _SUMMABLE | {
-    "bpchar", "date", "enum", "interval", "text", "time", "timestamp", "timestamptz", "varchar",
+    "bpchar", "date", "enum", "float4", "interval", "text", "time", "timestamp", "timestamptz", "varchar",
 }  # fmt: skip
 
 
@@ -110,4 +110,7 @@ def _check_kinds(
             f"columns of {table} have types that {role} does not allow: {', '.join(wrong)}",
             found=wrong,
             expected=f"one of {', '.join(sorted(kinds))}",
+            next_step="Use double precision or numeric."
+            if any(columns[name].kind == "float4" for name in wrong)
+            else None,
         )

@@ -238,8 +238,27 @@ def test_a_session_time_zone_other_than_utc_shifts_nothing(database: Database, w
 @pytest.mark.parametrize("style", ["postgres", "sql_standard"])
 def test_a_string_whose_sign_depends_on_the_style_of_intervals_is_no_interval(database: Database, style: str) -> None:
     database.run("CREATE TABLE t (value interval); CREATE TABLE a (value interval[])")
-    refused = ["-1 mon 2 days", "@ -1 mon 2 days", "-1d2h", "-1 02:03:04", " -1 day 02:00"]
-    kept = ["-1 mon -2 days", "-1 day +02:00", "-1-2", "-02:03:04", "-1.5 days", "1 mon -2 days", "P-1M2D", "-1 day"]
+    refused = [
+        "-1 mon 2 days",
+        "@ -1 mon 2 days",
+        "-1d2h",
+        "-1 02:03:04",
+        " -1 day 02:00",
+        "-2-9 0 9:00:00",
+        "-1:00 1 d",
+    ]
+    refused += ["-0 days 0-1"]
+    kept = [
+        "-1 mons +2 days 03:04:05",
+        "-1 mon -2 days",
+        "-1 day +02:00",
+        "-1-2",
+        "-02:03:04",
+        "-1.5 days",
+        "1 mon -2 days",
+        "P-1M2D",
+        "-1 day",
+    ]
     for text in refused:
         database.refusal(RowsRefused, Append("t"), column([text], pa.string()))
         database.refusal(RowsRefused, Append("a"), column([["1 day", text]], pa.list_(pa.string())))
@@ -288,7 +307,45 @@ def test_times_and_intervals_from_strings_are_read_as_postgresql_writes_them(dat
             ["12:30+02", "12:30:15.123456 -05:30", "12:30Z"],
             ["12:30", "12:30:15.1234567+02", "2024-07-01 12:30:15+02", "now", "12:30 CET"],
         ),
-        ("interval", ["1.500000 s", "PT1.123456S", "1.25 days"], ["1.1234567 s", "PT1.1234567S", "- 1 mon 2 days"]),
+        (
+            "interval",
+            [
+                "1.500000 s",
+                "PT1.123456S",
+                "1.25 days",
+                "1.5 months",
+                "1.234 ms",
+                "2.0 us",
+                "1 day, 2:00:00",
+                "infinity",
+            ],
+            [
+                *["1.1234567 s", "PT1.1234567S", "- 1 mon 2 days", "1.5 us", "0.4 microseconds", "1.2345 ms"],
+                *["1.234567ms", "0.3 years", "P1.1Y", "0.01 decades", "0.5 C", "0.001 millennia", "02:00 1.5 days"],
+            ],
+        ),
+        (
+            "daterange",
+            ["[2024-07-01,2024-08-01)", "empty", '("2024-07-01", infinity ]', "(,)", "[0044-03-15 BC,)"],
+            ["[2024-07-01 23:59:59,2024-08-01)", "[07/01/2024,)", "[today,)", "[2024-07-01,2024-08-01 12:00)"],
+        ),
+        (
+            "tsrange",
+            ["[2024-07-01,2024-08-01)", '["2024-07-01 12:30:15.123456","2024-08-01T00:00")', "[-infinity,)"],
+            ["[2024-07-01 00:00+05,)", "[,2024-07-01 00:00:00.1234567)", "[2024-07-01 00:00Z,)", "[now,)"],
+        ),
+        (
+            "tstzrange",
+            ['["2024-07-01 12:30:15.123456+00","2024-08-01 00:00:00-05:30")', "[2024-07-01T12:30Z,)"],
+            ["[2024-07-01 00:00,)", "[2024-07-01,)", "[,2024-07-01 00:00:00.1234567Z)", "[2024-07-01 00:00 CET,)"],
+        ),
+        (
+            "datemultirange",
+            ["{}", "{[2024-07-01,2024-08-01), [2025-07-01,)}"],
+            ["{[2024-07-01,2024-08-01), [2025-07-01 12:00,)}"],
+        ),
+        ("tsmultirange", ["{[2024-07-01 12:30,)}"], ["{[2024-07-01 12:30+02,)}"]),
+        ("tstzmultirange", ["{[2024-07-01 12:30Z,)}"], ["{[2024-07-01 12:30,)}"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -301,6 +358,19 @@ def test_a_string_of_which_postgresql_would_drop_a_part_is_refused(
         error = database.refusal(RowsRefused, Append("t"), column([None, text], pa.string()))
         assert (error.column, error.sqlstate) == ("value", None)
         database.refusal(RowsRefused, Append("a"), column([[kept[0], text]], pa.list_(pa.string())))
+
+
+@pytest.mark.behaviour("SINK-2")
+def test_a_duration_is_stored_in_hours_whatever_the_other_columns(database: Database) -> None:
+    day, kind = dt.timedelta(days=1), pa.duration("us")
+    lengths = [day * 1.5, -day + dt.timedelta(microseconds=3), dt.timedelta(hours=-1), None, dt.timedelta.max // 10]
+    shown = ["36:00:00", "-23:59:59.999997", "-01:00:00", None, "2399999999:59:59.999999"]
+    database.run("CREATE TABLE t (value interval, more interval[], address inet)")
+    database.write(Append("t"), column(lengths, kind))
+    database.write(Append("t"), batch({"value": lengths, "address": ["10.0.0.1"] * 5}, {"value": kind}))
+    assert [value for (value,) in database.rows("SELECT value::text FROM t ORDER BY ctid")] == shown * 2
+    database.write(Append("t"), batch({"more": [[day, None], None]}, {"more": pa.list_(kind)}))
+    assert database.rows("SELECT more::text FROM t WHERE more IS NOT NULL") == [("{24:00:00,NULL}",)]
 
 
 def test_a_column_of_nothing_but_null_fits_any_type(database: Database) -> None:

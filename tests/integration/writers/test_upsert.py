@@ -260,11 +260,15 @@ def test_replacing_without_version_or_offsets_is_refused(database: Database) -> 
 
 @pytest.mark.behaviour("SINK-10")
 def test_columns_that_the_upsert_names_have_to_be_there_and_of_the_right_kind(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, name text, document jsonb)")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, name text, document jsonb, single real)")
     absent = database.refusal(ColumnMismatch, Upsert("t", key=["id"], add=["n"], version="at"), batch({"id": [1]}))
     assert "n, at" in str(absent)
     add = database.refusal(ColumnMismatch, Upsert("t", key=["id"], add=["name"]), batch({"id": [1], "name": ["x"]}))
     assert add.found == {"name": "text"}
+    singles = batch({"id": [1, 1], "single": [16777216.0, 1.0]}, {"single": pa.float32()})
+    single = database.refusal(ColumnMismatch, Upsert("t", key=["id"], add=["single"]), singles)
+    assert (single.found, single.next_step) == ({"single": "real"}, "Use double precision or numeric.")
+    assert database.write(Upsert("t", key=["id"], greatest=["single"]), singles) == 2
     written = batch({"id": [1], "document": ["{}"]})
     assert database.refusal(ColumnMismatch, Upsert("t", key=["id"], greatest=["document"]), written).found == {
         "document": "jsonb"
