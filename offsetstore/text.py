@@ -77,10 +77,11 @@ def line_of(error: BaseException, *, others: tuple[str, ...] = ()) -> traceback.
     :param others: where code is that is not the user's, beside Python's and ours.
     """
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS + others)]
-    own = [one for one in frames if not one.filename.startswith(_OTHERS)] or frames
-    readable = [
-        one for one in own if one.line
-    ] or own  # extension modules name files that are only where they were built
+    own = [one for one in frames if not one.filename.startswith(_OTHERS)]
+    if not own:  # it is installed: the first of its files stands for it
+        own = [one for one in frames if one.filename == frames[0].filename]
+    # Extension modules name files that are only where they were built.
+    readable = [one for one in own if one.line] or own
     return readable[-1] if readable else None
 
 

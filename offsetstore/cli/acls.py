@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Final, Literal
 
 import click
 
 from offsetstore.cli import options
-from offsetstore.cli.output import Table, document, print_json, print_text
+from offsetstore.cli.output import Table, document, even_unread, print_json, print_text
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.kafka.acls import Acl, job_acls, operator_acls, relay_acls
 from offsetstore.protocol.outbox import ANCHOR
@@ -174,14 +175,15 @@ def apply(*, kafka: options.Kafka, execute: bool, format_: str, **job: Any) -> N
     needed = _needed(**job)
     broker = kafka.connect()
     created = broker.create_acls(needed, dry_run=not execute)
-    if format_ == "json":
-        rows = [{**_document(acl, kafka.bootstrap_servers), "present": acl not in created} for acl in needed]
-        print_json({"executed": execute, "acls": rows})
-        return
-    new = "created" if execute else "to be created"
-    rows = [(*_row(acl), new if acl in created else "present") for acl in needed]
-    not_done = ["Nothing was written. Add --execute to do it."] if created and not execute else []
-    print_text(Table(_COLUMNS, rows), *not_done)
+    with even_unread() if execute else nullcontext():
+        if format_ == "json":
+            rows = [{**_document(acl, kafka.bootstrap_servers), "present": acl not in created} for acl in needed]
+            print_json({"executed": execute, "acls": rows})
+            return
+        new = "created" if execute else "to be created"
+        rows = [(*_row(acl), new if acl in created else "present") for acl in needed]
+        not_done = ["Nothing was written. Add --execute to do it."] if created and not execute else []
+        print_text(Table(_COLUMNS, rows), *not_done)
 
 
 def _needed(

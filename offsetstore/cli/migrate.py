@@ -11,7 +11,7 @@ import click
 
 from offsetstore.cli import options
 from offsetstore.cli.exits import fail
-from offsetstore.cli.output import print_text
+from offsetstore.cli.output import even_unread, print_text
 from offsetstore.errors import ExitCode, LockTimeout, SchemaError
 from offsetstore.postgres.database import PostgresDatabase, schemas_with_tables
 from offsetstore.postgres.migrate import revisions, upgrade, upgrade_as_sql
@@ -98,9 +98,10 @@ def _migrate(database: PostgresDatabase, schema: str | None, *, force: bool) -> 
     if runs_on(HEAD, before):
         print_text(f"The tables are already at revision {_in_words(before)}.")
         return
-    print_text(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
-    if before is not None and not runs_on(before, HEAD):
-        print_text("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
+    with even_unread():
+        print_text(f"Migrated from {f'revision {before}' if before else 'no tables'} to revision {_in_words(HEAD)}.")
+        if before is not None and not runs_on(before, HEAD):
+            print_text("Earlier versions of offsetstore do not run on these tables: start every job with this one.")
 
 
 def _attempt_patiently(database: PostgresDatabase, schema: str | None, *, force: bool) -> str | None:

@@ -151,11 +151,12 @@ def even_unread() -> Generator[None]:
         _IS_DONE.reset(before)
 
 
-def leave_unread(*streams: TextIO) -> None:
+def leave_unread(*streams: TextIO | None) -> None:
     """Drop what is still to be printed there: the interpreter would fail to print it at its end."""
     with Path(os.devnull).open("wb") as nowhere:
         for stream in streams:
-            os.dup2(nowhere.fileno(), stream.fileno())
+            if stream is not None:  # as it is if it was closed before the start
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def echo(text: str, *, nl: bool = True) -> None:

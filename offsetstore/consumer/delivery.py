@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
 
 _PATIENCE: Final = 5.0  # seconds to find out whether a function makes the same rows again
+_types: Any = pa.types  # its stubs leave the types of fields open
 _EMPTY: Final = Payload(None, None, None, None, None)
 
 
@@ -281,18 +282,37 @@ class Computation:
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     """The rows of single records. Where the transform leaves a type to Arrow, theirs differ: a NULL alone has none.
 
-    :raises ColumnMismatch: the types have nothing in common.
+    :raises ColumnMismatch: the columns differ, or a value would not stay what it is.
     """
     tables = [pa.Table.from_batches([batch]) for batch in batches]
+    kinds = {str(table.schema): table.schema for table in tables}.values()
     try:
-        return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+        joined = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+        if all(_stays(kind, joined.schema) for kind in kinds):
+            return joined
     except pa.ArrowException as error:
-        schemas = [*dict.fromkeys(str(table.schema) for table in tables)]
-        raise ColumnMismatch(
-            "transform makes columns of other types for other records, which have nothing in common",
-            found="; ".join(one.replace("\n", ", ") for one in schemas[:2]),
-            expected="the same types for each record: pa.array(values, pa.float64())",
-        ) from error
+        raise _incompatible(kinds) from error
+    raise _incompatible(kinds)
+
+
+def _stays(kind: pa.Schema, joined: pa.Schema) -> bool:
+    """Whether the columns are all there, and no value has lost digits: Arrow checks integers, and no decimals."""
+    if {*kind.names} != {*joined.names}:
+        return False
+    schema: Any = joined
+    types: list[tuple[Any, Any]] = [(one.type, schema.field(one.name).type) for one in cast("Any", kind)]
+    return not any(
+        _types.is_floating(after) if _types.is_decimal(before) else _types.is_float32(before) and before != after
+        for before, after in types
+    )
+
+
+def _incompatible(kinds: Iterable[pa.Schema]) -> ColumnMismatch:
+    return ColumnMismatch(
+        "transform returned incompatible columns for different records",
+        found="; ".join(str(kind).replace("\n", ", ") for kind in islice(kinds, 2)),
+        expected="the same columns and types for each record, as in pa.array(values, pa.decimal128(12, 2))",
+    )
 
 
 def records_of(letters: Sequence[Letter]) -> list[Record]:

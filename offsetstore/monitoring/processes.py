@@ -106,7 +106,10 @@ class Process:
 
     @property
     def exit_status(self) -> int | None:
-        """``None`` while it runs; below 0 for a signal. Its last report has arrived then, and its group is killed."""
+        """``None`` while it runs; below 0 for a signal.
+
+        Its last report has arrived then, and on Linux its group is killed.
+        """
         if self._popen.returncode is None and self._pidfd is not None:
             with suppress(ChildProcessError):  # with SIGCHLD ignored, it has no number any more
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

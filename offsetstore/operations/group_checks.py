@@ -245,7 +245,7 @@ class _Checks:
         if room < 0:
             lost = [TopicPartition(*place) for one, place in known if one < 0]
             text = (
-                f"{counted(-sum(one for one, _place in known if one < 0), 'offset')} were removed from Kafka unread: "
+                f"Kafka has removed {counted(-sum(one for one, _place in known if one < 0), 'offset')} unread: "
                 f"{_some(list(map(str, lost)))}. A running job stops at them, and the next start is refused."
             )
             return Check("headroom", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in lost})))

@@ -214,8 +214,17 @@ class GroupState:
 
     @property
     def lag(self) -> int | None:
-        """The sum of the partitions' lags, ``None`` if that of a partition with a stored offset is not known."""
-        lags = [one.lag for one in self.partitions.values() if one.stored is not None]
+        """The sum of the partitions' lags, ``None`` if that of a partition with a stored offset is not known.
+
+        One that a recreated topic lacks, and of which nothing is stored, is left out.
+        """
+        known_topics = {tp.topic for tp, one in self.partitions.items() if one.log is not None}
+        lags = [
+            one.lag
+            for tp, one in self.partitions.items()
+            if one.stored is not None
+            and (one.log or one.error or one.stored.next_offset or tp.topic not in known_topics)
+        ]
         known = [one for one in lags if one is not None]
         return sum(known) if known and len(known) == len(lags) else None
 

@@ -313,7 +313,7 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
             found=f"topic id {topic.topic_id}",
             expected=f"topic id {row.topic_id}",
             next_step='Start once with StartPolicy(on_recreated="restart"), which begins where the new log does. '
-            "To begin elsewhere, pause the group, start the job so, stop it, reset, and resume.",
+            "To begin elsewhere, pause the group, start the job with it, stop it, reset, and resume.",
         )
     log = topic.partitions.get(tp.partition)
     if log is None:

@@ -51,9 +51,10 @@ _FATAL = frozenset({"FATAL", "PANIC"})
 _OF_POOLER = ("08", "57P")
 # Out of disk, memory, connections or locks; errors of the server's operating system.
 _SHORTAGE = ("53", "58")
-# Another server that this one asks does not answer: postgres_fdw, dblink.
-_OF_ANOTHER_SERVER = "08"
+# Another server that this one asks does not answer, or ends meanwhile: postgres_fdw, dblink.
+_OF_ANOTHER_SERVER = ("08", "57P")
 _NO_FOREIGN_SERVER = psycopg.errors.FdwUnableToEstablishConnection
+_MALFORMED = psycopg.errors.ProtocolViolation  # of class 08: a binary COPY of a writer's own
 _DAMAGED = (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted)
 _READ_ONLY = "25006"
 _CANCELLED = "57014"
@@ -427,8 +428,8 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     """Return our error if the server can't do the work now, and no record is to blame.
 
     It is out of resources or has a system error (classes 53 and 58), another server that it asks does not answer
-    (class 08), its files are damaged, it is read-only (25006), or the statement was cancelled (57014). The transaction
-    is aborted.
+    (classes 08 and 57P), its files are damaged, it is read-only (25006), or the statement was cancelled (57014). The
+    transaction is aborted.
     """
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
@@ -437,9 +438,11 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     if state.startswith(_SHORTAGE):
         what = "the server ran out of disk, memory or connections, or had a system error; nothing was written"
         step = "Check the server, for example its free disk space, and start the job again: it continues where it was."
-    elif state.startswith(_OF_ANOTHER_SERVER) or isinstance(inner, _NO_FOREIGN_SERVER):
+    elif isinstance(inner, _NO_FOREIGN_SERVER) or (
+        state.startswith(_OF_ANOTHER_SERVER) and not isinstance(inner, _MALFORMED)
+    ):
         what = "the server can't reach another one, of a foreign table or of dblink; nothing was written"
-        step = "See that the other server answers, and start the job again: it continues where it was."
+        step = "Make sure the other server answers, and start the job again: it continues where it was."
     elif isinstance(inner, _DAMAGED):
         what = "the server has found damaged data, in a table or an index; nothing was written"
         step = "See PostgreSQL's log. Stop the job until the table or the index is restored."

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import count, islice, takewhile
+from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, MissingDependency, SinkError
@@ -779,8 +779,8 @@ class HandlerFailed(Exception):
 
 def outage_of_call(error: BaseException) -> str:
     """The class of an outage, and the record for which the call was made."""
-    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_CALL_FOR))
-    return ", ".join([type(error).__name__, *islice(notes, 1)])
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_CALL_FOR)]
+    return ", ".join([type(error).__name__, *notes[-1:]])
 
 
 def service_unavailable(found: str) -> SinkError:

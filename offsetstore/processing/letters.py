@@ -641,7 +641,7 @@ class _Relapses:
         if self._count > _MOST_RELAPSES:
             error = next(iter(part.failed.values()))
             raise SinkError(
-                f"the function has failed for other records each time, {_MOST_RELAPSES + 1} times in a row",
+                f"the function fails for other records each time, {_MOST_RELAPSES + 1} times so far",
                 found=error.what,
                 next_step="What it returns must depend on the record alone. If a service fails now and then, have the "
                 "function try again itself, or raise Outage.",

@@ -34,9 +34,10 @@ class Upsert(IntoTable):
 
     :param table: as `Append` takes it.
     :param key: the columns that identify a row; the table must have them unique. They may not be NULL.
-    :param add: columns that are added to the stored value; NULLs are ignored. Not ``real``, which drops the 1 of
-        16777216 + 1. A CHECK of such a column is asked about what is added, before it is added: PostgreSQL checks the
-        row that it would insert. So write one that the sum must hold as a constraint trigger.
+    :param add: columns that are added to the stored value; NULLs are ignored, and are 0 where the column is NOT NULL,
+        before any trigger. Not ``real``, which drops the 1 of 16777216 + 1. A CHECK of such a column is asked about
+        what is added, before it is added: PostgreSQL checks the row that it would insert. So write one that the sum
+        must hold as a constraint trigger.
     :param greatest: columns that keep the greatest value; NULLs are ignored. NaN is greater than any number.
     :param least: the same with the least.
     :param version: the column whose highest value marks the latest row, stored rows included. If two are equal, the

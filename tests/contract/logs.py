@@ -551,7 +551,7 @@ class LogContract(ContractParts):
         logs = dict.fromkeys(range(3), Watermarks(0, 30))
         broker.current = replace(broker.current, topics={"payments": TopicLog("another-id", logs)})
         before = row_of(store)
-        with pytest.raises(TopicRecreated, match=r"would not count.*pause the group, start the job so, stop it, reset"):
+        with pytest.raises(TopicRecreated, match=r"would not count.*start the job with it, stop it, reset"):
             reset()
         assert row_of(store) == before
 

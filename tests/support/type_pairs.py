@@ -342,8 +342,8 @@ VALUES: Final[Mapping[str, Values]] = {
     "interval day to second": {
         "INTERVAL '-1 02:03:04.5' DAY TO SECOND": {
             # The same length: Spark's days have 24 hours.
-            "interval": "-2 days +21:56:55.5",
-            "interval[]": '{"-2 days +21:56:55.5"}',
+            "interval": "-26:03:04.5",
+            "interval[]": '{"-26:03:04.5"}',
             _JSON: "\"INTERVAL '-1 02:03:04.5' DAY TO SECOND\"",
         }
     },

@@ -163,7 +163,7 @@ def test_records_that_were_removed_unread_are_bad(
     server.snapshots.take()
     page = show(client)
     assert checks_of(page)["headroom"] == "bad"
-    assert "3 offsets were removed from Kafka unread: payments-0." in text_of(page)
+    assert "Kafka has removed 3 offsets unread: payments-0." in text_of(page)
 
 
 @pytest.mark.behaviour("DASH-2")

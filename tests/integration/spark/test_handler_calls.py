@@ -128,7 +128,7 @@ def test_an_outage_is_met_also_by_a_plan_that_begins_beyond_it(world: World, mon
 
     assert moved
     assert isinstance(failure.error, SinkError), failure
-    assert failure.error.found == "Outage"
+    assert failure.error.found == f"Outage, in a call for {topic}-0 at offset 2"
     assert world.stored(topic) == {0: 3}
     assert world.database.column("SELECT value FROM events") == []
 

@@ -314,6 +314,8 @@ def test_times_and_intervals_from_strings_are_read_as_postgresql_writes_them(dat
                 "PT1.123456S",
                 "1.25 days",
                 "1.5 months",
+                "1.25 years",
+                "P0.50Y",
                 "1.234 ms",
                 "2.0 us",
                 "1 day, 2:00:00",

@@ -223,7 +223,7 @@ def test_headroom_of_none_needs_attention_once_retention_has_begun() -> None:
 def test_records_that_were_removed_unread_are_a_loss() -> None:
     found = check("headroom", lag_of(part(40, beginning=45), part(40, beginning=50), part(40)))
     assert found.verdict == "bad"
-    assert "15 offsets were removed from Kafka unread: payments-0, payments-1." in found.text
+    assert "Kafka has removed 15 offsets unread: payments-0, payments-1." in found.text
     assert found.next_step == "offsetstore resolve -g billing -t payments -b HOST:PORT"
 
 

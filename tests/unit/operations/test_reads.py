@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore import Claim, GroupState, OffsetRange, PartitionState, TopicPartition, Watermarks
+from offsetstore import Claim, GroupState, OffsetRange, PartitionState, StartPolicy, TopicPartition, Watermarks
 from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -118,6 +118,19 @@ def test_a_log_that_the_stored_offset_does_not_belong_to_gives_no_lag(
     assert (found.log, found.lag, found.headroom, state.lag) == (None, None, None, None)
     assert found.error is not None
     assert (type(found.error), found.error.what) == (type(error), error.what)
+
+
+@pytest.mark.behaviour("OPS-12")
+def test_a_partition_that_the_new_topic_lacks_leaves_the_lag_of_the_others_known(
+    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
+) -> None:
+    broker.current = BrokerView(None, {"payments": TopicLog("another", {1: LOGS[1]})}, {})
+    policy = StartPolicy(on_recreated="restart")
+    store.claim("billing", broker, topics=["payments"], policy=policy, mirror_every=None).close()
+    state = store.group_state("billing", broker)
+    assert (state.partitions[P0].lag, state.partitions[P0].error, state.lag) == (None, None, state.partitions[P1].lag)
+    assert state.lag is not None
+    assert store.group_state("billing").lag is None
 
 
 def test_records_that_were_removed_unread_make_the_headroom_negative(

@@ -1021,7 +1021,7 @@ def test_a_function_that_fails_for_others_each_time_ends_the_batch(
         job.write(up_to(size))
         assert (len(job.results), job.letters) == (size, {})
         return
-    with pytest.raises(SinkError, match=r"failed for other records each time, 21 times") as ended:
+    with pytest.raises(SinkError, match=r"fails for other records each time, 21 times") as ended:
         job.write(up_to(size))
     assert "ValueError" in str(ended.value.found)
     assert (job.results, job.letters, job.stored()) == ([], {}, 0)
