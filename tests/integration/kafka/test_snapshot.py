@@ -117,7 +117,7 @@ def test_the_requests_and_connections_do_not_grow_with_partitions_or_calls(
         assert broker._group_connections is not None
         kept.append({**broker._group_connections._kept})
     assert kept[0] == kept[1], "the connections are used again"
-    broker.snapshot({groups[0]: ["payments"]})
+    broker.snapshot({groups[0]: [offsetstore_topic(1)], groups[1]: ["no-such-topic"]})
     assert broker._group_connections is not None
     assert broker._group_connections._kept.keys() == {groups[0]}, "others are ended"
     broker.close()
