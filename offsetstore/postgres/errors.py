@@ -433,7 +433,7 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     """
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
-    if state is None:
+    if state is None or is_connection_lost(error):
         return None
     if state.startswith(_SHORTAGE):
         what = "the server ran out of disk, memory or connections, or had a system error; nothing was written"
