@@ -123,8 +123,7 @@ def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Rejected | None]:
     if REJECT not in rows.schema.names:
         return rows, None
     column = cast("Any", rows).column(REJECT)
-    values: list[Any] = [] if column.null_count == len(column) else shown(column)
-    for given in values:
-        if given is not None and (isinstance(given, str) or any(one is not None for one in given.values())):
+    for given in shown(column.drop_null()):
+        if isinstance(given, str) or any(one is not None for one in given.values()):
             return rows.drop_columns([REJECT]), reject_of(given)
     return rows.drop_columns([REJECT]), None
