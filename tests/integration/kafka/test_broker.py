@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -277,13 +278,17 @@ def test_two_thousand_partitions_take_as_many_requests_as_twenty(
     offsetstore_group: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers, "debug": "protocol"}, timeout=60)
+    servers = {"bootstrap.servers": offsetstore_kafka.bootstrap_servers}
     sent: dict[int, Counter[str]] = {}
     for partitions in (20, 2000):
         topic = offsetstore_topic(partitions)
-        broker.view(offsetstore_group, [topic])  # answers once each of them really has its leader
+        with closing(Broker(servers, timeout=60)) as first:
+            first.view(offsetstore_group, [topic])  # answers once each of them really has its leader
         caplog.clear()
-        with caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"):
+        with (
+            caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"),
+            closing(Broker({**servers, "debug": "protocol"}, timeout=60)) as broker,
+        ):
             view = broker.view(offsetstore_group, [topic], timestamp_ms=0)
             client = broker._looks.client
             assert client is not None

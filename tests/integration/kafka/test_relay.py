@@ -884,10 +884,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_
         context.setattr(failpoints, "reach", ending_at("outbox_sent"))
         with pytest.raises(failpoints.FailpointReached):
             relay.drain()
-    another = place.broker.outlet(relay.group, anchor=place.anchor)
-    another.fence()  # Kafka lets it begin once the transaction has its end everywhere
-    another.close()
-    lose_ends(place.kafka, hanging, of_offsets=True)
+    lose_ends(place, relay, hanging, of_offsets=True)
 
     settings = {"bootstrap.servers": place.servers, "isolation.level": "read_committed"}
     with closing(Broker(settings, timeout=3)) as hasty:
@@ -926,7 +923,7 @@ def test_records_alone_that_have_lost_the_end_of_their_transaction_hold_no_relay
     relay.drain()
     put(place.store, [*numbered(hanging, [1, 2]), *numbered(other, [1, 2])])
     relay.drain()
-    lose_ends(place.kafka, hanging, of_offsets=False)
+    lose_ends(place, relay, hanging, of_offsets=False)
     put(place.store, numbered(other, [3]))
     place.relay().drain()
     assert place.values(other) == [0, 1, 2, 3]
@@ -954,18 +951,22 @@ def test_records_alone_that_have_lost_the_end_of_their_transaction_hold_no_relay
     assert place.values(hanging) == [0, 1, 2]
 
 
-def lose_ends(kafka: KafkaBroker, topic: str, *, of_offsets: bool) -> None:
+def lose_ends(place: Place, relay: Relay, topic: str, *, of_offsets: bool) -> None:
     """Kill the broker, and cut off the end of the last transaction in this topic, and in that of committed offsets."""
-    kafka.kill()
-    [log] = (kafka.directory / "data").glob(f"{topic}-0/*.log")
+    another = place.broker.outlet(relay.group, anchor=place.anchor)
+    another.fence()  # Kafka lets it begin once the transaction has its end everywhere, and does not write one again
+    another.close()
+    place.kafka.kill()
+    logs = place.kafka.directory / "data"
+    [log] = logs.glob(f"{topic}-0/*.log")
     start, producer = last_batch(log)
     assert producer is not None
     os.truncate(log, start)
     if of_offsets:
-        logs = (kafka.directory / "data").glob("__consumer_offsets-*/*.log")
-        [(log, start)] = [(each, start) for each in logs for start, whose in [last_batch(each)] if whose == producer]
+        offsets = logs.glob("__consumer_offsets-*/*.log")
+        [(log, start)] = [(each, start) for each in offsets for start, whose in [last_batch(each)] if whose == producer]
         os.truncate(log, start)
-    kafka.start()
+    place.kafka.start()
 
 
 def last_batch(log: Path) -> tuple[int, bytes | None]:
