@@ -338,6 +338,7 @@ class OffsetStore:
         actor: str | None = None,
         takeover_timeout: float = 30.0,
         takeover: Decided = "refuse",
+        topics: Collection[str] | None = None,
         discard_letters: bool = False,
         dry_run: bool = False,
         if_plan: str | None = None,
@@ -351,14 +352,21 @@ class OffsetStore:
         query's own: it would repeat its last batch. Only the tables' owner may delete.
 
         :param takeover: ``"refuse"`` if a job is live, or ``"fence"`` it.
+        :param topics: delete the offsets, dead letters and failed attempts of these topics alone, which the job no
+            longer reads: nothing compares them with Kafka any more. ``None`` for the whole group.
         :param discard_letters: delete dead letters too that were neither replayed nor discarded.
+        :raises ConfigurationError: the group has no offsets of one of the topics, or of no others.
         :raises UnknownGroup: the group was never claimed, or not since it was deleted.
         :raises GroupRenamed: the group has another name now.
         :raises LettersOpen: it has open dead letters, without ``discard_letters``; nothing was written.
         :raises MissingPrivilege: the role may not delete; nothing was written, and no job was fenced.
         """
         operation = DeleteGroup(
-            group=group, discard_letters=discard_letters, takeover=takeover, takeover_timeout=takeover_timeout
+            group=group,
+            topics=None if topics is None else tuple(sorted(set(topics))),
+            discard_letters=discard_letters,
+            takeover=takeover,
+            takeover_timeout=takeover_timeout,
         )
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 

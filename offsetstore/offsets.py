@@ -243,6 +243,14 @@ class StoredOffset:
         """When it last changed, ``None`` if no job has stored it: a claim or a decision alone is no advance."""
         return None if self.transaction_id is None else self.updated_at
 
+    def is_of_another_cluster(self, cluster_id: str | None) -> bool:
+        """Whether it is known to belong to another Kafka cluster; ``None``, an unknown id, tells nothing."""
+        return bool(self.cluster_id and cluster_id) and self.cluster_id != cluster_id
+
+    def is_of_another_topic(self, topic_id: str | None) -> bool:
+        """Whether it is known to belong to a topic that was deleted, and created again with this id."""
+        return bool(self.topic_id and topic_id) and self.topic_id != topic_id
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:

@@ -20,8 +20,8 @@ _KEYS: Final = (
 )
 _NEW_NAME: Final = "group new executed plan=digest open_letters offsets[*@ stored=.]"
 _DELETED: Final = (
-    "group executed plan=digest live=met_live_owner contested dead_letters=.[open=open_letters settled=settled_letters]"
-    " offsets[*@ stored=.] suspects=losses[*@ suspect=.]"
+    "group topics executed plan=digest live=met_live_owner contested "
+    "dead_letters=.[open=open_letters settled=settled_letters] offsets[*@ stored=.] suspects=losses[*@ suspect=.]"
 )
 
 _naming_options = options.together(
@@ -127,21 +127,33 @@ def rename_group(*, group: str, new: str, decide: Decide) -> None:
 
 @groups.command("delete")
 @options.group_option
+@click.option(
+    "--topic",
+    "-t",
+    "topics",
+    multiple=True,
+    callback=options.names,
+    metavar="TOPIC",
+    help="Delete what the group has of this topic alone. Can be repeated.",
+)
 @click.option("--discard-letters", is_flag=True, help="Also delete dead letters that were not replayed or discarded.")
 @decide_options(force=True)
-def delete_group(*, group: str, discard_letters: bool, decide: Decide) -> None:
+def delete_group(*, group: str, topics: tuple[str, ...], discard_letters: bool, decide: Decide) -> None:
     """Delete a group: its offsets, their metadata, and its dead letters.
+
+    With --topic, those of a topic that its job no longer reads: status, lag and alerts no longer look at it.
 
     A job that still runs writes nothing more. A job that is started under this name begins as that of a new group:
     what was copied to Kafka stays there, and no longer counts. The history stays, and has the offsets. The results are
     yours. Only the owner of the tables may delete.
 
     Exit code 1 if there is no such group, if a job of it is live, if it has open letters and --discard-letters was not
-    given, or if the plan is not --if-plan (the new one is printed).
+    given, or if the plan is not --if-plan (the new one is printed); 2 if it has no offsets of a topic, or of no others.
 
     \b
     Keys of --format json:
       group, executed, plan (for --if-plan)
+      topics        as given; null for the whole group
       live          whether a job was live
       contested     whether another application used the group in Kafka
       dead_letters  open, settled: how many
@@ -152,9 +164,13 @@ def delete_group(*, group: str, discard_letters: bool, decide: Decide) -> None:
     \b
     Example, with OFFSETSTORE_URL set:
       offsetstore groups delete -g billing --reason "ticket 17" --execute
+      offsetstore groups delete -g billing --topic refunds
+          --reason "read by another job now" --execute
     """  # noqa: D301 - as above
     takeover = decide.takeover
     decide(
         _DELETED,
-        lambda store: store.delete_group(group, takeover=takeover, discard_letters=discard_letters, **decide.how),
+        lambda store: store.delete_group(
+            group, takeover=takeover, topics=topics or None, discard_letters=discard_letters, **decide.how
+        ),
     )

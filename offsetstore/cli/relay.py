@@ -50,6 +50,9 @@ def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_u
         def stop(_signal: int, _frame: object) -> None:
             running.stop()
 
-        signal.signal(signal.SIGTERM, stop)
-        print_text(f"Producing the outbox of store {store.database.store_id()} to Kafka")
-        running.run()
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            print_text(f"Producing the outbox of store {store.database.store_id()} to Kafka")
+            running.run()
+        finally:
+            signal.signal(signal.SIGTERM, before)

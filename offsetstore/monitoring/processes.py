@@ -149,8 +149,9 @@ class Process:
     def _read(self, connection: Connection) -> None:
         with suppress(EOFError, OSError), connection:
             while True:
-                self.report = cast("Report", connection.recv())
-                self.heard = self._clock()
+                report = cast("Report", connection.recv())
+                self.heard = self._clock()  # first: the report says how old that may be
+                self.report = report
 
 
 @dataclass(slots=True)

@@ -33,14 +33,21 @@ from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EventName, GroupRow, HistoryEvent, NewOffset, Session
 from offsetstore.protocol.letters import OPEN, State
-from offsetstore.protocol.texts import check_new_name
+from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store.sessions import end_pause
 
 _TABLES: Final = ("kafka_partitions", "batch_marks", "dead_letters", "failures", "samples")
 """Those that belong to a group. Its own row, its history, its runs and their errors stay with the name."""
 
+_TABLES_OF_TOPICS: Final = ("kafka_partitions", "dead_letters", "failures")
+
 RENAME_IN: Final = "UPDATE {s}%s SET consumer_group = :new WHERE consumer_group = :group"
 DELETE_FROM: Final = "DELETE FROM {s}%s WHERE consumer_group = :group"
+DELETE_TOPICS_FROM: Final = DELETE_FROM + " AND topic = ANY (CAST(:topics AS text[]))"
+COUNT_LETTERS_OF_TOPICS: Final = """
+SELECT state, count(*) AS count FROM {s}dead_letters
+WHERE consumer_group = :group AND topic = ANY (CAST(:topics AS text[])) GROUP BY state
+"""
 NOT_DELETABLE: Final = """
 SELECT name FROM unnest(CAST(:tables AS text[])) WITH ORDINALITY AS of_group (name, number)
 WHERE NOT has_table_privilege(:place || name, 'DELETE') ORDER BY number
@@ -170,8 +177,9 @@ class RenameGroup(Fencing[NewName]):
 
 @dataclass(frozen=True, slots=True)
 class DeletedGroup(OwnedPlan):
-    """What was deleted with a group; for a dry run, what would have been.
+    """What was deleted of a group; for a dry run, what would have been.
 
+    :param topics: ``None`` for the whole group.
     :param offsets: the stored ones; the history keeps them.
     :param letters: how many dead letters, by state.
     :param contested: whether another application used the group in Kafka while the job ran. What it has committed
@@ -180,6 +188,7 @@ class DeletedGroup(OwnedPlan):
     """
 
     group: str
+    topics: tuple[str, ...] | None
     offsets: Mapping[TopicPartition, int]
     letters: Mapping[State, int]
     contested: bool
@@ -198,30 +207,42 @@ class DeletedGroup(OwnedPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class DeleteGroup(Fencing[DeletedGroup]):
-    """Delete all that belongs to a group; see `OffsetStore.delete_group`."""
+    """Delete all that belongs to a group, or to topics of it; see `OffsetStore.delete_group`."""
 
+    topics: tuple[str, ...] | None = None
     discard_letters: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topics == ():
+            raise ConfigurationError("topics names none", expected="topics, or None for the whole group")
+        for topic in self.topics or ():
+            check_text("topics", topic)
 
     def plan(self, session: Session) -> DeletedGroup:
         """See what there is, and that it may be deleted.
 
         :raises UnknownGroup, GroupRenamed: there is nothing to delete under this name.
+        :raises ConfigurationError: the group has no offsets of a topic, or of no others.
         :raises LettersOpen: there are open letters, and they are not to be discarded.
         :raises MissingPrivilege: the role may not delete.
         """
         _expect_delete(people(session))
         owner, rows = self.met or known(session, self.group), session.read_partitions(self.group)
+        if self.topics is not None:
+            rows = self._of_topics(rows)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
         losses = {tp: row.suspect for tp, row in rows.items() if row.suspect is not None}
-        letters = session.count_letters(self.group)
+        letters = self._letters(people(session))
         # No letter of a group goes before it is pruned, so their numbers show whether any has come or changed.
         held = held_by(owner, offsets)
         digest = digest_of("delete", self.group, held, contested, sorted(letters.items()), sorted(losses.items()))
-        found = DeletedGroup(self.group, offsets, letters, contested, losses, owner=owner, digest=digest)
+        found = DeletedGroup(self.group, self.topics, offsets, letters, contested, losses, owner=owner, digest=digest)
         if found.open_letters and not self.discard_letters:
+            whose = f"the group {self.group!r} has dead letters{' of these topics' if self.topics else ''}"
             raise LettersOpen(
-                f"the group {self.group!r} has dead letters that are still open; nothing was written",
+                f"{whose} that are still open; nothing was written",
                 found=found.open_letters,
                 expected="none",
             )
@@ -231,18 +252,43 @@ class DeleteGroup(Fencing[DeletedGroup]):
         assert plan.owner is not None
         # Above the job's, so that it is stale, and above those of all copies in Kafka, which then no longer count.
         token = Token(plan.owner.token.epoch + 1, uuid4())
-        end_pause(session, self.group, plan.owner, by.who)
-        _delete(people(session), self.group)
-        session.write_pause(self.group, None)
+        if self.topics is None:
+            end_pause(session, self.group, plan.owner, by.who)
+            session.write_pause(self.group, None)
+        _delete(people(session), self.group, self.topics)
         write_token(session, self.group, token, by.who)
         letters = f"with {plan.open_letters} open and {plan.settled_letters} settled dead letters: "
-        whole = by.event("delete", token, f"{letters if plan.letters else ''}{by.reason}")
-        return {
-            self.group: [
-                whole,
-                *(by.event("delete", token, of=tp, offsets=(at, None)) for tp, at in plan.offsets.items()),
-            ]
-        }
+        why = f"{letters if plan.letters else ''}{by.reason}"
+        offsets = plan.offsets.items()
+        if self.topics is not None:
+            gone = [by.event("delete-topic", token, why, of=tp, offsets=(at, None)) for tp, at in offsets]
+            return {self.group: gone}
+        gone = [by.event("delete", token, of=tp, offsets=(at, None)) for tp, at in offsets]
+        return {self.group: [by.event("delete", token, why), *gone]}
+
+    def _of_topics(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, StoredOffset]:
+        assert self.topics is not None
+        has = {tp.topic for tp in rows}
+        if missing := sorted(set(self.topics) - has):
+            raise ConfigurationError(
+                f"the group {self.group!r} has no offsets of these topics; nothing was written",
+                found=", ".join(missing),
+                expected=f"of {', '.join(sorted(has))}",
+            )
+        if has <= set(self.topics):
+            raise ConfigurationError(
+                f"the group {self.group!r} has offsets of no other topics; nothing was written",
+                found=", ".join(sorted(has)),
+                expected="topics that the job no longer reads",
+                next_step="If it is given up, delete the whole group, and name no topic.",
+            )
+        return {tp: row for tp, row in rows.items() if tp.topic in self.topics}
+
+    def _letters(self, session: PostgresSession) -> dict[State, int]:
+        if self.topics is None:
+            return session.count_letters(self.group)
+        rows = session.rows(COUNT_LETTERS_OF_TOPICS, group=self.group, topics=[*self.topics])
+        return {row.state: row.count for row in rows}
 
 
 def _same_offset(row: StoredOffset, *, keep_contested: bool) -> NewOffset:
@@ -270,8 +316,12 @@ def _expect_delete(session: PostgresSession) -> None:
         raise MissingPrivilege("the role may not delete a group; nothing was written", found=f"no DELETE on {tables}")
 
 
-def _delete(session: PostgresSession, group: str) -> None:
-    """Delete all that belongs to the group. Needs the locks of the group and of the rows."""
+def _delete(session: PostgresSession, group: str, topics: Sequence[str] | None) -> None:
+    """Delete all that belongs to the group, or to these topics of it. Needs the locks of the group and of the rows."""
+    if topics is not None:
+        for table in _TABLES_OF_TOPICS:
+            session.run(DELETE_TOPICS_FROM % table, group=group, topics=[*topics])
+        return
     session.rows(LOCK_SAMPLES, group=group)
     for table in _TABLES:
         session.run(DELETE_FROM % table, group=group)

@@ -41,6 +41,7 @@ TAKING: Final[Mapping[str, str]] = {
     "rename": "renamed",
     "copy": "copied",
     "delete": "deleted",
+    "delete-topic": "deleted in part",
     "new-id": "given another store id",
 }
 """The decisions that give a group a token without a job, and what they have done to it."""
@@ -82,11 +83,11 @@ def another_log(
 
     :param has_partition: whether Kafka has the partition at all. An offset of 0 waits for it, and loses nothing.
     """
-    if row.cluster_id and cluster_id and row.cluster_id != cluster_id:
+    if row.is_of_another_cluster(cluster_id):
         return WrongCluster(
             f"stored offsets of {tp.topic} belong to another Kafka cluster", found=cluster_id, expected=row.cluster_id
         )
-    if row.topic_id and topic_id and row.topic_id != topic_id:
+    if row.is_of_another_topic(topic_id):
         return TopicRecreated(
             f"the topic {tp.topic} was created anew: stored offsets belong to the log that was deleted",
             found=f"topic id {topic_id}",
@@ -170,9 +171,9 @@ class GroupState:
     """A group at one moment, ``read_at`` by the database's clock; what Kafka has was asked for right after it.
 
     ``owner`` is the last claim, ``None`` if there was none. ``decision`` is ``"reset"``, ``"rename"``, ``"copy"``,
-    ``"delete"`` or ``"new-id"`` if an operator has decided that since the last claim: the owner is then the operator
-    and not a job. ``partitions`` are those that the store or the log of a stored topic has, in order of (topic,
-    partition).
+    ``"delete"``, ``"delete-topic"`` or ``"new-id"`` if an operator has decided that since the last claim: the owner is
+    then the operator and not a job. ``partitions`` are those that the store or the log of a stored topic has, in order
+    of (topic, partition).
     ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
     record is not in the results, and may still get there: ``dead`` and ``requested``. ``replays_letters`` is whether
     the owner's job replays those that are requested; ``None`` if there are none, or if it has not said so.

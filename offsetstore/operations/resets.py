@@ -291,7 +291,7 @@ class ResetOffsets(Fencing[Reset]):
 
 
 def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermarks:
-    if row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
+    if row.is_of_another_cluster(view.cluster_id):
         raise WrongCluster(
             "the stored offset belongs to another Kafka cluster",
             topic_partition=tp,
@@ -305,7 +305,7 @@ def _log_of(tp: TopicPartition, row: StoredOffset, view: BrokerView) -> Watermar
             topic_partition=tp,
             next_step="Repeat the reset.",
         )
-    if row.topic_id and topic.topic_id and row.topic_id != topic.topic_id:
+    if row.is_of_another_topic(topic.topic_id):
         raise TopicRecreated(
             f"the topic was deleted and created again since offset {row.next_offset} was stored, so an offset of the "
             "new log would not count; nothing was written",

@@ -148,15 +148,17 @@ def _deleted(plan: DeletedGroup) -> PlanInWords:
         contested = "Another application uses this group in Kafka. A new job of this name begins at its offsets."
         notes.append(_warning(contested))
     notes += _losses(plan.losses)
-    remove = f"--bootstrap-server HOST:PORT --delete --group {shlex.quote(visible(plan.group))}"
+    named = [word for topic in plan.topics or () for word in ("--topic", visible(topic))]
+    remove = ["--bootstrap-server", "HOST:PORT", "--delete-offsets" if named else "--delete", *named, "--group"]
     notes.append(Note("Kafka keeps the copy of the offsets, which no longer counts. This removes it:"))
-    notes.append(Note(f"  kafka-consumer-groups.sh {remove}"))
+    notes.append(Note(f"  kafka-consumer-groups.sh {shlex.join([*remove, visible(plan.group)])}"))
     notes += _fencing(plan)
-    if plan.executed:
-        anew = "A job that starts under this name reads the topics anew, and writes the results again."
-        notes.append(_warning(anew))
+    if plan.executed or plan.topics is not None:
+        who = "starts under this name reads the topics" if plan.topics is None else "reads these topics again does so"
+        notes.append(_warning(f"A job that {who} anew, and writes the results again."))
+    what = plan.group if plan.topics is None else f"What {plan.group} has of {', '.join(plan.topics)}"
     return PlanInWords(
-        f"{plan.group} {'was' if plan.executed else 'would be'} deleted: {offsets}.",
+        f"{what} {'was' if plan.executed else 'would be'} deleted: {offsets}.",
         notes,
         ("partition", "#stored"),
         [*plan.offsets.items()],

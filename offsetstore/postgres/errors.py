@@ -43,6 +43,7 @@ VALUE_ERRORS: Final = (ArithmeticError, TypeError, ValueError, psycopg.DataError
 """What SQLAlchemy's types and psycopg's adapters raise on a value that they can't send; most of them quote it."""
 NO_TABLE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 WRONG_OBJECT: Final = psycopg.errors.WrongObjectType
+IN_USE: Final = psycopg.errors.ObjectInUse
 
 LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})

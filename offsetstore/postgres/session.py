@@ -442,8 +442,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def replaced_since(self, group: str, epoch: int) -> bool:
         return cast("bool", self.one(sql.REPLACED_SINCE, group=group, epoch=epoch)[0])
 
-    def deleted_epoch(self, group: str) -> int:
-        return cast("int", self.one(sql.DELETED_EPOCH, group=group).epoch)
+    def deleted_epochs(self, group: str) -> dict[str | None, int]:
+        return {row.topic: row.epoch for row in self.rows(sql.DELETED_EPOCHS, group=group)}
 
     def beat(self, claim_id: uuid.UUID) -> bool:
         return self.run(sql.BEAT, claim_id=claim_id) == 1

@@ -447,11 +447,12 @@ ORDER BY id
 
 REPLACED_SINCE = """
 SELECT EXISTS (SELECT FROM {s}offset_history
-               WHERE consumer_group = :group AND event IN ('rename', 'delete') AND epoch > :epoch)
+               WHERE consumer_group = :group AND event IN ('rename', 'delete', 'delete-topic') AND epoch > :epoch)
 """
 
-DELETED_EPOCH = """
-SELECT coalesce(max(epoch), 0) AS epoch FROM {s}offset_history WHERE consumer_group = :group AND event = 'delete'
+DELETED_EPOCHS = """
+SELECT topic, max(epoch) AS epoch FROM {s}offset_history
+WHERE consumer_group = :group AND event IN ('delete', 'delete-topic') GROUP BY topic
 """
 
 # A row that is locked FOR UPDATE has its holder's transaction id as xmax (unless several share the lock).

@@ -390,6 +390,8 @@ class Handling:
         self._enough = enough
         self._has_warned = False
         self._looked = time.monotonic()
+        self._most_away = max(4 * _LOOK, min(_LAG, handler.timeout / 2))
+        """Seconds after which this process did not run, so that its calls are not late by themselves."""
         self._waits_since: float | None = None
         self._caller: _Caller = _Loop(self) if handler.is_async else _Threads(self)
 
@@ -527,7 +529,7 @@ class Handling:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
-        was_away, self._looked = now - self._looked > _LAG, now
+        was_away, self._looked = now - self._looked > self._most_away, now
         late: list[_Call] = []
         with self.lock:
             if not was_away and self._goes_on():  # else no call is late by itself
@@ -548,6 +550,8 @@ class Handling:
         if has_due:
             self._caller.wake()
         with self.lock:
+            if was_away:
+                self._waits_since = None
             self._check_late(now)
 
     def _check_late(self, now: float) -> None:
@@ -665,7 +669,8 @@ class _LoopThread:
         if self._pid != os.getpid() or not self._thread.is_alive():
             return False
         answered = threading.Event()
-        return self.call(answered.set) and answered.wait(_LAG)
+        # A machine may be this busy; and a client that users' calls have made does not work on another loop.
+        return self.call(answered.set) and answered.wait(5 * _LAG)
 
     def call(self, function: Callable[..., object], *arguments: object) -> bool:
         """Have the loop call a function soon; return whether it can."""

@@ -34,6 +34,7 @@ EventName: TypeAlias = Literal[
     "rename",
     "copy",
     "delete",
+    "delete-topic",
     "pause",
     "resume",
     "metadata",
@@ -58,15 +59,15 @@ class HistoryEvent:
     have), ``skip`` (records skipped by a decision), ``restart`` (a recreated topic), ``rewound`` (a database that is
     older than its copy in Kafka), ``contested`` (another application or a copy of the database uses the group in Kafka,
     or a decision ignored its offset), ``suspect`` (the log was seen to have lost records), ``reset``, ``rename``,
-    ``copy`` (of another group's offsets, or to another group), ``delete`` (of the whole group), ``pause`` or ``resume``
-    (both without a partition), ``metadata`` (rewritten by an operator), ``moved`` (the store is in another database
-    now) or ``new-id`` (it is a copy, a store of its own now), or about dead letters: ``replay`` (requested),
-    ``discard``, ``erase`` (discarded, and their contents deleted), ``prune``. That is one line for many letters, with a
-    partition and a range of offsets if they are of one partition. ``outbox-retry`` and ``outbox-discard`` are about
-    rows of the outbox that Kafka refuses. ``from_offset`` is ``None`` if there was no row,
-    ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is ``None`` until the event
-    is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be invented; lines from before
-    revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
+    ``copy`` (of another group's offsets, or to another group), ``delete`` (of the whole group), ``delete-topic`` (of
+    what it has of a topic), ``pause`` or ``resume`` (both without a partition), ``metadata`` (rewritten by an
+    operator), ``moved`` (the store is in another database now) or ``new-id`` (it is a copy, a store of its own now), or
+    about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted),
+    ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one partition.
+    ``outbox-retry`` and ``outbox-discard`` are about rows of the outbox that Kafka refuses. ``from_offset`` is ``None``
+    if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is
+    ``None`` until the event is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be
+    invented; lines from before revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
     """
 
     event: str
@@ -408,11 +409,14 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Outb
         ...
 
     def replaced_since(self, group: str, epoch: int) -> bool:
-        """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name."""
+        """Whether, after ``epoch``, the group was renamed or deleted, or another group was given its name.
+
+        Or whether the offsets of a topic were deleted.
+        """
         ...
 
-    def deleted_epoch(self, group: str) -> int:
-        """The epoch in which the group was last deleted, 0 if it never was."""
+    def deleted_epochs(self, group: str) -> dict[str | None, int]:
+        """The epochs in which offsets of a topic, and of the whole group (``None``), were last deleted."""
         ...
 
     def beat(self, claim_id: UUID) -> bool:

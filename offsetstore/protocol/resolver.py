@@ -50,7 +50,7 @@ def resolve(
     store_id: UUID | None = None,
     group: str | None = None,
     adopted: Mapping[TopicPartition, int] | None = None,
-    deleted: int = 0,
+    deleted: Mapping[str | None, int] | None = None,
     passed_over: dict[TopicPartition, StartError] | None = None,
 ) -> StartingOffsets:
     """Decide for every partition of every topic in ``view``.
@@ -59,8 +59,8 @@ def resolve(
     :param store_id: the store of the rows, which identifies our own copies in Kafka; ``None`` without a store.
     :param group: the group's name in the store, which tells its copies from those of other groups.
     :param adopted: the offsets of the job's earlier checkpoint, for partitions without a stored offset.
-    :param deleted: the epoch in which the group was deleted, 0 if it never was: older copies of its offsets in Kafka
-        are as if they were not there.
+    :param deleted: the epochs in which the offsets of a topic, or of the whole group (``None``), were last deleted:
+        older copies of them in Kafka are as if they were not there.
     :param passed_over: gets the error of each partition that can't start for a reason of its own, where no policy
         decides for the whole group. Otherwise it is raised.
     :raises WrongCluster: a row belongs to another cluster.
@@ -98,12 +98,17 @@ def resolve(
     return StartingOffsets(starts, tuple(vanished), asked.policy.timestamp_ms, None if stored else group)
 
 
-def _without_deleted(view: BrokerView, store_id: UUID | None, group: str | None, deleted: int) -> BrokerView:
-    """Leave out our copies of before the group was deleted; not what another application has committed."""
+def _without_deleted(
+    view: BrokerView, store_id: UUID | None, group: str | None, deleted: Mapping[str | None, int]
+) -> BrokerView:
+    """Leave out our copies of offsets that were deleted since; not what another application has committed."""
+    of_group = deleted.get(None, 0)
     kept = {
         tp: committed
         for tp, committed in view.committed.items()
-        if (stamp := Stamp.of(committed)) is None or not stamp.is_of(store_id, group) or stamp.epoch > deleted
+        if (stamp := Stamp.of(committed)) is None
+        or not stamp.is_of(store_id, group)
+        or stamp.epoch > max(of_group, deleted.get(tp.topic, 0))
     }
     return replace(view, committed=kept)
 
@@ -117,7 +122,7 @@ def _by_topic(values: Mapping[TopicPartition, _T]) -> dict[str, dict[TopicPartit
 
 def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerView) -> None:
     for tp, row in sorted(stored.items()):
-        if tp.topic in view.topics and row.cluster_id and view.cluster_id and row.cluster_id != view.cluster_id:
+        if tp.topic in view.topics and row.is_of_another_cluster(view.cluster_id):
             raise WrongCluster(
                 "the stored offset belongs to another Kafka cluster",
                 topic_partition=tp,
@@ -128,7 +133,7 @@ def _judge_cluster(stored: Mapping[TopicPartition, StoredOffset], view: BrokerVi
 
 def _judge_log(rows: Mapping[TopicPartition, StoredOffset], log: TopicLog) -> None:
     for tp, row in sorted(rows.items()):
-        if row.topic_id and log.topic_id and row.topic_id != log.topic_id:
+        if row.is_of_another_topic(log.topic_id):
             raise TopicRecreated(
                 f"the topic was deleted and created again since offset {row.next_offset} was stored",
                 topic_partition=tp,

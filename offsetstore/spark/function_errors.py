@@ -13,6 +13,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
@@ -158,7 +159,7 @@ def typed(error: BaseException) -> BaseException:
     What else a function of the job raises on the driver stays as it is, also where Spark can't analyse its query.
     """
     is_java = isinstance(error, (Py4JError, CapturedException)) and not isinstance(error, AnalysisException)
-    if is_java:
+    if is_java or _is_of_gateway(error):
         classes = [type(error).__name__]
         with suppress(Py4JError):  # Java is gone
             classes = [_shown(cause) for cause in causes(error)] or classes
@@ -179,6 +180,12 @@ def typed(error: BaseException) -> BaseException:
         return error
     ours.__cause__ = error
     return ours
+
+
+def _is_of_gateway(error: BaseException) -> bool:
+    """Whether Java is gone: py4j raises some errors of its connection as they are."""
+    *_, last = [None, *(frame for frame, _ in walk_tb(error.__traceback__))]
+    return isinstance(error, OSError) and last is not None and last.f_globals["__name__"].startswith("py4j.")
 
 
 def _shown(cause: Cause) -> str:

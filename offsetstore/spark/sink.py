@@ -6,6 +6,7 @@ A micro-batch is a delivery for `offsetstore.processing.runner`; this module has
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -172,6 +173,7 @@ class TransactionalSink:
         self._has_written = False
         self._run_id: str | None = None
         self._started_run_id: str | None = None  # of which it is known where it starts
+        self._start_check = threading.Lock()
         self._query = SinkQuery(claim)
         claim.observers.on(
             SinkMade(group=claim.group, token=claim.token, query=self._query, replays_letters=dead_letters is not None)
@@ -297,8 +299,7 @@ class TransactionalSink:
         else:
             whole = self._settings.dead_letters is not None or self._outputs.handler is not None
             admit(query.execution, columns, whole_records=whole)
-            if self._started_run_id != query.run_id:
-                check_start(self._claim, query)
+            self._check_start(query)
 
     def check_start(self, query: StreamingQuery) -> bool:
         """Compare where a query starts with what is stored, before it has records; the first batch does it too.
@@ -306,12 +307,13 @@ class TransactionalSink:
         :return: whether that is known: the query has begun its first trigger.
         :raises OffsetGap: it starts above a stored offset, at which the next batch with records would fail.
         """
-        if query.runId in {self._run_id, self._started_run_id} or self._claim.keeps_checkpoint:
-            return True
-        is_known = check_start(self._claim, RunningQuery.started_as(query))
-        if is_known:
-            self._started_run_id = query.runId
-        return is_known
+        return self._claim.keeps_checkpoint or self._check_start(RunningQuery.started_as(query))
+
+    def _check_start(self, query: RunningQuery) -> bool:
+        with self._start_check:  # the job's thread and the first batch may both be about to
+            if self._started_run_id != query.run_id and check_start(self._claim, query):
+                self._started_run_id = query.run_id
+            return self._started_run_id == query.run_id
 
     def stop(self, query: StreamingQuery, *, timeout: float = 60.0) -> None:
         """Stop a query that writes with this sink, between two batches.

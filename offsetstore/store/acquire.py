@@ -372,7 +372,7 @@ def resolve_locked(
         store_id=store_id,
         group=request.group,
         adopted=checkpoint.starts(request.policy, rows, view.topics) if checkpoint else None,
-        deleted=session.deleted_epoch(request.group) if _is_behind(rows, view, store_id) else 0,
+        deleted=session.deleted_epochs(request.group) if _is_behind(rows, view, store_id) else None,
     )
     return view, starting
 
@@ -394,7 +394,7 @@ def resolve_again(
         request.policy,
         store_id=store_id,
         group=request.group,
-        deleted=session.deleted_epoch(request.group) if _is_behind(known, view, store_id) else 0,
+        deleted=session.deleted_epochs(request.group) if _is_behind(known, view, store_id) else None,
     )
     starts = {tp: _start_of(start, asked.stored.get(tp), rows.get(tp)) for tp, start in starting.starts.items()}
     return replace(starting, starts=starts)
@@ -506,7 +506,7 @@ def resolve_unlocked(
     If the group is unknown, groups with similar names are looked up.
     """
     is_behind = _is_behind(stored, view, store_id)
-    deleted = read(database, lambda session: session.deleted_epoch(group)) if is_behind else 0
+    deleted = read(database, lambda session: session.deleted_epochs(group)) if is_behind else None
     resolved = partial(
         resolve,
         view=view,

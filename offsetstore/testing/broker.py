@@ -226,8 +226,8 @@ class StaticBroker:
                 raise MetadataRefused(
                     "the text is too long", topic_partition=tp, expected=f"at most {_MAX_TEXT} characters"
                 )
-        self.commits.append((group, dict(offsets)))
         self._put(offsets)
+        self.commits.append((group, dict(offsets)))  # last: tests wait for it
 
     def _put(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         with self._guard:

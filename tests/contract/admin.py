@@ -47,6 +47,7 @@ from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Gi
 OTHER = "invoicing"
 NEW_NAME = "billing-v2"
 REASON = "ticket 17"
+REFUNDS = TopicPartition("refunds", 0)
 
 
 def stored(store: OffsetStore, group: str = GROUP) -> dict[TopicPartition, int]:
@@ -744,7 +745,7 @@ class AdminContract(ContractParts):
         self, store: OffsetStore, broker: StaticBroker, advanced: Claim
     ) -> None:
         session = store.database.begin(name="test")
-        assert session.deleted_epoch(GROUP) == 0
+        assert session.deleted_epochs(GROUP) == {}
         session.rollback()
         store.delete_group(GROUP, reason=REASON, takeover="fence")
         after = store.claim(GROUP, broker, mirror_every=None)
@@ -752,9 +753,91 @@ class AdminContract(ContractParts):
         try:
             assert session.replaced_since(GROUP, advanced.token.epoch)
             assert not session.replaced_since(GROUP, after.token.epoch)
-            assert advanced.token.epoch < session.deleted_epoch(GROUP) < after.token.epoch
+            epochs = session.deleted_epochs(GROUP)
+            assert advanced.token.epoch < epochs[None] == epochs[P0.topic] < after.token.epoch
         finally:
             session.rollback()
+
+    # -- delete what a group has of a topic
+
+    @pytest.fixture
+    def two_topics(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:
+        """A claim with 40 and 30 of one topic, and 5 of another, each with a letter; Kafka has a copy of each."""
+        both = StaticBroker.with_topics({"payments": 3, "refunds": 1}, end=100)
+        broker.current = both.current
+        claim = store.claim(GROUP, broker, mirror_every=None)
+        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30), REFUNDS: OffsetRange(0, 5)})
+        copies = {tp: copied(store, claim, offset) for tp, offset in ((P0, 40), (P1, 30), (REFUNDS, 5))}
+        broker.current = replace(broker.current, committed=copies)
+        with store.transaction(claim) as tx:
+            left = tx.lock({tp: OffsetRange(at, at + 1) for tp, at in ((P0, 40), (REFUNDS, 5))})
+            error = LetterError("ValueError", "not a number")
+            ranges = {tp: decision.remaining for tp, decision in left.items()}
+            tx.write_letters([NewLetter(tp, one.from_, "raised", error, 1, None, None) for tp, one in ranges.items()])
+            tx.advance(ranges)
+        return claim
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_what_a_group_has_of_a_topic_is_deleted_and_nothing_else(
+        self, store: OffsetStore, broker: StaticBroker, two_topics: Claim, give: Give
+    ) -> None:
+        store.pause(GROUP, reason=REASON)
+        with pytest.raises(GroupBusy):
+            store.delete_group(GROUP, topics=["refunds"], discard_letters=True, reason=REASON)
+        with pytest.raises(LettersOpen) as caught:
+            store.delete_group(GROUP, topics=["refunds"], takeover="fence", reason=REASON)
+        assert caught.value.found == 1
+        before = store.offsets(GROUP)
+        done = store.delete_group(GROUP, topics=["refunds"], discard_letters=True, takeover="fence", reason=REASON)
+
+        assert (done.topics, done.offsets, done.open_letters) == (("refunds",), {REFUNDS: 6}, 1)
+        assert stored(store) == {P0: 41, P1: 30, P2: 0}
+        after = store.offsets(GROUP)
+        assert {tp: replace(row, token=before[tp].token) for tp, row in after.items()} == {
+            tp: row for tp, row in before.items() if tp != REFUNDS
+        }
+        assert [one.topic_partition for one in store.letters(GROUP).letters] == [P0]
+        state = store.group_state(GROUP)
+        assert (state.decision, state.is_live, state.pause is None) == ("delete-topic", False, False)
+        [line] = store.history(GROUP, events=["delete-topic"])
+        assert (line.topic_partition, line.from_offset, line.to_offset) == (REFUNDS, 6, None)
+        assert line.reason == f"with 1 open and 0 settled dead letters: {REASON}"
+        assert {row.token for row in after.values()} == {line.token}
+        with transaction(store.database, name="test") as session:
+            assert session.replaced_since(GROUP, two_topics.token.epoch)  # an unknown COMMIT stays unknown
+        for range_ in ({P1: OffsetRange(30, 31)}, {REFUNDS: OffsetRange(6, 7)}, {}):  # the job brings nothing back
+            with pytest.raises(StaleClaim):
+                give(two_topics, range_)
+
+    @pytest.mark.behaviour("OPS-3", "START-14")
+    def test_a_topic_that_was_deleted_is_a_new_one_and_the_others_go_on(
+        self, store: OffsetStore, broker: StaticBroker, two_topics: Claim
+    ) -> None:
+        store.delete_group(GROUP, topics=["refunds"], discard_letters=True, takeover="fence", reason=REASON)
+        policy = StartPolicy(auto_offset_reset="latest")
+        again = store.claim(GROUP, broker, policy=policy, mirror_every=None)
+        assert again.starting is not None
+        assert again.starting.offsets == {P0: 41, P1: 30, P2: 0, REFUNDS: 100}
+
+        ahead = {**broker.current.committed, P0: copied(store, two_topics, 60)}  # a copy of what the database has lost
+        broker.current = replace(broker.current, committed=ahead)
+        with pytest.raises(StoreRewound) as caught:
+            store.claim(GROUP, broker, mirror_every=None)
+        assert caught.value.topic_partition == P0
+
+    @pytest.mark.behaviour("OPS-3")
+    @pytest.mark.parametrize(
+        ("topics", "found"),
+        [(["invoices"], "invoices"), (["refunds", "payments"], "payments, refunds"), ([], None)],
+        ids=["unknown", "all", "none"],
+    )
+    def test_topics_that_it_has_not_and_all_that_it_has_are_refused(
+        self, store: OffsetStore, two_topics: Claim, topics: list[str], found: str | None
+    ) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            store.delete_group(GROUP, topics=topics, discard_letters=True, takeover="fence", reason=REASON)
+        assert caught.value.found == found
+        assert set(stored(store)) == {P0, P1, P2, REFUNDS}
 
     # -- the store in another database
 

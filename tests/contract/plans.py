@@ -17,7 +17,7 @@ import pytest
 
 from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import OffsetRange, Pause, Token
+from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
 from offsetstore.operations.home import set_identity
 from offsetstore.operations.letters import PruneLetters
 from offsetstore.operations.operation import write_token
@@ -39,6 +39,7 @@ UNTIL = datetime(2090, 1, 1, tzinfo=UTC)
 ERROR = LetterError("ValueError", "not a number")
 RECORD = Payload(b"key", b"value", None, None, None)
 ALL = LetterFilter()
+REFUNDS = TopicPartition("refunds", 0)
 
 DECISIONS: Final[dict[str, tuple[Callable[..., Any], tuple[object, ...], dict[str, object]]]] = {
     "pause": (OffsetStore.pause, (GROUP,), {"until": UNTIL}),
@@ -50,6 +51,7 @@ DECISIONS: Final[dict[str, tuple[Callable[..., Any], tuple[object, ...], dict[st
     "copy": (OffsetStore.copy_group, (GROUP, OTHER), {}),
     "rename": (OffsetStore.rename_group, (GROUP, OTHER), {}),
     "delete": (OffsetStore.delete_group, (GROUP,), {"discard_letters": True}),
+    "delete-topic": (OffsetStore.delete_group, (GROUP,), {"discard_letters": True, "topics": [P0.topic]}),
     "prune": (OffsetStore.prune, (GROUP,), {"older_than": timedelta(0)}),
     "outbox-retry": (OffsetStore.retry_refused, (GROUP,), {}),
     "outbox-discard": (OffsetStore.discard_refused, (GROUP,), {}),
@@ -57,7 +59,9 @@ DECISIONS: Final[dict[str, tuple[Callable[..., Any], tuple[object, ...], dict[st
     "new-id": (OffsetStore.new_id, (), {}),
 }
 """Those that show a plan; new metadata are written without one."""
-PAUSES, LETTERS, OFFSETS = ("pause", "resume"), ("replay", "discard", "erase"), ("reset", "copy", "rename", "delete")
+PAUSES, LETTERS = ("pause", "resume"), ("replay", "discard", "erase")
+DELETES = ("delete", "delete-topic")
+OFFSETS = ("reset", "copy", "rename", *DELETES)
 OUTBOX, STORE = ("outbox-retry", "outbox-discard"), ("moved", "new-id")
 SET_ASIDE = """
 INSERT INTO {s}outbox_refused (id, consumer_group, topic, created_at, error)
@@ -158,11 +162,11 @@ def move_away(one: Session) -> None:
 CHANGES: Final[dict[Callable[[Session], None], tuple[str, ...]]] = {
     pause_again: PAUSES,
     resume: PAUSES,
-    settle: (*LETTERS, "delete", "prune"),
+    settle: (*LETTERS, *DELETES, "prune"),
     fail_again: LETTERS,
     claim_it: (*OFFSETS, "new-id"),
     advance: OFFSETS,
-    suspect: ("reset", "delete"),
+    suspect: ("reset", *DELETES),
     discard_row: OUTBOX,
     move_away: STORE,
 }
@@ -208,6 +212,8 @@ class PlanContract(ContractParts):
         """A group at 10 with two letters and two refused rows, whose job has ended, and which is paused."""
         store.claim(GROUP, broker, mirror_every=None).close()
         run_job(store, 0, 2, 4)
+        with store.claim(GROUP, topics=["refunds"], mirror_every=None) as claim, store.transaction(claim) as tx:
+            tx.advance({REFUNDS: tx.lock({REFUNDS: OffsetRange(0, 3)})[REFUNDS].remaining})
         store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON)
         with session(store) as one:
             people(one).run(SET_ASIDE, group=GROUP)
@@ -242,8 +248,8 @@ class PlanContract(ContractParts):
             with session(store) as one:
                 change(one)
             shown = self.expect_changed(store, name, shown)
-        if name in {*LETTERS, "delete"}:  # letters that come are not decided about unseen
-            run_job(store, 15 if name == "delete" else 10, 17)
+        if name in {*LETTERS, *DELETES}:  # letters that come are not decided about unseen
+            run_job(store, 15 if name in DELETES else 10, 17)
             shown = self.expect_changed(store, name, shown)
         if name in LETTERS:  # one that was reopened is another: its error may be
             store.reset(GROUP, {P0: 0}, reason=REASON)
@@ -542,7 +548,7 @@ class PlanContract(ContractParts):
     def test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job(
         self, store: OffsetStore, left: None, broker: StaticBroker
     ) -> None:
-        fencing = ("reset", "rename", "delete")
+        fencing = ("reset", "rename", *DELETES)
         planned = {name: decide(name, store, dry_run=True).digest for name in fencing}
         newer = store.claim(GROUP, broker, mirror_every=None)
         with store.transaction(newer) as tx:
@@ -562,7 +568,7 @@ class PlanContract(ContractParts):
         with session(store) as one:
             kind = type(one)
         lock = kind.lock_group
-        for number, name in enumerate(("reset", "rename", "delete"), start=10):
+        for number, name in enumerate(("reset", "rename", *DELETES), start=10):
             planned = decide(name, store, dry_run=True)
             with ExitStack() as job:
                 begun: list[tuple[Transaction, OffsetRange]] = []

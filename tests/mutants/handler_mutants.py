@@ -97,6 +97,12 @@ CALLS: Final[tuple[Mutant, ...]] = (
         why="The task would wait for ever for a call that is forgotten.",
     ),
     mutant(
+        "late-calls-of-a-process-that-did-not-run",
+        ("Handling._look", "if was_away: ...", "pass"),
+        tests=(f"{_CALLS}test_what_waits_for_a_late_call_is_not_stuck_by_a_time_in_which_the_process_did_not_run",),
+        why="A job that was stopped for a moment would end with HandlerStuck.",
+    ),
+    mutant(
         "calls-of-a-blocked-loop",
         ("Handling._look", "not was_away and self._goes_on()", "True"),
         tests=(f"{_CALLS}test_blocking_code_in_an_async_function_is_named",),

@@ -22,7 +22,7 @@ _IDS: Final = (
 )
 
 _DECISIONS: Final = (
-    *("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete"),
+    *("pause", "resume", "replay", "discard", "erase", "reset", "copy", "rename", "delete", "delete-topic"),
     *("outbox-retry", "outbox-discard", "moved", "new-id"),
 )
 _UNSEEN: Final = "[plan for plan in operation.locked(session)]"
@@ -295,9 +295,21 @@ OPERATING: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "copies-of-after-a-delete",
-        ("_without_deleted", "stamp.epoch > deleted", "False"),
+        ("_without_deleted", "stamp.epoch > max(of_group, deleted.get(tp.topic, 0))", "False"),
         tests=(f"{_CONTRACT}test_a_database_that_is_older_than_a_copy_of_after_the_delete_is_still_noticed",),
         why="Once a group was deleted, no restored database would be noticed again: records would be lost or doubled.",
+    ),
+    *(
+        mutant(
+            f"copies-of-{name}",
+            ("_without_deleted", "max(of_group, deleted.get(tp.topic, 0))", counted),
+            tests=(f"{_CONTRACT}test_a_topic_that_was_deleted_is_a_new_one_and_the_others_go_on",),
+            why=why,
+        )
+        for name, counted, why in (
+            ("a-deleted-topic", "of_group", "A job that reads the topic again would be told of a rewound database."),
+            ("other-topics", "max(deleted.values())", "A restored database would not be noticed in the other topics."),
+        )
     ),
     mutant(
         "log-reaches-to-the-row",

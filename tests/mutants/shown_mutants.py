@@ -58,7 +58,7 @@ LOSS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "lag-on-another-cluster",
-        ("another_log", "row.cluster_id != cluster_id", "False"),
+        ("another_log", "row.is_of_another_cluster(cluster_id)", "False"),
         tests=(f"{_UNIT}test_reads.py::test_a_log_that_the_stored_offset_does_not_belong_to_gives_no_lag",),
         why="Offsets of one cluster would be compared with another's logs, and the lag look plausible.",
     ),

@@ -104,7 +104,7 @@ START: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "log-judged-by-its-id",
-        ("_judge_log", "row.topic_id != log.topic_id", "not tp"),
+        ("_judge_log", "row.is_of_another_topic(log.topic_id)", "not tp"),
         tests=(f"{_RESOLVED}test_a_restart_begins_the_whole_topic_anew[longer]",),
         why="The first records of a recreated topic would be skipped, up to the old log's offset.",
     ),

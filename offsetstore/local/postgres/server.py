@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -21,11 +22,12 @@ from offsetstore.local.postgres.binaries import (
     unprivileged_account,
 )
 from offsetstore.local.servers import EmbeddedServer, is_process_of, known, memory, tail
-from offsetstore.postgres.errors import DATABASE_ERRORS
+from offsetstore.postgres.errors import DATABASE_ERRORS, IN_USE
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
 
 _START_SECONDS = "60"
+_DROP_SECONDS = 60.0
 _FIRST_WITH_STRATEGY = 15  # how a template is copied
 _STOP_SECONDS = "20"
 _PID_FILE_PORT = 3
@@ -144,7 +146,16 @@ class PostgresServer(EmbeddedServer[tuple[int]]):
 
         :raises StoreUnavailable: with PostgreSQL's own message.
         """
-        self.sql(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
+        until = time.monotonic() + _DROP_SECONDS
+        while True:
+            try:
+                self.sql(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
+            except StoreUnavailable as error:
+                # PostgreSQL ends the sessions, and waits five seconds until they are gone.
+                if not isinstance(error.__cause__, IN_USE) or time.monotonic() > until:
+                    raise
+            else:
+                return
 
     def sql(self, statement: str, *, database: str = "postgres") -> str:
         """Run one statement as the superuser and return its rows, a line each.

@@ -116,11 +116,13 @@ def looking_for(packages: Sequence[str]) -> Callable[[Iterable[Any]], list[tuple
 def _run(session: SparkSession, look: Callable[[Iterable[Any]], Any], timeout: float) -> list[Any]:
     context = session.sparkContext
     tag = f"offsetstore-preflight-{uuid4().hex[:8]}"
-    given_up = threading.Event()
+    given_up, has_ended = threading.Event(), threading.Event()
 
     def give_up() -> None:
         given_up.set()
         context.cancelJobsWithTag(tag)
+        while not has_ended.wait(1.0):  # the job may not have been there yet
+            context.cancelJobsWithTag(tag)
 
     tasks = _TASKS_PER_CORE * max(1, context.defaultParallelism)
     timer = threading.Timer(timeout, give_up)
@@ -145,6 +147,7 @@ def _run(session: SparkSession, look: Callable[[Iterable[Any]], Any], timeout: f
             ) from error
         raise
     finally:
+        has_ended.set()
         timer.cancel()
         context.removeJobTag(tag)
 

@@ -340,10 +340,13 @@ class MemorySession(LetterMemory):
         return lines if limit is None else lines[-limit:]
 
     def replaced_since(self, group: str, epoch: int) -> bool:
-        return any(line.token.epoch > epoch for line in self.history(group, events=("rename", "delete")))
+        return any(
+            line.token.epoch > epoch for line in self.history(group, events=("rename", "delete", "delete-topic"))
+        )
 
-    def deleted_epoch(self, group: str) -> int:
-        return max((line.token.epoch for line in self.history(group, events=["delete"])), default=0)
+    def deleted_epochs(self, group: str) -> dict[str | None, int]:
+        lines = self.history(group, events=["delete", "delete-topic"])  # in order of their epochs
+        return {line.topic_partition and line.topic_partition.topic: line.token.epoch for line in lines}
 
     # -- heartbeats
 

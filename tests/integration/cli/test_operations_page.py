@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore.store.claim import Claim
 from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Run
 
@@ -27,9 +28,7 @@ def blocks() -> list[tuple[str, str]]:
 def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
     tp = TopicPartition("payments", 0)
     with OffsetStore.connect(offsetstore_database) as store:
-        claim = store.claim(GROUP, topics=["payments"])
-        with store.transaction(claim) as tx:
-            tx.advance({tp: tx.lock({tp: OffsetRange(0, 4)})[tp].remaining})
+        read_four(store, GROUP, tp)
         names: dict[str, Any] = {
             "store": store,
             "broker": StaticBroker.with_topics({"payments": 1}, end=10),
@@ -47,6 +46,8 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
                 digests = re.findall(r"^Plan (\w+):", printed, re.MULTILINE)
                 prompt, command, *arguments = shlex.split(line.replace("DIGEST", ["", *digests][-1]), comments=True)
                 assert (prompt, command) == ("$", "offsetstore")
+                if "refunds" in arguments:
+                    read_four(store, "invoicing", TopicPartition("refunds", 0)).close()
                 result = run(*arguments, url=offsetstore_database)
                 assert result.exit_code == 0, result.output
                 printed += result.stdout
@@ -63,4 +64,14 @@ def test_what_the_page_says_is_so(run: Run, offsetstore_database: str) -> None:
         assert names["planned"].offsets == {tp: 4}
         assert store.offsets(GROUP)[tp].next_offset == 4
         assert [store.offsets(name) for name in ("billing-v2", "invoicing")] == [{}, {}]
-        assert [line.event for line in store.history("invoicing")] == ["rename", "rename", "delete", "delete"]
+        assert [line.event for line in store.history("invoicing")] == [
+            *("rename", "rename", "claim", "adopt", "delete-topic", "delete", "delete")
+        ]
+
+
+def read_four(store: OffsetStore, group: str, tp: TopicPartition) -> Claim:
+    """A job of the group has read four records, and runs."""
+    claim = store.claim(group, topics=[tp.topic])
+    with store.transaction(claim) as tx:
+        tx.advance({tp: tx.lock({tp: OffsetRange(0, 4)})[tp].remaining})
+    return claim

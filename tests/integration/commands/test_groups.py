@@ -125,6 +125,27 @@ def test_a_delete_needs_execute_and_says_what_stays_in_kafka(
     assert (again.exit_code, "was deleted, and no job has claimed it since" in again.stderr) == (1, True)
 
 
+@pytest.mark.behaviour("OPS-3")
+def test_of_a_topic_that_the_job_no_longer_reads_the_offsets_are_deleted(
+    run: Callable[..., Result], store: OffsetStore, claim: Claim
+) -> None:
+    claim.close()
+    refunds = TopicPartition("refunds", 0)
+    with store.claim("billing", topics=["refunds"]) as old, store.transaction(old) as tx:
+        tx.advance({refunds: tx.lock({refunds: OffsetRange(0, 3)})[refunds].remaining})
+    delete = ("groups", "delete", "-g", "billing", *REASON, "--topic")
+    plan = lines(run(*delete, "refunds"))
+    assert "What billing has of refunds would be deleted: the offsets of 1 partition." in plan
+    done = json.loads(run(*delete, "refunds", "--execute", "--format", "json").stdout)
+    assert (done["topics"], done["offsets"]) == (["refunds"], [{"topic": "refunds", "partition": 0, "stored": 3}])
+    assert {tp.topic for tp in store.offsets("billing")} == {"payments"}
+    assert "deleted in part by" in run("status", "-g", "billing").stdout
+    for topic, what in (("refunds", "has no offsets of these topics"), ("payments", "has offsets of no other topics")):
+        refused = run(*delete, topic, "--execute")
+        assert (refused.exit_code, what in refused.stderr) == (2, True)
+    assert run(*delete, "").exit_code == 2
+
+
 @pytest.mark.parametrize("command", ["copy", "rename"])
 def test_a_group_that_is_not_there_is_told(run: Callable[..., Result], command: str) -> None:
     told = run("groups", command, "-g", "nobody", "--to", "other", *REASON)

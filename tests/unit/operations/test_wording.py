@@ -45,8 +45,9 @@ def new_name(owner: GroupRow | None, *, executed: bool = False, is_copy: bool = 
     return NewName("billing", "invoicing", rows, letters, is_copy, owner=owner, digest="", executed=executed)
 
 
-def deleted(owner: GroupRow | None, *, executed: bool = False) -> DeletedGroup:
-    return DeletedGroup("billing", {P0: 5}, {}, False, {}, owner=owner, digest="", executed=executed)  # noqa: FBT003
+def deleted(owner: GroupRow | None, *topics: str, executed: bool = False) -> DeletedGroup:
+    named = topics or None
+    return DeletedGroup("billing", named, {P0: 5}, {}, False, {}, owner=owner, digest="", executed=executed)  # noqa: FBT003
 
 
 def reset(
@@ -207,3 +208,15 @@ def test_nobody_is_told_to_start_a_job_whose_group_is_deleted() -> None:
     assert said(deleted(SILENT)) == [planned, *kafka, STILL]
     assert said(deleted(LIVE, executed=True)) == [done, *kafka, f"! Fenced the live job: {WHO}.", anew]
     assert said(deleted(SILENT, executed=True)) == [done, *kafka, f"! Fenced the silent job: {SILENTLY}.", anew]
+
+
+@pytest.mark.behaviour("OPS-3")
+def test_a_topic_that_is_deleted_is_named_with_what_removes_it_in_kafka() -> None:
+    told = said(deleted(SILENT, "old refunds", "payments"))
+    assert told[0] == "What billing has of old refunds, payments would be deleted: the offsets of 1 partition."
+    tool = "  kafka-consumer-groups.sh --bootstrap-server HOST:PORT"
+    assert told[2:] == [
+        f"{tool} --delete-offsets --topic 'old refunds' --topic payments --group billing",
+        STILL,
+        "! A job that reads these topics again does so anew, and writes the results again.",
+    ]

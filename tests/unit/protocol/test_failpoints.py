@@ -70,7 +70,7 @@ def test_it_stands_still_until_it_is_let_go_on() -> None:
     ) as process:
         wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         process.send_signal(SIGCONT)
-        printed, said = process.communicate(timeout=20)
+        printed, said = process.communicate(timeout=60)
 
     assert printed == "alive\n"
     assert said.startswith("offsetstore failpoint in_copy: stop")

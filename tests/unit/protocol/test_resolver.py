@@ -235,12 +235,15 @@ def test_a_copy_of_before_the_row_was_set_back_does_not_count() -> None:
 @pytest.mark.behaviour("OPS-3")
 @pytest.mark.parametrize("group", ["billing", None], ids=["this version", "the version before"])
 @pytest.mark.parametrize("on_rewound", ["fail", "stored", "kafka"])
-def test_a_copy_of_before_the_group_was_deleted_is_as_if_it_were_not_there(group: str | None, on_rewound: str) -> None:
+@pytest.mark.parametrize("deleted", [{None: 5}, {None: 1, P0.topic: 5}], ids=["the group", "its topic"])
+def test_a_copy_of_before_a_delete_is_as_if_it_were_not_there(
+    group: str | None, on_rewound: str, deleted: dict[str | None, int]
+) -> None:
     policy = replace(StartPolicy(auto_offset_reset="latest"), on_rewound=on_rewound)
     young = replace(row(10), token=Token(6, UUID(int=1)))
     for stored, expected in (({}, (100, Reason.LATEST)), ({P0: young}, (10, Reason.ONLY_STORED))):
         view = copy(kafka({0: (0, 100)}), 60, 5, group=group)
-        start = resolve(stored, view, policy, store_id=US, group="billing", deleted=5)
+        start = resolve(stored, view, policy, store_id=US, group="billing", deleted=deleted)
         assert only(start) == expected
         assert start.starts[P0].committed is None
 
@@ -255,8 +258,8 @@ def test_other_offsets_of_a_deleted_group_count_as_they_did() -> None:
         (copy(log, 60, 5, store_id=THEM, group="billing"), ForeignStore),
     ):
         with pytest.raises(error):
-            resolve({}, view, store_id=US, group="billing", deleted=5)
-    assert resolve({}, log, store_id=US, group="billing", deleted=5).offsets == {P0: 60, P1: 70}
+            resolve({}, view, store_id=US, group="billing", deleted={None: 5, "another": 9})
+    assert resolve({}, log, store_id=US, group="billing", deleted={None: 5, "another": 9}).offsets == {P0: 60, P1: 70}
 
 
 @pytest.mark.behaviour("START-6")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,12 +13,15 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from py4j.clientserver import JavaClient, JavaParameters, PythonParameters  # pyright: ignore[reportMissingTypeStubs]
+from py4j.java_gateway import GatewayProperty  # pyright: ignore[reportMissingTypeStubs]
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 
 from offsetstore import DeadLetters, OffsetRange, TopicPartition, Transaction, Work
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
+from offsetstore.local.free_ports import free_port
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.policies import Whole, may_be_of_records
@@ -48,6 +53,7 @@ FRAMES = f"""{HEADER}
 NEXT = f'\n\n{HEADER}\n  File "/job/transform.py", line 9, in retry\n'
 WHILE = f"\n\nDuring handling of the above exception, another exception occurred:{NEXT}"
 FROM = f"\n\nThe above exception was the direct cause of the following exception:{NEXT}"
+UNUSED: Any = None
 GROUP = f'  + Exception Group {HEADER}\n  |   File "/job/transform.py"\n  | ExceptionGroup: canary (1 sub-exception)\n'
 
 
@@ -237,6 +243,22 @@ def test_what_nothing_has_explained_leaves_the_sink_as_our_error_with_its_cause(
     assert "canary" not in str(ours)
 
 
+@pytest.mark.behaviour("SINK-25")
+def test_a_java_that_does_not_answer_is_told_as_our_error() -> None:
+    """py4j raises an error of its connection as it is if it has to make a new one."""
+    port = free_port()
+    settings: Any = GatewayProperty(auto_field=False, pool=UNUSED)
+    gone: Any = JavaClient(JavaParameters(port=port), PythonParameters(), settings, deque[Any]())
+    with pytest.raises(OSError, match="refused") as caught:
+        gone.send_command("a command")
+    ours = typed(caught.value)
+    assert isinstance(ours, SinkError)
+    assert (ours.found, ours.__cause__) == ("ConnectionRefusedError", caught.value)
+    with pytest.raises(OSError, match="refused") as caught:
+        socket.create_connection(("127.0.0.1", port))
+    assert typed(caught.value) is caught.value
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("its own"), AnalysisException("no column"), RowsRefused("ours"), KeyboardInterrupt()], ids=repr
 )
@@ -244,7 +266,6 @@ def test_what_a_function_raises_and_what_is_ours_stay_as_they_are(error: BaseExc
     assert typed(error) is error
 
 
-UNUSED: Any = None
 P0 = TopicPartition("payments", 0)
 
 
