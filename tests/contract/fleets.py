@@ -41,7 +41,7 @@ from offsetstore.protocol.replay import Decision
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
-from offsetstore.store import acquire, fleet
+from offsetstore.store import acquire, fleet, heartbeat
 from offsetstore.store.claim import Claim, ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.sessions import transaction
@@ -999,8 +999,9 @@ class FleetContract(ContractParts):
             assert third._beat(session)
 
     def test_a_member_that_was_silent_for_so_long_that_it_is_forgotten_is_back_once_it_wakes(
-        self, store: OffsetStore, join: Join
+        self, store: OffsetStore, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
         member = join()
         with transaction(store.database, name="test") as session:
             session.drop_member(GROUP, member.token.claim_id)

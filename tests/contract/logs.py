@@ -48,6 +48,7 @@ class LogContract(ContractParts):
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(acquire, "_RETRIES", Retries(attempts=3, shortest=0.0, longest=0.0))
         monkeypatch.setattr(mirrors, "_LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(mirrors, "LAST_COMMIT", float(WAIT))
 
     @pytest.fixture
     def stopped(self, store: OffsetStore, broker: StaticBroker, give: Give) -> Claim:

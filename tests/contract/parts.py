@@ -23,7 +23,7 @@ NEW = TopicPartition("payments", 7)
 """A partition that no claim of these tests knows."""
 
 HUGE = 2**62
-WAIT = 10
+WAIT = 60
 """Seconds after which a thread that should have gone on has failed."""
 
 
@@ -132,7 +132,7 @@ class held:  # noqa: N801 - reads as the context manager that it is
         with suppress(Stop), self._store.transaction(self._claim) as tx:
             tx.lock({self._partition: OffsetRange(0, 1)})
             self._has.set()
-            self._go.wait(60)
+            self._go.wait(2 * WAIT)
             raise Stop
 
     def __enter__(self) -> None:

@@ -18,6 +18,7 @@ from offsetstore.operations.people import LastRun, people, read_overview
 from offsetstore.protocol.events import BatchEnded, BatchStarted, MirrorTried, QueryStarted, Retried
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter, Payload
 from offsetstore.protocol.runs import JobError, Run, RunStatus
+from offsetstore.store import heartbeat
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read, transaction
 from offsetstore.testing.broker import StaticBroker
@@ -41,6 +42,11 @@ def write(store: OffsetStore, claim: Claim, status: RunStatus, *errors: JobError
 
 class RunContract(ContractParts):
     """Runs and errors, as the job writes them and as they are read."""
+
+    @pytest.fixture(autouse=True)
+    def without_heartbeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each would write what the job itself knows of its run, over what a test has written."""
+        monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
 
     @pytest.mark.behaviour("OPS-11")
     def test_a_claim_is_a_run_from_its_first_moment(self, store: OffsetStore, claim: Claim) -> None:

@@ -113,7 +113,7 @@ def test_of_five_deploys_at_once_one_migrates_and_all_succeed(
             for _ in range(5)
         ]
         _wait_for_waiting(url, 5)
-    told = [deploy.communicate(timeout=120)[1] for deploy in deploys]
+    told = [deploy.communicate(timeout=240)[1] for deploy in deploys]
 
     assert [deploy.returncode for deploy in deploys] == [0] * 5, told
     with psycopg.connect(url) as connection:
@@ -124,7 +124,7 @@ def test_of_five_deploys_at_once_one_migrates_and_all_succeed(
 def _wait_for_waiting(url: str, count: int) -> None:
     query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with psycopg.connect(url, autocommit=True) as connection:
-        wait_until(lambda: connection.execute(query).fetchone() == (count,), timeout=60)
+        wait_until(lambda: connection.execute(query).fetchone() == (count,), timeout=240)
 
 
 @pytest.mark.parametrize("schema", [None, "jobs"])

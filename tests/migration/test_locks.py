@@ -67,7 +67,7 @@ def test_by_itself_it_holds_others_up_for_two_seconds_at_most(
         job.execute("SELECT 1 FROM store_identity")
         assert 0.5 < time.monotonic() - began < 5
         with pytest.raises(LockTimeout):
-            migrating.result(10)
+            migrating.result(60)
 
 
 def test_a_downgrade_does_not_queue_either(earlier: Engine, reader: psycopg.Connection) -> None:
@@ -94,7 +94,7 @@ def test_waiting_for_another_migration_takes_as_long_as_that_takes(
             wait_until(lambda: looking.execute(WAITING).fetchall())
             time.sleep(0.3)
             other.commit()
-            assert waiting.result(10) == HEAD
+            assert waiting.result(60) == HEAD
 
 
 def test_a_deadlock_with_a_job_is_a_lock_that_was_not_to_be_had(
@@ -103,13 +103,18 @@ def test_a_deadlock_with_a_job_is_a_lock_that_was_not_to_be_had(
     """A job writes letters before its history; revision 0006 changes the history before it adds the letters' index."""
     with engine.begin() as connection:
         upgrade(connection, revision="0005")
-    with psycopg.connect(offsetstore_empty_database) as job, engine.connect() as connection:
+    with (
+        psycopg.connect(offsetstore_empty_database) as job,
+        psycopg.connect(offsetstore_empty_database, autocommit=True) as looking,
+        engine.connect() as connection,
+    ):
+        job.execute("SET deadlock_timeout = '1h'")  # it never looks for one itself
         job.execute("LOCK TABLE dead_letters IN ROW EXCLUSIVE MODE")
-        connection.execute(text("SET LOCAL deadlock_timeout = '200ms'"))
-        migrating = in_background(lambda: upgrade(connection, lock_timeout=30))
-        with psycopg.connect(offsetstore_empty_database, autocommit=True) as looking:
-            wait_until(lambda: looking.execute(WAITING).fetchall())
-        job.execute("LOCK TABLE offset_history IN ROW EXCLUSIVE MODE")  # its own check comes after a second
+        # It looks once, that long after it has begun to wait: the job must be waiting by then.
+        connection.execute(text("SET LOCAL deadlock_timeout = '3s'"))
+        migrating = in_background(lambda: upgrade(connection, lock_timeout=60))
+        wait_until(lambda: looking.execute(WAITING).fetchall())
+        job.execute("LOCK TABLE offset_history IN ROW EXCLUSIVE MODE")
         with pytest.raises(LockTimeout):
-            migrating.result(10)
+            migrating.result(60)
         assert current_revision(connection) == "0005"

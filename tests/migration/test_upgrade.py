@@ -136,7 +136,10 @@ def test_what_a_migration_sets_ends_with_its_transaction(engine: Engine) -> None
             upgrade(connection, schema="jobs", revision="no_such_revision")
         connection.rollback()
         assert connection.execute(SEARCH_PATH).scalar_one() == before
-        locks = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        locks = text(
+            "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database"
+            " WHERE locktype = 'advisory' AND d.datname = current_database()"
+        )
         assert connection.execute(locks).scalar_one() == 0
 
 

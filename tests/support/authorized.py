@@ -54,7 +54,7 @@ class Authorized:
         }
 
     def broker(self, user: str = "job") -> Broker:
-        return Broker.from_spark(self.options(user), timeout=10)
+        return Broker.from_spark(self.options(user), timeout=60)
 
     def librdkafka(self, user: str = "job") -> dict[str, Any]:
         """The same for librdkafka."""
@@ -77,8 +77,10 @@ class Authorized:
 
     def forbid(self, acl: Acl) -> None:
         """Take it away; it must be there."""
-        [future] = self._admin.delete_acls([_only(binding(acl))]).values()
+        gone = _only(binding(acl))
+        [future] = self._admin.delete_acls([gone]).values()
         assert len(future.result(30)) == 1
+        wait_until(lambda: not self._admin.describe_acls(gone).result(30))  # the controller answers before the broker
 
     def groups(self) -> list[str]:
         """Every group that Kafka has."""

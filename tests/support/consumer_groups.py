@@ -53,11 +53,11 @@ def _run(*arguments: str, exit_code: int = 0) -> str:
     class_path = os.pathsep.join(str(jar) for jar in (*jars(KAFKA_TOOLS), *jars(KAFKA_BROKER)))
     tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     done = subprocess.run(
-        [find_java().program, "-Xmx128m", "-cp", class_path, tool, *arguments],
+        [find_java().program, "-Xmx128m", "-cp", class_path, tool, "--timeout", "60000", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == exit_code, done.stderr
     return done.stdout or done.stderr

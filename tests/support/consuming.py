@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +54,8 @@ class Consuming:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for one in [*psutil.Process(self.process.pid).children(), self.process] if self.process.poll() is None else []:
-            one.kill()
+            with suppress(psutil.NoSuchProcess):  # it ends by itself at this moment
+                one.kill()
         self.process.wait(30)
 
     @property
@@ -63,15 +65,16 @@ class Consuming:
 
     @property
     def children(self) -> list[int]:
-        """The process ids of its processes."""
-        return [one.pid for one in psutil.Process(self.process.pid).children()]
+        """The process ids of its processes, the oldest first: numbers begin anew at some time."""
+        found = sorted(psutil.Process(self.process.pid).children(), key=lambda one: one.create_time())
+        return [one.pid for one in found]
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask its probes or metrics; return the status and the answer."""
         soon(lambda: "http://" in self.said)
         address = self.said.partition("http://")[2].split()[0]
         try:
-            with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

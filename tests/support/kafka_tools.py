@@ -19,6 +19,8 @@ _PROGRAMS: Final = {
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
 
+_PATIENCE: Final = {"kafka-consumer-groups": ("--timeout", "60000")}  # it waits five seconds, the others a minute
+
 
 def install_kafka_tools(directory: Path) -> None:
     """Put the programs into the directory."""
@@ -26,5 +28,5 @@ def install_kafka_tools(directory: Path) -> None:
     java = [str(find_java().program), *QUICK.split(), "-Xmx128m", "-cp", class_path]
     for name, main in _PROGRAMS.items():
         program = directory / name
-        program.write_text(f'#!/bin/sh\nexec {shlex.join([*java, main])} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {shlex.join([*java, main])} "$@" {shlex.join(_PATIENCE.get(name, ()))}\n')
         program.chmod(0o755)

@@ -66,8 +66,10 @@ class Pooler(Proxy):
             self._changed.notify_all()
         super().__exit__(kind, error, traceback)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
+        for one in self._open_sockets():  # that a thread has opened since
+            self.close(one)
 
     @property
     def welcome(self) -> bytes:

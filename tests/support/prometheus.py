@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -85,7 +84,7 @@ def running(directory: Path, config: Mapping[str, Any]) -> Generator[Prometheus]
         try:
             with urlopen(f"{server.url}/-/ready", timeout=5):  # noqa: S310 - http
                 return True
-        except (URLError, TimeoutError):
+        except OSError:  # refused, reset, too late, or not ready
             return False
 
     try:

@@ -64,7 +64,7 @@ class SlowProxy(Proxy):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close(self._listener)
+        self._stop_accepting()
         self.reset_all()
 
     def _serve(self, client: socket.socket) -> None:

@@ -28,14 +28,20 @@ class Proxy(ABC):
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        self._in_thread(self._accept)
+        self._accepting = self._in_thread(self._accept)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for one in (self._listener, *self._open_sockets()):
+        self._stop_accepting()
+        for one in self._open_sockets():
             self.close(one)
+
+    def _stop_accepting(self) -> None:
+        """Listen no more; what was accepted until then is among the open sockets afterwards."""
+        self.close(self._listener)
+        self._accepting.join(60)
 
     @abstractmethod
     def _serve(self, client: socket.socket) -> None:
@@ -57,10 +63,11 @@ class Proxy(ABC):
             self.close(client)
             return None
 
-    def _in_thread(self, function: Callable[..., object], *arguments: object) -> None:
+    def _in_thread(self, function: Callable[..., object], *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=function, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def close(self, one: socket.socket) -> None:
         """Close a connection; a thread that reads from it gets its end."""

@@ -87,12 +87,14 @@ class TripCounter(Proxy):
 
 @contextmanager
 def sent_statements() -> Generator[list[str]]:
-    """Collect the statements that the stores of this process send inside the block."""
+    """Collect the statements that the stores of this thread send inside the block: heartbeats come at any time."""
     sent: list[str] = []
     text: Any = statements.for_psycopg
+    here = threading.get_ident()
 
     def note(statement: str, place: str) -> str:
-        sent.append(statement)
+        if threading.get_ident() == here:
+            sent.append(statement)
         return text(statement, place)
 
     with patch.object(statements, "for_psycopg", note):

@@ -14,7 +14,7 @@ PATIENCE: Final = float(os.environ.get("OFFSETSTORE_TEST_PATIENCE", "1"))
 _T = TypeVar("_T")
 
 
-def wait_until(condition: Callable[[], _T], *, timeout: float = 20.0) -> _T:
+def wait_until(condition: Callable[[], _T], *, timeout: float = 60.0) -> _T:
     """Return the condition's first true value.
 
     :raises AssertionError: it stays false for ``timeout`` seconds, times `PATIENCE`.

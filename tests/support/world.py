@@ -51,8 +51,9 @@ _SINKS: Final = (
     "propagate",
 )
 
-# An idempotent producer asks for an id first, which takes up to half a second; this broker gives no cause to retry.
-_QUICKLY: Final = {"enable.idempotence": False}
+# An idempotent producer asks for an id first, which takes up to half a second. The leader of a new topic may not know
+# yet that it leads: what is sent again then must not come after later records.
+_QUICKLY: Final = {"enable.idempotence": False, "max.in.flight": 1}
 
 # Of the recommended settings (docs/performance.md) those that save each query a second. Spark's own, which the examples
 # have, are proven there.

@@ -16,11 +16,23 @@ import pytest
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
+from tests.faults.chaos.harness import process
 from tests.faults.chaos.harness.clusters import Clusters
 from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Stage
+from tests.support import waiting
 from tests.support.checkout import commit_of
+from tests.support.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """Other tests' Sparks and brokers run beside this: limits that `make chaos` holds only end what hangs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (waiting, process):
+            patch.setattr(module, "PATIENCE", 3 * PATIENCE)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def test_a_process_that_is_killed_is_started_again_until_it_is_stopped(tmp_path:
         second = kept.wait_until_begun()
         assert second is not first
         kept.stop(again=True)
-        wait_until(lambda: kept.starts == 3)
+        wait_until(lambda: kept.starts == 3, timeout=60)
         third = kept.wait_until_begun()
         kept.stop()
     assert [one.exit_status for one in (first, second, third)] == [-9, 0, 0]
@@ -43,7 +43,7 @@ def test_an_end_that_nobody_has_caused_is_told(tmp_path: Path, program: str, end
     programs = iter([program, LIVES])
     with Kept(lambda: ["-c", next(programs)], tmp_path / "log") as kept:
         kept.begin()
-        wait_until(lambda: kept.starts == 2)
+        wait_until(lambda: kept.starts == 2, timeout=60)
         kept.wait_until_begun()
         kept.stop()
     [told] = kept.ends

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from tests.faults.interleavings.orders import Turn, take_turn
 from tests.support.background import in_background
 
-SECONDS = 10.0
+SECONDS = 60.0
 """A step that has neither ended nor begun to wait after so long has failed."""
 
 Blockers: TypeAlias = "Callable[[Sequence[int]], Mapping[int, Collection[int]]]"

@@ -138,7 +138,7 @@ class Job:
             ours = socket.socket(fileno=os.dup(self._psycopg.pgconn.socket))
             ours.shutdown(socket.SHUT_RDWR)
             ours.close()
-            wait_until(lambda: not database.rows(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
+            wait_until(lambda: not database.rows(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"), timeout=60)
         self.roll_back()
 
     @property
@@ -253,6 +253,11 @@ class Side:
             retries=Retries(ATTEMPTS, shortest=0.001, longest=0.01),
         )
         return f"example-{self.examples}", store
+
+    def in_transactions(self) -> set[int]:
+        """The server's processes that have a transaction open."""
+        ours = "datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        return {*self.outside.column(f"SELECT pid FROM pg_stat_activity WHERE {ours} AND xact_start IS NOT NULL")}
 
     def look(self, example: str) -> Found:
         """All that is committed."""

@@ -28,6 +28,7 @@ from tests.faults.state_machine.real import (
     write_results,
 )
 from tests.support.proxy import ADVANCE, CLAIM, JOIN, Lost
+from tests.support.waiting import wait_until
 
 _T = TypeVar("_T")
 
@@ -419,7 +420,14 @@ class Steps(RuleBasedStateMachine):
     def _losing(self, lost: Lost | None, marker: bytes, function: Callable[[], _T]) -> _T | str:
         if lost is None:
             return told(function)
-        with self.side.proxy.losing(lost, after=marker):
+        # Where COMMIT is lost, the server notices a moment later that its client is gone, and rolls back: until then
+        # the next step could meet the locks.
+        others = self.side.in_transactions()
+
+        def wait_for_its_end() -> None:
+            wait_until(lambda: self.side.in_transactions() <= others, timeout=60)
+
+        with self.side.proxy.losing(lost, after=marker, then=wait_for_its_end):
             return told(function)
 
     def teardown(self) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from tests.integration.conftest import Query
 
 PAGE = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text(encoding="utf-8")
 SHOW, ACT, PROXY = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+get = partial(httpx.get, timeout=60)  # the first answer waits for the first snapshot
 
 
 @pytest.fixture
@@ -72,9 +74,9 @@ def test_its_first_command_only_shows(
     with OffsetStore.connect(offsetstore_database) as store:
         store.claim("billing", topics=["payments"], mirror_every=None)
     with served(SHOW, offsetstore_kafka, urls) as (url, _):
-        assert "billing" in httpx.get(url).text
-        assert "Reset offsets" not in httpx.get(f"{url}group?group=billing").text
-        assert httpx.get(f"{url}actions/pause?group=billing").status_code == 404
+        assert "billing" in get(url).text
+        assert "Reset offsets" not in get(f"{url}group?group=billing").text
+        assert get(f"{url}actions/pause?group=billing").status_code == 404
 
 
 @pytest.mark.behaviour("DASH-3")
@@ -84,8 +86,8 @@ def test_with_actions_it_decides_with_the_other_role(
     with OffsetStore.connect(offsetstore_database) as store:
         store.claim("billing", topics=["payments"], mirror_every=None)
     with served(ACT, offsetstore_kafka, urls) as (url, _):
-        assert "Reset offsets" in httpx.get(f"{url}group?group=billing").text
-        assert httpx.get(f"{url}actions/pause?group=billing").status_code == 200
+        assert "Reset offsets" in get(f"{url}group?group=billing").text
+        assert get(f"{url}actions/pause?group=billing").status_code == 200
 
 
 @pytest.mark.behaviour("DASH-3")
@@ -94,12 +96,12 @@ def test_behind_its_proxy_the_token_is_needed_and_the_cookie_is_for_https(
 ) -> None:
     with served(PROXY, offsetstore_kafka, urls) as (url, token):
         passed_on = {"Host": "offsets.example.com", "Accept": "text/html"}
-        assert httpx.get(url, headers={"Host": "another.example.com"}).status_code == 421
-        asked = httpx.get(url, headers=passed_on)
+        assert get(url, headers={"Host": "another.example.com"}).status_code == 421
+        asked = get(url, headers=passed_on)
         assert (asked.status_code, asked.headers["location"]) == (303, "/login")
         entered = {**passed_on, "Origin": "https://offsets.example.com"}
-        answer = httpx.post(f"{url}login", headers=entered, data={"token": token})
+        answer = httpx.post(f"{url}login", headers=entered, data={"token": token}, timeout=60)
         cookie = answer.headers["set-cookie"]
         assert "Secure" in cookie
         assert "HttpOnly" in cookie
-        assert httpx.get(url, headers={**passed_on, "Cookie": cookie.split(";")[0]}).status_code == 200
+        assert get(url, headers={**passed_on, "Cookie": cookie.split(";")[0]}).status_code == 200

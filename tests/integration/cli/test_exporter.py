@@ -98,30 +98,36 @@ def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
     broker.close()
     of_tool = consumer_groups_tool(private_kafka, GROUP)
 
-    def up(target: str) -> float:
-        return scrape(address)["offsetstore_exporter_up", target]
+    def once(*, database: int, kafka: int) -> dict[tuple[str, ...], float]:
+        """The page of a refresh that these have answered, or have not."""
+
+        def look() -> dict[tuple[str, ...], float] | None:
+            found = scrape(address)
+            up = [found["offsetstore_exporter_up", target] for target in ("database", "kafka")]
+            return found if up == [database, kafka] else None
+
+        found = wait_until(look, timeout=60)
+        assert found is not None
+        return found
 
     with running(url, private_kafka, tmp_path) as address:
-        found = scrape(address)
+        found = once(database=1, kafka=1)
         lags = {number: found["kafka_consumergroup_lag", GROUP, "payments", str(number)] for number in range(2)}
         assert lags == {number: int(of_tool["payments", str(number)]["LAG"]) for number in range(2)} == {0: 6, 1: 0}
         assert found["offsetstore_group_lag_seconds", GROUP, "payments"] == pytest.approx(3600, rel=0.03)
         assert found["offsetstore_group_mirror_lag_offsets", GROUP] == 0
 
         private_postgres.stop()
-        wait_until(lambda: up("database") == 0)
-        assert ("offsetstore_group_live", GROUP) not in scrape(address)
-        assert up("kafka") == 1
+        assert ("offsetstore_group_live", GROUP) not in once(database=0, kafka=1)
         private_postgres.start()
-        wait_until(lambda: up("database") == 1, timeout=60)
+        once(database=1, kafka=1)
 
         private_kafka.stop()
-        wait_until(lambda: up("kafka") == 0, timeout=60)
-        down = scrape(address)
+        down = once(database=1, kafka=0)
         assert down["offsetstore_group_live", GROUP] == 0
         assert ("kafka_consumergroup_lag_sum", GROUP, "payments") not in down
         private_kafka.start()
-        wait_until(lambda: up("kafka") == 1, timeout=60)
+        once(database=1, kafka=1)
         # A broker that has just started may know of no leader yet.
         wait_until(lambda: scrape(address).get(("kafka_consumergroup_lag_sum", GROUP, "payments")) == 6, timeout=60)
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +14,13 @@ from offsetstore import OffsetStore
 from offsetstore.cli import migrate
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.migrate import LOCK_TIMEOUT, config, upgrade
+from offsetstore.postgres.migrate import config, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
 from tests.integration.cli.conftest import Run
 from tests.migration.conftest import ROOT, shape, tables
 from tests.support.background import in_background
-from tests.support.waiting import wait_until
+from tests.support.waiting import time_with, wait_until
 
 
 def later(server: PostgresServer, url: str, revision: str) -> None:
@@ -54,7 +53,7 @@ def test_after_another_deploy_was_waited_for_it_claims_none_of_the_work(
         waiting = in_background(lambda: run("migrate", url=url))
         wait_until(lambda: looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
     engine.dispose()
-    assert waiting.result(30).stdout == f"The tables are already at revision {HEAD}, which is head.\n"
+    assert waiting.result(60).stdout == f"The tables are already at revision {HEAD}, which is head.\n"
 
 
 @pytest.fixture
@@ -72,12 +71,10 @@ def reader(offsetstore_empty_database: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.behaviour("OPS-18")
 def test_it_tries_again_and_says_whom_it_waits_for(
-    run: Run, offsetstore_empty_database: str, reader: psycopg.Connection
+    run: Run, offsetstore_empty_database: str, reader: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = in_background(lambda: run("migrate", url=offsetstore_empty_database))
-    time.sleep(LOCK_TIMEOUT + 0.5)
-    reader.rollback()
-    done = waiting.result(30)
+    monkeypatch.setattr(migrate, "time", time_with(lambda _seconds: reader.rollback()))  # between two attempts
+    done = run("migrate", url=offsetstore_empty_database)
     assert done.stdout == f"Migrated from revision 0007 to revision {HEAD}, which is head.\n"
     assert done.stderr.startswith(f"Waiting: pid {reader.info.backend_pid} (a long report, idle in transaction) for ")
 

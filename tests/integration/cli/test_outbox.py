@@ -161,12 +161,12 @@ def test_bad_arguments_are_refused(store: OffsetStore, run: Run, offsetstore_dat
 def test_status_says_how_many_rows_wait_for_how_long_and_how_many_kafka_refuses(
     call: Callable[..., Any], run: Run, offsetstore_database: str, query: Query
 ) -> None:
-    query("UPDATE outbox SET created_at = clock_timestamp() - interval '90 s'")
+    query("UPDATE outbox SET created_at = clock_timestamp() - interval '150 min'")
     found = call("status")["outbox"]
     assert (found["rows"], found["refused"]) == (1, 4)
     assert found["oldest"]
     text = run("status", "-g", GROUP, url=offsetstore_database).stdout
-    assert "1 row in the outbox, the oldest for 9" in text
+    assert "1 row in the outbox, the oldest for 2h." in text
     assert "Kafka refuses 4 rows of the outbox: see `offsetstore outbox list`." in text
     query("DELETE FROM outbox")
     query("DELETE FROM outbox_refused")

@@ -52,7 +52,7 @@ def test_the_first_ends_when_a_second_takes_over_and_that_one_ends_well_at_sigte
             assert first.exit_status == 6, first.end_of_log
             wait_until(lambda: query("SELECT count(*) FROM outbox") == [(0,)], timeout=60)
             os.kill(second.pid, signal.SIGTERM)
-            wait_until(lambda: second.exit_status is not None)
+            wait_until(lambda: second.exit_status is not None, timeout=60)
             assert second.exit_status == 0, second.end_of_log
 
     assert "another relay has taken the outbox over" in logs[0].read_text()
@@ -71,8 +71,10 @@ def test_a_lost_number_ends_it_with_code_1_and_the_options_that_decide(
         "VALUES (0, '00000000-0000-0000-0000-000000000000', 'ana', 5, '{7,8}')"
     )
 
+    before = signal.getsignal(signal.SIGTERM)
     ended = run("relay", "--anchor", anchor, url=offsetstore_database, brokers=servers)
 
+    assert signal.getsignal(signal.SIGTERM) is before
     assert ended.exit_code == 1, ended.output
     assert "another cluster" in ended.stderr
     assert "--on-uncertain skip if they are there, or --on-uncertain repeat if they are not" in ended.stderr.replace(

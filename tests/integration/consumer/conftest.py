@@ -35,6 +35,14 @@ class Cluster:
         return [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Kafka may be silent for longer than a member waits for its last copies to be committed."""
+    monkeypatch.setattr("offsetstore.consumer.commits.LAST_COMMIT", 60.0)
+    monkeypatch.setattr("offsetstore.consumer.consumer.LAST_COMMIT", 60.0)
+    monkeypatch.setattr("offsetstore.consumer.consumer._LEAVING", 65.0)
+
+
 @pytest.fixture
 def cluster(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> Iterator[Cluster]:
     bootstrap = offsetstore_kafka.bootstrap_servers

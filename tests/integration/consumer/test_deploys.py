@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Generator
@@ -15,11 +16,12 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.support.consuming import Consuming, soon
-from tests.support.waiting import PATIENCE
 
 PARTITIONS = 6
-IDLE = 5.0 * PATIENCE
+IDLE = 5.0
 """Seconds; on a machine that has nothing else to do."""
+MOST_IDLE = 25.0
+"""On any machine: less than it takes until Kafka misses a member, or until rows are no longer waited for."""
 
 GAPS = f"""
 SELECT max(gap) FROM (
@@ -82,4 +84,5 @@ def test_a_deploy_one_by_one_writes_each_record_once_and_leaves_no_partition_idl
             assert one.end() == 0
     assert [record for (record,) in query("SELECT record FROM results ORDER BY record")] == [*range(len(made))]
     [(idle,)] = query(GAPS)
-    assert float(idle) <= IDLE, f"{idle} s"
+    busy = max(os.getloadavg()[:2]) / (os.cpu_count() or 1)
+    assert float(idle) <= min(MOST_IDLE, IDLE * max(1.0, busy)), f"{idle} s"

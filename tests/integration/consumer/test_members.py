@@ -37,6 +37,7 @@ from offsetstore import (
 )
 from offsetstore.cli.commands import cli
 from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
+from offsetstore.consumer.feed import Feed
 from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -120,18 +121,30 @@ def stored(store: OffsetStore) -> int:
 
 @pytest.mark.behaviour("CONS-1", "CONS-2", "CONS-8")
 def test_a_consumer_starts_where_the_last_one_ended_and_writes_what_it_polled_when_it_is_stopped(
-    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+    store: OffsetStore,
+    cluster: Cluster,
+    query: Query,
+    starts: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    add, polled = Feed.add, set[tuple[TopicPartition, int]]()
+
+    def noted(feed: Feed, tp: TopicPartition, records: Collection[Any], topic_id: str = "") -> None:
+        add(feed, tp, records, topic_id)
+        polled.update((tp, record.offset) for record in records)
+
     cluster.produce(1000)
     first = starts()
     wait_for(query, cluster, first)
     first.stop()
+    monkeypatch.setattr(Feed, "add", noted)
 
     cluster.produce(500)
     second = starts(flush=Flush(rows=500, seconds=600.0))
     wait_for(query, cluster, second)
     cluster.produce(10)
-    time.sleep(1.0)  # they are polled, and no limit is reached
+    wait_until(lambda: len(polled) == 510)  # and no limit is reached
+    assert len(numbers(query)) == 1500
     second.stop()
     wait_for(query, cluster)
     assert stored(store) == cluster.count
@@ -180,7 +193,7 @@ def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_part
     cluster.produce(400)
     first = starts(metadata=noted)
     wait_for(query, cluster, first)
-    wait_until(lambda: {at for at, _ in committed(cluster).values()} == {100}, timeout=30.0)
+    wait_until(lambda: {at for at, _ in committed(cluster).values()} == {100})
     cluster.produce(200)
     second = starts(metadata=noted)
     wait_for(query, cluster, first, second)
@@ -281,7 +294,7 @@ def test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_comm
     query("UPDATE kafka_partitions SET pinned = true")  # as a reset does
     cluster.produce(100)
     wait_for(query, cluster, running)
-    wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)], timeout=30.0)
+    wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)])
     assert not running.ended.done()
 
 
@@ -294,11 +307,11 @@ def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
 
     def slowly(records: Any) -> Any:
         sizes.append(records.num_rows)
-        time.sleep(7.0 if len(sizes) == 2 else 0.0)
+        time.sleep(13.0 if len(sizes) == 2 else 0.0)
         return parse(records)
 
     running = starts(
-        {"max.poll.interval.ms": 6000, "session.timeout.ms": 6000},
+        {"max.poll.interval.ms": 12_000, "session.timeout.ms": 12_000},
         transform=slowly,
         flush=Flush(rows=200, seconds=0.2),
     )
@@ -316,13 +329,13 @@ def test_filters_drop_records_and_defer_others_and_another_member_gets_what_wait
     store.observers = Observers([recorder])
     cluster.produce(400)
     odd = SkipIf(lambda record: int(record.value or b"") % 2)
-    running = starts(filters=[odd, Throttle(50, per=1.0)])
+    running = starts(filters=[odd, Throttle(50, per=20.0)])
     wait_until(lambda: len(numbers(query)) >= 50, timeout=60.0)
     running.stop()
     assert 50 <= len(numbers(query)) < 200
     running = starts(filters=[odd])
     wait_until(lambda: len(numbers(query)) >= 200, timeout=60.0)
-    wait_until(lambda: stored(store) == cluster.count, timeout=20.0)
+    wait_until(lambda: stored(store) == cluster.count)
     assert numbers(query) == [*range(0, 400, 2)]
     dropped = recorder.of(RecordsDropped)
     assert {one.by for one in dropped} == {"SkipIf"}
@@ -548,7 +561,7 @@ def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted
     running = Running(consumer_of(store, bootstrap, topic))
     try:
         wait_until(lambda: numbers(query) == [0, 2], timeout=60.0)
-        wait_until(lambda: store.offsets("billing")[tp].next_offset == 8, timeout=20.0)
+        wait_until(lambda: store.offsets("billing")[tp].next_offset == 8)
     finally:
         running.stop()
 

@@ -58,7 +58,11 @@ def test_curves_change_without_being_made_anew(store: OffsetStore, server: Dashb
     for label in ("Lag: now 6, peak 59.", "Records per second: now ", "Seconds per batch: now "):
         assert page.get_by_role("img", name=label).count() == 1
     page.evaluate("document.querySelectorAll('canvas').forEach((canvas, at) => canvas.dataset.at = at)")
-    sample = Sample(at=datetime.now(UTC), stored=20_000, lag=100, epoch=1)
+    server.snapshots.close()
+    lag = server.snapshots.latest().lag
+    assert lag is not None
+    just_after = lag.store.at + timedelta(microseconds=1)  # in the slot up to which the page draws
+    sample = Sample(at=just_after, stored=20_000, lag=100, epoch=1)
     with transaction(store.database, name="a test") as session:
         record_samples(people(session), {"billing": sample})
     page.get_by_text("Lag: now 100, peak 100.").wait_for()

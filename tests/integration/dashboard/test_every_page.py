@@ -95,7 +95,7 @@ def test_a_page_that_there_is_not_can_be_left(url: str, pages: Pages) -> None:
         assert axe(page) == []
         assert unreachable(page) == []
         page.get_by_role("link", name="All groups").click()
-        assert page.url == url
+        page.wait_for_url(url)
     assert all("404" in fault for fault in pages.take_faults())
 
 

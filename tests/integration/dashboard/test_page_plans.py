@@ -147,6 +147,7 @@ def test_pages_read_by_an_index_with_as_many_statements_whatever_the_group(
         DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
+        client.get("/login")  # answered once the first snapshot is there
         server.snapshots.take()
         server.snapshots.close()
         through: list[tuple[object, ...]] = []

@@ -45,7 +45,7 @@ def pages(store: OffsetStore, reader: OffsetStore) -> Iterator[httpx.Client]:
     store.discard(GROUP, LetterKey(P0, 4), reason=f"reason {ODD}", actor=f"actor {ODD}")
     with (
         DashboardServer(reader, broker, Settings(port=0)) as server,
-        httpx.Client(base_url=server.url, headers={"Accept": "text/html"}) as client,
+        httpx.Client(base_url=server.url, headers={"Accept": "text/html"}, timeout=60) as client,
     ):
         wait_until(lambda: server.snapshots.latest().lag is not None)
         yield client
@@ -128,7 +128,7 @@ def test_facts_of_the_store_are_those_of_the_server(store: OffsetStore, reader: 
     def updates() -> int:
         return next(table.updates for table in reader.facts().tables if table.name == "kafka_partitions")
 
-    wait_until(lambda: updates() >= 50)
+    wait_until(lambda: updates() >= 50, timeout=60)
     facts = reader.facts()
     assert [table.name for table in facts.tables] == sorted(metadata.tables)
     partitions = next(table for table in facts.tables if table.name == "kafka_partitions")

@@ -145,7 +145,7 @@ def test_a_missing_topic_is_named_with_the_one_that_was_meant(
     started = time.monotonic()
     with pytest.raises(TopicMissing, match=f"Kafka has no topic {topic}x") as error:
         broker.view(offsetstore_group, [topic, f"{topic}x"])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10  # its limit is 15
     assert topic in error.value.next_step.split("?")[0]
     assert broker.topic_ids([topic])
     with pytest.raises(TopicMissing):
@@ -166,7 +166,7 @@ def test_wrong_credentials_are_refused_promptly_and_the_right_ones_are_let_in(
         with pytest.raises(BrokerRefused, match="credentials") as refused:
             wrong.view(offsetstore_group, [topic])
         assert "not-the-password" not in str(refused.value)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10  # the limit of each is 15
     right = with_password(offsetstore_kafka, offsetstore_kafka.user.password, topic)
     assert right.view(offsetstore_group, [topic]).topics.keys() == {topic}
     assert capfd.readouterr().err == ""
@@ -176,14 +176,15 @@ def test_a_broker_that_stops_is_unavailable_and_answers_again_when_it_is_back(
     broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
 ) -> None:
     topic = offsetstore_topic(1)
-    hasty = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=1.5)
+    hasty = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
     before = hasty.view(offsetstore_group, [topic])
+    hasty._timeout = 1.5  # only now: the first answer may take longer
     offsetstore_kafka.stop()
     try:
         started = time.monotonic()
         with pytest.raises(BrokerUnavailable):
             hasty.view(offsetstore_group, [topic])
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 4  # and not once for each of the three clients that it tries
     finally:
         offsetstore_kafka.start()
     after = broker.view(offsetstore_group, [topic])
@@ -277,7 +278,9 @@ def test_two_thousand_partitions_take_as_many_requests_as_twenty(
     offsetstore_topic: NewTopic,
     offsetstore_group: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("offsetstore.kafka.committed._FIRST_PATIENCE", 60.0)  # else it may ask twice
     servers = {"bootstrap.servers": offsetstore_kafka.bootstrap_servers}
     sent: dict[int, Counter[str]] = {}
     for partitions in (20, 2000):

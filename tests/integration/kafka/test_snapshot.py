@@ -75,8 +75,9 @@ def test_an_open_transaction_shows_between_the_last_stable_offset_and_the_end(
 
 
 def test_each_partition_is_searched_with_a_time_of_its_own_and_single_records_are_read(
-    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
+    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("offsetstore.kafka.overview._READ_SECONDS", 60.0)
     topic, noon = offsetstore_topic(2), 1_700_000_000_000
     p0, p1 = TopicPartition(topic, 0), TopicPartition(topic, 1)
     records = [Record(b"x", partition=tp.partition, timestamp_ms=noon + 10 * at) for at in range(4) for tp in (p0, p1)]
@@ -85,7 +86,7 @@ def test_each_partition_is_searched_with_a_time_of_its_own_and_single_records_ar
     assert broker.first_records([*found, (TopicPartition(f"{topic}x", 0), 0)]) == found
     started = time.monotonic()
     assert broker.read_records({p0: 3, p1: 4}) == {p0: FoundRecord(3, noon + 30), p1: None}
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30  # it does not wait for as long as it may
     assert broker.first_records([]) == broker.read_records({}) == {}
 
 
@@ -130,7 +131,7 @@ def test_without_a_broker_it_is_unavailable_in_time(offsetstore_group: str) -> N
         broker.snapshot({offsetstore_group: ["payments"]})
     with pytest.raises(BrokerUnavailable):
         broker.first_records([(TopicPartition("payments", 0), 0)])
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10  # by default it would be 30
     with pytest.raises(ConfigurationError):
         broker.snapshot({"": ["payments"]})
 

@@ -129,7 +129,7 @@ def test_groups_and_partitions_share_the_rounds(store: OffsetStore, broker: Stat
 def test_where_kafkas_answers_do_not_tell_a_few_records_are_read(store: OffsetStore, broker: StaticBroker) -> None:
     del broker.records[P0][4], broker.records[P0][5]  # compacted: the next record is the one at 6
     partition = store.lag(None, broker).groups["billing"].topics["payments"].partitions[0]
-    assert (hours(partition), partition.is_bound) == (pytest.approx(4, rel=0.001), False)
+    assert (hours(partition), partition.is_bound) == (pytest.approx(4, rel=0.02), False)
 
     broker.may_read = False
     topic = store.lag(None, broker).groups["billing"].topics["payments"]
@@ -233,7 +233,7 @@ def test_a_missing_copy_is_behind(store: OffsetStore, broker: StaticBroker) -> N
 def test_records_that_were_removed_unread_make_the_headroom_negative(store: OffsetStore, broker: StaticBroker) -> None:
     broker.set_log(P0, 6, 10)
     payments = store.lag(None, broker).groups["billing"].topics["payments"]
-    assert (payments.headroom, hours(payments.partitions[0])) == (-2, pytest.approx(4, rel=0.001))
+    assert (payments.headroom, hours(payments.partitions[0])) == (-2, pytest.approx(4, rel=0.02))
 
 
 @pytest.mark.behaviour("OPS-12")

@@ -22,7 +22,10 @@ from tests.support.background import in_background
 from tests.support.plans import executed_plan
 from tests.support.waiting import wait_until
 
-WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'"
+WAITING = """
+SELECT 1 FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
+"""
 MANY = 20_000
 HUGE = 10_000_000
 RECORD = Payload(b"key", b"value", (), 0, 0)
@@ -229,9 +232,9 @@ def test_letters_are_superseded_in_the_order_of_decisions_whatever_the_plan(
         with transaction(store.database, name="test", lock_timeout=5) as deciding:
             deciding.lock_letters(GROUP, [LetterKey(P0, 1, "")])
             batch = pool.submit(give_up, job, again)
-            wait_until(lambda: query("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+            wait_until(lambda: query(WAITING) == [(1,)])
             assert len(deciding.lock_letters(GROUP, [LetterKey(P0, 2, ""), LetterKey(P0, 3, "")])) == 2
-        batch.result(10)
+        batch.result(60)
     assert store.letter_counts(GROUP) == {"superseded": 3}
 
 

@@ -5,7 +5,7 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from html import unescape
 from typing import Any
 
@@ -19,6 +19,7 @@ from offsetstore.operations.lag import Lag
 from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.testing import StaticBroker
+from tests.support.waiting import wait_until
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Without it, each client of httpx reads the certificates of all authorities."""
@@ -57,6 +58,12 @@ def rows_of(page: str, region: str) -> list[str]:
     return [text_of(row) for row in re.findall(r"<(?:tr|li)[^>]*>(.*?)</(?:tr|li)>", body, re.DOTALL)]
 
 
+def hold_still(server: DashboardServer) -> None:
+    """Wait for the first snapshot: from now on there are those alone that a test takes, however long that lasts."""
+    wait_until(lambda: server.snapshots._turns, timeout=60)
+    server.snapshots.close()
+
+
 def count_queries(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets a name for each transaction: pages read with one query in each."""
     begun: list[str] = []
@@ -81,15 +88,24 @@ def broker() -> StaticBroker:
 
 
 class Clock:
-    """Lets time pass for the snapshots and since the last heartbeats, without waiting."""
+    """Lets time pass for the snapshots and since the last heartbeats, without waiting.
+
+    For the snapshots no other time passes: a rate does not depend on how long the test takes.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.ahead = timedelta(0)
+        self._began: datetime | None = None
+        self._ahead = timedelta(0)
+
+    def of(self, at: datetime) -> datetime:
+        """What it shows when the database's clock shows this."""
+        self._began = self._began or at
+        return self._began + self._ahead
 
     def put_forward(self, seconds: float) -> None:
         """Let so many seconds pass."""
-        self.ahead += timedelta(seconds=seconds)
+        self._ahead += timedelta(seconds=seconds)
         with psycopg.connect(self._url) as connection:
             connection.execute("UPDATE heartbeats SET beat_at = beat_at - make_interval(secs => %s)", [seconds])
 
@@ -100,7 +116,7 @@ def clock(store: OffsetStore, offsetstore_database: str, monkeypatch: pytest.Mon
 
     def lag(*given: Any, **named: Any) -> Lag:
         found = measure(*given, **named)
-        return replace(found, store=replace(found.store, at=found.store.at + clock.ahead))
+        return replace(found, store=replace(found.store, at=clock.of(found.store.at)))
 
     monkeypatch.setattr(store, "lag", lag)
     return clock
@@ -110,6 +126,7 @@ def clock(store: OffsetStore, offsetstore_database: str, monkeypatch: pytest.Mon
 def server(store: OffsetStore, broker: StaticBroker) -> Iterator[DashboardServer]:
     """The pages, with a snapshot that a test takes again when it has changed something."""
     with DashboardServer(store, broker, Settings(port=0)) as server:
+        hold_still(server)
         yield server
 
 

@@ -26,10 +26,11 @@ from offsetstore.operations.operation import carry_out
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.letters import NewLetter, Payload
+from offsetstore.store import heartbeat
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.integration.conftest import Query
-from tests.integration.pages.conftest import P0, P1, P2, Clock, advance, give
+from tests.integration.pages.conftest import P0, P1, P2, Clock, advance, give, hold_still
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
 
@@ -61,6 +62,7 @@ def server(store: OffsetStore, broker: StaticBroker, deciding: Deciding) -> Iter
     """Pages on which one may decide about `billing`, whose job has left: at 4, 10 and 10 of 10."""
     give(store, GROUP, {P0: 4, P1: 10, P2: 10}, stay=False)
     with DashboardServer(store, broker, Settings(port=0), actions=deciding) as server:
+        hold_still(server)
         server.snapshots.take()
         yield server
 
@@ -395,7 +397,10 @@ def test_the_job_that_the_plan_names_is_fenced_and_no_other(browser: Browser, st
     assert browser.send(again, **ANSWER, fence="yes").status == 200
 
 
-def test_a_silent_job_that_a_reset_would_fence_is_named(browser: Browser, store: OffsetStore, clock: Clock) -> None:
+def test_a_silent_job_that_a_reset_would_fence_is_named(
+    browser: Browser, store: OffsetStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
     store.claim(GROUP, topics=["payments"], mirror_every=None)
     clock.put_forward(20)
     plan = plan_reset(browser)
@@ -484,7 +489,7 @@ def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
     with (
         InMemoryOffsetStore() as other,
         DashboardServer(store, broker, Settings(port=0), actions=Deciding(other, broker)) as server,
-        httpx.Client(base_url=server.url) as client,
+        httpx.Client(base_url=server.url, timeout=60) as client,
     ):
         server.snapshots.take()
         if is_restored:
@@ -542,7 +547,10 @@ def test_a_live_job_keeps_its_claim_when_it_is_paused(browser: Browser, store: O
 
 def test_without_leave_there_are_no_actions(store: OffsetStore, broker: StaticBroker) -> None:
     give(store, GROUP, {P0: 4})
-    with DashboardServer(store, broker, Settings(port=0)) as server, httpx.Client(base_url=server.url) as client:
+    with (
+        DashboardServer(store, broker, Settings(port=0)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         browser = Browser(client)
         assert browser.open("/actions/reset", group=GROUP).status == 404
         assert plan_reset(browser).status == 404
@@ -774,8 +782,8 @@ def test_nobody_decides_without_the_token_or_from_another_site(
     signed = {"Authorization": f"Bearer {token}"}
     with (
         DashboardServer(store, broker, Settings(port=0, token=token), actions=deciding) as server,
-        httpx.Client(base_url=server.url) as client,
-        httpx.Client(base_url=server.url, headers=signed) as ours,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        httpx.Client(base_url=server.url, headers=signed, timeout=60) as ours,
     ):
         server.snapshots.take()
         [form] = [one for one in plan_reset(Browser(ours)).reader.forms if "ticket" in one.fields]

@@ -7,7 +7,6 @@ import re
 import time
 from html import unescape
 from pathlib import Path
-from statistics import median
 from uuid import uuid4
 
 import httpx
@@ -88,8 +87,8 @@ def test_no_part_of_an_answer_waits_for_an_acknowledgement(client: httpx.Client)
         client.get("/")
         return time.monotonic() - before
 
-    # Linux delays an ACK by 40 ms, but not on a new connection.
-    assert median(seconds() for _ in range(40)) < 0.03
+    # Linux delays each ACK by 40 ms, but not on a new connection. What else slows an answer down does not slow each.
+    assert min([seconds() for _ in range(40)][20:]) < 0.03
 
 
 STATIC = Path(__file__).parents[3] / "offsetstore" / "monitoring" / "dashboard" / "static"

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.parse import urlencode
 from uuid import UUID
@@ -25,6 +26,7 @@ from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.runs import Ending
 from offsetstore.protocol.snapshot import LogEnds
+from offsetstore.store import heartbeat
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.integration.pages.conftest import P0, P1, P2, Clock, advance, count_queries, give, rows_of, text_of
@@ -164,12 +166,17 @@ def test_a_group_that_never_advanced_says_so(
 
 @pytest.mark.behaviour("DASH-2")
 def test_a_job_that_is_killed_with_records_unread_is_stalled(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client, clock: Clock
+    store: OffsetStore,
+    server: DashboardServer,
+    client: httpx.Client,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
     give(store, "billing", {P0: 4})
     server.snapshots.take()
     assert "live" in rows_of(show(client), "groups")[0]
-    clock.put_forward(60)  # before the next heartbeat
+    clock.put_forward(60)
     server.snapshots.take()
     assert rows_of(show(client), "groups")[0].startswith("billing ■ STALLED 6")
 
@@ -241,24 +248,27 @@ def test_names_are_inert_and_visible(
 
 
 def sampled(store: OffsetStore, group: str, stored: list[int | None]) -> None:
-    """Give a group's stored offsets a minute ago and so on, ten seconds apart; ``None``: nothing was measured."""
+    """Give a group's stored offsets, ten seconds apart, up to ten seconds ago; ``None``: nothing was measured.
+
+    So a snapshot that is taken afterwards has a slot of its own.
+    """
     now = datetime.now(UTC)
     for number, offset in enumerate(stored):
         if offset is not None:
-            at = now - timedelta(seconds=10 * (len(stored) - 1 - number))
+            at = now - timedelta(seconds=10 * (len(stored) - number))
             with transaction(store.database, name="a test") as session:
                 record_samples(people(session), {group: Sample(at=at, stored=offset, lag=1000 - offset, epoch=1)})
 
 
 def test_trends_come_from_the_samples(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
     give(store, "billing", {P0: 4})
-    server.snapshots.take()
     sampled(store, "billing", list(range(0, 800, 100)))
+    server.snapshots.take()
     page = show(client, span="5m")
     [row] = rows_of(page, "groups")
     assert re.fullmatch(r"billing ● live 6 \dm 0 - \S+ \S+ UTC", row)
     [label] = re.findall(r'<svg class="trend"[^>]* aria-label="([^"]+)"', page)
-    assert re.fullmatch(r"Lag over 5m: 1,000 to 300, at most 1,000", label)
+    assert re.fullmatch(r"Lag over 5m: 1,000 to 6, at most 1,000", label)
     assert names(client, span="no span") == ["billing"]
 
 
@@ -410,8 +420,8 @@ def test_a_role_that_may_write_samples_by_now_does_so(
     assert refused.call_count == 1  # the database's log is not filled with it
     server.snapshots.take()
     before = store.samples(["billing"], MINUTE).get("billing")
-    now = time.monotonic
-    monkeypatch.setattr("offsetstore.monitoring.dashboard.snapshots.time.monotonic", lambda: now() + 301)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 301)  # not for the server's loop, which sleeps by it
+    monkeypatch.setattr("offsetstore.monitoring.dashboard.snapshots.time", later)
     server.snapshots.take()
     assert not before
     assert store.samples(["billing"], MINUTE)["billing"]

@@ -19,7 +19,7 @@ from offsetstore.monitoring.dashboard.security import HEADERS
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import groups
 from offsetstore.testing import StaticBroker
-from tests.integration.pages.conftest import NO_TLS, P0, give
+from tests.integration.pages.conftest import NO_TLS, P0, give, hold_still
 from tests.support import page_forms
 
 pytestmark = pytest.mark.behaviour("DASH-3")
@@ -35,13 +35,14 @@ def guarded(store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.Monkey
     monkeypatch.setattr(application, "_PAUSE", 0.2)
     settings = Settings(port=0, token=TOKEN, allowed_hosts=("Dash.example",))
     with DashboardServer(store, broker, settings) as server:
+        hold_still(server)
         yield server
 
 
 @pytest.fixture
 def stranger(guarded: DashboardServer) -> Iterator[httpx.Client]:
     """A browser that has not signed in."""
-    with httpx.Client(base_url=guarded.url, headers=HTML, verify=NO_TLS) as client:
+    with httpx.Client(base_url=guarded.url, headers=HTML, timeout=60, verify=NO_TLS) as client:
         yield client
 
 
@@ -179,7 +180,7 @@ def test_dashboards_on_one_host_leave_each_others_cookies_alone(
 ) -> None:
     """Browsers send a cookie to every port of its host."""
     settings = Settings(port=0, token=TOKEN[::-1])
-    with DashboardServer(store, broker, settings) as other, httpx.Client(headers=HTML) as browser:
+    with DashboardServer(store, broker, settings) as other, httpx.Client(headers=HTML, timeout=60) as browser:
         for server, token in ((guarded, TOKEN), (other, TOKEN[::-1])):
             own = server.url.rstrip("/")
             assert browser.post(f"{own}/login", data={"token": token}, headers={"Origin": own}).status_code == 303
@@ -189,7 +190,7 @@ def test_dashboards_on_one_host_leave_each_others_cookies_alone(
 def test_a_form_that_does_not_end_is_given_up(guarded: DashboardServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "_PATIENCE", 0.2)
     address = urlsplit(guarded.url)
-    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
         head = f"POST /login HTTP/1.1\r\nHost: {address.netloc}\r\nOrigin: http://{address.netloc}\r\n"
         connection.sendall(f"{head}Content-Length: 100\r\n\r\ntoken=".encode())
         assert b" 408 " in connection.recv(100)
@@ -197,7 +198,7 @@ def test_a_form_that_does_not_end_is_given_up(guarded: DashboardServer, monkeypa
 
 def test_a_form_that_is_too_long_is_not_read_to_its_end(guarded: DashboardServer) -> None:
     address = urlsplit(guarded.url)
-    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
         head = f"POST /login HTTP/1.1\r\nHost: {address.netloc}\r\nOrigin: http://{address.netloc}\r\n"
         connection.sendall(f"{head}Content-Length: 10000000\r\n\r\ntoken=".encode() + b"t" * forms.LONGEST)
         assert b" 413 " in connection.recv(100)
@@ -249,13 +250,13 @@ def cookie_of(client: httpx.Client) -> str:
 
 @pytest.mark.behaviour("DASH-6")
 def test_who_signs_out_ends_the_session_on_the_server_and_no_other(stranger: httpx.Client) -> None:
-    with httpx.Client(base_url=str(stranger.base_url), headers=HTML) as other:
+    with httpx.Client(base_url=str(stranger.base_url), headers=HTML, timeout=60) as other:
         sign_in(stranger)
         sign_in(other)
         copied = {"Cookie": cookie_of(stranger), "Accept": "*/*"}
-        assert httpx.get(f"{origin(stranger)}/", headers=copied).status_code == 200
+        assert httpx.get(f"{origin(stranger)}/", headers=copied, timeout=60).status_code == 200
         stranger.post("/logout", headers={"Origin": origin(stranger)})
-        assert httpx.get(f"{origin(stranger)}/", headers=copied).status_code == 401
+        assert httpx.get(f"{origin(stranger)}/", headers=copied, timeout=60).status_code == 401
         assert other.get("/").status_code == 200
 
 
@@ -274,7 +275,7 @@ def test_only_a_cookie_of_ours_counts_and_only_for_its_time(
     name, _equals, session = cookie.partition("=")
     for forged in ("", ".", session[:-1], session + "0", session.swapcase(), TOKEN, "ÿ.ÿ"):
         sent = {b"Cookie": f"{name}={forged}".encode("latin-1"), b"Accept": b"*/*"}
-        assert httpx.get(guarded.url, headers=sent).status_code == 401, forged
+        assert httpx.get(guarded.url, headers=sent, timeout=60).status_code == 401, forged
     monkeypatch.setattr(security, "SESSION", -1)
     sign_in(stranger)
     assert raw(guarded, "/", Cookie=cookie_of(stranger))[0] == 401
@@ -410,7 +411,7 @@ def test_a_page_that_fails_tells_neither_the_browser_nor_the_log_why(
     assert "The page failed: ValueError." in page.text
     assert bare.text == "The page failed.\n"
     assert {name: bare.headers.get(name) for name in HEADERS} == HEADERS
-    logged = [record.getMessage() for record in caplog.records if record.name.startswith("offsetstore")]
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("offsetstore.monitoring")]
     assert len(logged) == 2
     assert all(line.startswith("GET / failed: ValueError at ") for line in logged)
     for text in (page.text, bare.text, caplog.text):
@@ -442,4 +443,4 @@ def test_only_the_files_of_their_folder_are_served(guarded: DashboardServer, pat
 @pytest.mark.parametrize("path", ["/static/%00", "/static/" + "x" * 5000, "/static/%ff%fe", "/%0aforged"])
 def test_odd_paths_are_unknown(server: DashboardServer, caplog: pytest.LogCaptureFixture, path: str) -> None:
     assert raw(server, path)[0] == 404
-    assert not [record for record in caplog.records if record.name.startswith(("offsetstore", "uvicorn.error"))]
+    assert not [one for one in caplog.records if one.name.startswith(("offsetstore.monitoring", "uvicorn.error"))]

@@ -64,7 +64,6 @@ def test_each_outage_is_logged_also_if_no_samples_may_be_written(
 def test_of_refreshes_that_wait_for_another_one_is_enough(
     store: OffsetStore, server: DashboardServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.snapshots.close()
     began, go_on, taken = threading.Event(), threading.Event(), list[int]()
 
     def slow(*_arguments: object, **_options: object) -> None:

@@ -18,6 +18,7 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.testing import InMemoryOffsetStore
+from tests.support.forking import in_new_process
 
 PASSWORD = "canary@4711"
 
@@ -146,23 +147,27 @@ def test_a_store_in_memory_has_no_address() -> None:
         ExecutorStore.of(store)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of what is shown here
-def test_a_forked_child_gets_a_connection_of_its_own(store: OffsetStore) -> None:
-    described = ExecutorStore.of(store)
-    mine = described.connect()
-    assert described.connect() is mine
-    parents = backend(mine)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writing, str(backend(described.connect())).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    os.waitpid(child, 0)
-    childs = int(os.read(reading, 100))
-    os.close(reading)
-    assert childs != parents
-    assert backend(described.connect()) == parents
-    mine.close()
+def fork_with_an_address(url: str) -> None:
+    with OffsetStore.connect(url) as store:
+        described = ExecutorStore.of(store)
+        mine = described.connect()
+        assert described.connect() is mine
+        parents = backend(mine)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(writing, str(backend(described.connect())).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(child, 0)
+        childs = int(os.read(reading, 100))
+        os.close(reading)
+        assert childs != parents
+        assert backend(described.connect()) == parents
+        mine.close()
+
+
+def test_a_forked_child_gets_a_connection_of_its_own(url: str) -> None:
+    in_new_process(fork_with_an_address, url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,8 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
+from tests.support.forking import BEFORE_A_FORK, in_new_process, run_forked
+from tests.support.waiting import wait_until
 
 P0 = TopicPartition("payments", 0)
 
@@ -29,23 +30,23 @@ def narrow(offsetstore_database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def test_a_store_is_refused_after_a_fork(offsetstore_database: str) -> None:
-    with OffsetStore.connect(offsetstore_database) as store:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
+def read_after_a_fork(url: str) -> None:
+    with OffsetStore.connect(url) as store:
+
+        def job() -> None:
+            child = os.fork()
+            if child == 0:
                 store.offsets("billing")
-                os.write(writing, b"read")
-            except ConfigurationError as error:
-                os.write(writing, error.what.encode())
-            finally:
-                os._exit(0)
-        os.close(writing)
-        os.waitpid(child, 0)
-        assert b"before a fork" in os.read(reading, 1000)
-        os.close(reading)
+                return
+            os.waitpid(child, 0)
+
+        told = run_forked(job)
+        assert told.startswith(BEFORE_A_FORK), told
         assert store.offsets("billing") == {}
+
+
+def test_a_store_is_refused_after_a_fork(offsetstore_database: str) -> None:
+    in_new_process(read_after_a_fork, offsetstore_database)
 
 
 def test_a_busy_pool_does_not_silence_the_heartbeat(narrow: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +57,7 @@ def test_a_busy_pool_does_not_silence_the_heartbeat(narrow: Engine, monkeypatch:
             tx.lock({})
             beat = text("SELECT beat_at FROM heartbeats")
             first = tx.connection.execute(beat).scalar_one()
-            beaten = threading.Event()
-            for _ in range(100):
-                if tx.connection.execute(beat).scalar_one() > first:
-                    beaten.set()
-                    break
-                beaten.wait(0.1)
-            assert beaten.is_set()
+            wait_until(lambda: tx.connection.execute(beat).scalar_one() > first)
 
 
 def test_a_search_path_that_is_left_behind_leads_to_no_other_tables(offsetstore_database: str) -> None:

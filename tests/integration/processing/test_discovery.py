@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, Timeouts, TopicPartition, Upsert
+from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Upsert
 from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
 from offsetstore.processing.blame import Halve, TooManyFailed, discover
 from offsetstore.processing.unit import Decisions
@@ -357,9 +357,13 @@ def test_a_lock_timeout_blames_no_record_and_a_later_refusal_does(offsetstore_da
 def test_a_statement_timeout_blames_no_record(offsetstore_database: str, query: Query) -> None:
     query("CREATE TABLE slow (id int CHECK (id > 0 AND pg_sleep(id) IS NOT NULL))")
     [(name,)] = query("SELECT current_database()")
-    query(f"ALTER DATABASE {name} SET statement_timeout = 300")
+    query(f"ALTER DATABASE {name} SET statement_timeout = 1500")
     rows = each(Append("slow"), {"id": 0}, {"id": 5}, {"id": 0})
-    with OffsetStore.connect(offsetstore_database) as store, pytest.raises(StoreUnavailable, match="57014"):
+    retries = Retries(attempts=2, shortest=0.01)
+    with (
+        OffsetStore.connect(offsetstore_database, retries=retries) as store,
+        pytest.raises(StoreUnavailable, match="57014"),
+    ):
         search(store.claim("billing", topics=["payments"]), rows)
 
 
@@ -370,11 +374,14 @@ def test_discovery_ends_by_itself_at_half_of_a_transaction_timeout(offsetstore_d
     query(f"ALTER DATABASE {name} SET transaction_timeout = 4000")
     rows = each(Append("slow"), *({"id": -1 if number % 5 == 0 else number} for number in range(200)))
 
-    began = time.monotonic()
-    with OffsetStore.connect(offsetstore_database) as store, pytest.raises(Halve):
-        search(store.claim("billing", topics=["payments"]), rows, check=lambda: time.sleep(0.2))
+    with OffsetStore.connect(offsetstore_database) as store:
+        claim = store.claim("billing", topics=["payments"])
+        began = time.monotonic()
+        with pytest.raises(Halve):
+            search(claim, rows, check=lambda: time.sleep(0.2))
+        took = time.monotonic() - began
 
-    assert 1.9 < time.monotonic() - began < 3.9
+    assert 1.9 < took < 3.9
 
 
 @pytest.mark.behaviour("DLQ-6")
@@ -477,10 +484,9 @@ def test_two_hundred_bad_records_half_of_them_deferred_are_found_in_seconds(clai
     ]
     lines = each(Append("lines"), *rows)
 
-    began = time.monotonic()
-    found = search(claim, lines, seconds=120)
-    took = time.monotonic() - began
+    tries: list[None] = []
+    found = search(claim, lines, seconds=500, check=lambda: tries.append(None))
 
     assert {record for record, one in found.items() if one.sqlstate == "23514"} == refused
     assert {record for record, one in found.items() if one.sqlstate == "23503"} == orphaned
-    assert took < 60
+    assert len(tries) < 5000  # each takes some milliseconds

@@ -12,6 +12,7 @@ from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.collecting import OnDriver
 from offsetstore.spark.executors.task import TaskEnding, Tasks
+from offsetstore.store import heartbeat
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -31,7 +32,8 @@ def counter(offsetstore_database: str, query: Query) -> Iterator[TripCounter]:
 
 
 @pytest.fixture
-def store(counter: TripCounter) -> Iterator[OffsetStore]:
+def store(counter: TripCounter, monkeypatch: pytest.MonkeyPatch) -> Iterator[OffsetStore]:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # what sends one is not known as such before it is sent
     with OffsetStore.connect(counter.url) as connected:
         yield connected
 

@@ -17,6 +17,8 @@ from tests.support.blocks import lose_blocks
 from tests.support.transforms import events
 from tests.support.world import SECONDS, World, counts, made_unchecked
 
+pytestmark = pytest.mark.usefixtures("nothing_persisted")
+
 Outputs: TypeAlias = "dict[str, DataFrame]"
 
 new_id: Any = F.udf(lambda: str(uuid4()))  # which says of itself that it is deterministic, as each does by default

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, OffsetRange, TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, OffsetRange, Retries, TopicPartition, TransactionalSink, Upsert
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.observers import Observers
@@ -208,6 +208,7 @@ def test_a_stop_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing(world: Worl
     assert world.stored(topic) == {0: 3}
 
 
+@pytest.mark.usefixtures("nothing_persisted")
 def test_what_was_cached_for_several_outputs_is_let_go(world: World) -> None:
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE broken (id int)")
@@ -275,6 +276,7 @@ def test_each_batch_is_told_to_observers_with_its_rows_and_phases(world: World, 
 @pytest.mark.behaviour("TX-12")
 def test_a_batch_outlasts_a_restart_of_the_database(world: World, offsetstore_postgres: PostgresServer) -> None:
     topic = world.events_topic(["a", "b", "c", "d"])
+    world.store.retries = Retries(attempts=100, longest=1.0)  # the server may take longer than the usual ones
     claim = world.claim(topic)
     starts: list[Thread] = []
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from sqlalchemy import text
 
 from offsetstore import Append, BatchInfo, Execute, Flush, TransactionalSink, Upsert, Work
 from tests.support.transforms import traced
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, World
+from tests.support.world import SECONDS, World, made_unchecked
 
 LATER = Flush(rows=1_000, seconds=600)
 """Nothing in these tests reaches its limits."""
@@ -45,14 +47,20 @@ INTO: dict[str, Any] = {
 @pytest.mark.behaviour("MARK-4")
 def test_batches_are_written_when_their_time_is_up_without_another_batch(world: World, topic: str) -> None:
     claim = world.claim(topic)
-    sink = TransactionalSink(claim, traced, into=Append("events"), flush=Flush(rows=1_000, seconds=2))
+    computed: list[float] = []
+
+    def transform(batch: DataFrame) -> DataFrame:
+        computed.append(time.monotonic())
+        return traced(batch)
+
+    sink = made_unchecked(claim, transform, into=Append("events"), flush=Flush(rows=1_000, seconds=2))
     query = world.start(
         sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger={"processingTime": "0 seconds"}
     )
-    wait_until(lambda: claim.delivered)
-    assert written(world) == []
-
-    wait_until(lambda: len(written(world)) == 12)
+    wait_until(lambda: written(world))
+    assert time.monotonic() - computed[0] > 2  # kept until then
+    assert len(written(world)) == 12
+    assert len(computed) == 1
     assert query.isActive
     query.stop()
     assert world.stored(topic) == {0: 6, 1: 6}

@@ -18,7 +18,13 @@ from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.support import canary_job
 from tests.support.postgres import Database
+from tests.support.waiting import wait_until
 
+# An INSERT into the table ``slow`` is cancelled at once. A time limit would also cancel what is slow by itself.
+CANCEL = """
+CREATE OR REPLACE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NEW; END $$
+"""
 # The consumer group, which says how it fails, and the class of the error.
 OTHERS = {
     "careless": "SinkError",
@@ -52,15 +58,15 @@ def test_no_value_and_no_password_is_in_anything_that_a_job_shows(
     admin.produce(offsetstore_kafka.bootstrap_servers, topic, [record, fine])
     database = Database(offsetstore_database)
     database.execute(canary_job.TABLES)
+    database.execute(CANCEL)
     database.close()
 
     place = {name: str(value) for name, value in conninfo_to_dict(offsetstore_database).items()}
-    url = (
-        f"postgresql://{place['user']}:{canaries['password']}@{place['host']}:{place['port']}/{place['dbname']}"
-        f"?options=-c%20statement_timeout%3D{canary_job.STATEMENT_SECONDS}s"
-    )
+    url = f"postgresql://{place['user']}:{canaries['password']}@{place['host']}:{place['port']}/{place['dbname']}"
     canary_job.run(tmp_path, url=url, servers=offsetstore_kafka.bootstrap_servers, topic=topic, leak=leak)
 
+    # Java copies what its Python workers write, and may outlive its driver's Python for a moment.
+    wait_until(lambda: f"worker {leak}".encode() in _contents(tmp_path / "spark.log"))
     files = {name: _contents(tmp_path / name) for name in PLACES}
     for name, signs in PLACES.items():
         for sign in signs:

@@ -130,13 +130,14 @@ def test_tasks_connect_with_the_drivers_password_which_nobody_writes_down(
     assert [first[pid] for pid in first if pid in second] == [second[pid] for pid in first if pid in second]
     assert not set(third.values()) & {*first.values(), *second.values()}
 
+    # Spark writes its events in a thread of its own.
+    wait_until(lambda: b'"offsetstore.password":"' in _written(cluster.directory / "events"))  # there, sealed
     assert "spark.master" in pages
     assert PASSWORD not in pages
     assert PASSWORD.encode() not in _written(cluster.directory)
     for pid in [*workers, *cluster.executors()]:
         process = psutil.Process(pid)
         assert PASSWORD not in str([process.environ(), process.cmdline()])
-    assert b'"offsetstore.password":"' in _written(cluster.directory / "events"), "it was there, sealed"
 
 
 def _written(directory: Path) -> bytes:

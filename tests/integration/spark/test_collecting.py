@@ -16,6 +16,8 @@ from tests.support.blocks import lose_blocks
 from tests.support.transforms import events, traced
 from tests.support.world import World
 
+pytestmark = pytest.mark.usefixtures("nothing_persisted")
+
 SIZE = 5_000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 import offsetstore
-from offsetstore import Append, Handler, TransactionalSink
+from offsetstore import Append, Handler, Record, TransactionalSink
 from tests.support.background import serving
 from tests.support.world import SECONDS, World
 
@@ -34,7 +35,6 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Requests)
         self.address = f"127.0.0.1:{self.server_port}"
         self.keys = Counter[str]()
-        self.clients = set[Any]()
 
 
 class _Requests(BaseHTTPRequestHandler):
@@ -44,7 +44,6 @@ class _Requests(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         value = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.server.keys[self.headers["Idempotency-Key"]] += 1
-        self.server.clients.add(self.client_address)
         status = {"bad": 422, "down": 503}.get(value, 200)
         body = json.dumps({"score": float(value)} if status == 200 else {}).encode()
         self.send_response(status)
@@ -141,14 +140,24 @@ def test_a_module_has_one_client_for_all_tasks_of_a_process_and_for_asyncio_one_
         file.write_text(block.replace("from scores import", f"from {names[MODULE]} import"), encoding="utf-8")
         world.spark.sparkContext.addPyFile(str(file))
     topic = world.topic([str(number) for number in range(5)])
+    log = tmp_path / "clients"
+    of_module: Any = import_module(names[MODULE]).fetch_score
+
+    def noted(record: Record) -> Any:
+        """Calls the module's function, and notes the process and its client: that may connect again and again."""
+        client = of_module.__globals__["client"]()
+        number = client.__dict__.setdefault("noted_as", uuid4().hex)
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {number}\n")
+        return of_module(record)
 
     for name in names.values():
-        service.clients.clear()
-        calls = Handler(import_module(name).fetch_score, SCORES)
+        calls = Handler(noted if name == names[MODULE] else import_module(name).fetch_score, SCORES)
         claim = world.claim(topic, group=f"{world.group}-{name}")
         ended(world, topic, TransactionalSink(claim, calls, into=Append("scores")), maxOffsetsPerTrigger="1")
-        if name == names[MODULE]:
-            assert len(service.clients) <= 2  # of five micro-batches: Spark has two Python processes
 
+    clients = [line.split() for line in log.read_text().splitlines()]
+    assert len(clients) == 5  # of five micro-batches
+    assert len({client for _, client in clients}) == len({process for process, _ in clients})
     assert world.database.column("SELECT id FROM scores ORDER BY id") == [n for n in range(5) for _ in range(2)]
     assert set(service.keys.values()) == {2}

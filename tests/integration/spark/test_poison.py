@@ -16,6 +16,7 @@ from offsetstore.errors import RowsRefused
 from offsetstore.spark import partition
 from offsetstore.spark.settings import Atomicity
 from tests.support.transforms import EVENTS, traced
+from tests.support.waiting import wait_until
 from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
@@ -49,7 +50,9 @@ def test_the_command_in_the_error_passes_over_the_named_record_alone(
     assert failed.error.stored[record] == OffsetRange(0, 2)
     assert world.stored(topic) == {0: 2, 1: 2}
     assert world.database.column(VALUES) == ["a", "b", "c", "d", "toxic"]
-    [run], [error] = world.store.runs(world.group), world.store.errors(world.group, sources=["batch"])
+    # The failure waits only some seconds until it is recorded.
+    [error] = wait_until(lambda: world.store.errors(world.group, sources=["batch"]))
+    [run] = world.store.runs(world.group)
     assert (run.state, run.status.counters["rows"], run.status.counters["offsets"]) == ("failed", 4, 4)
     assert (error.error_class, error.topic_partition) == ("RowsRefused", record)
 
@@ -101,7 +104,7 @@ def test_a_transform_with_chance_in_it_names_no_record(world: World, atomicity: 
     topic = world.topic(["a"] * 40)
 
     def transform(batch: DataFrame) -> DataFrame:
-        return traced(batch).withColumn("value", F.when(F.rand() < 0.8, F.col("value")))
+        return traced(batch).withColumn("value", F.when(F.rand() < 0.5, F.col("value")))
 
     failed = world.run_to_failure(world.claim(topic), transform, Append("events"), atomicity=atomicity)
 

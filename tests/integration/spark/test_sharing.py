@@ -15,6 +15,8 @@ from offsetstore.processing.unit import PlanOutdated
 from offsetstore.spark.plans.sharing import computed_once
 from tests.integration.spark.test_agreement import Outputs, lose_blocks, new_id
 
+pytestmark = pytest.mark.usefixtures("nothing_persisted")
+
 
 class Given:
     """A batch without Kafka, and what becomes of the outputs that are made of it."""
@@ -162,14 +164,15 @@ def test_spark_does_not_warn_of_what_is_given_up_on_purpose(given: Given) -> Non
     log4j, written = given.session._jvm.org.apache.logging.log4j, given.session._jvm.java.io.StringWriter()
     appender = log4j.core.appender.WriterAppender.createAppender(None, None, written, "test", False, True)  # noqa: FBT003 - Java
     appender.start()
-    log4j.LogManager.getRootLogger().addAppender(appender)
+    logger = log4j.LogManager.getLogger("org.apache.spark.rdd")  # what others log is no concern of ours
+    logger.addAppender(appender)
     log4j.core.config.Configurator.setLevel("org.apache.spark.rdd", log4j.Level.WARN)
     try:
         given.compute(from_a_function(given))
         log4j.LogManager.getLogger("org.apache.spark.rdd.RDD").warn("heard")
     finally:
         log4j.core.config.Configurator.setLevel("org.apache.spark.rdd", log4j.Level.ERROR)
-        log4j.LogManager.getRootLogger().removeAppender(appender)
+        logger.removeAppender(appender)
     assert written.toString().splitlines() == ["heard"]
     assert given.persisted() == 0
 

@@ -95,7 +95,7 @@ def test_a_job_has_the_spans_that_the_page_names(world: World, way: str, phases:
 
 def scrape(monitoring: Monitoring) -> dict[str, float]:
     """Each sample, by its name and its labels but for the group."""
-    with urlopen(f"http://127.0.0.1:{monitoring.port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://127.0.0.1:{monitoring.port}/metrics", timeout=60) as answer:
         families = [*text_string_to_metric_families(answer.read().decode())]
     return {
         " ".join([one.name, *(value for name, value in one.labels.items() if name not in {"consumergroup", "le"})]): (

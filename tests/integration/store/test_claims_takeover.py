@@ -68,7 +68,7 @@ def test_a_frozen_job_is_terminated_after_the_timeout(
 
         claim = store.claim("billing", broker(), takeover_timeout=1)
 
-        assert 1 <= time.monotonic() - began < 10
+        assert 1 <= time.monotonic() - began < 25
         assert json.loads(claim.starting_offsets) == {"payments": {"0": 0}}
         assert job.thaw() == "TransactionLost"
     assert query("SELECT * FROM results") == []
@@ -82,10 +82,10 @@ def test_a_shorter_statement_timeout_of_the_roles_does_not_end_the_takeover(
     first = store.claim("billing", broker())
     stale = store.database.begin(name=first.name)
     stale.lock_partitions("billing", [P0])
-    impatient = f"{offsetstore_database}?options=-c%20statement_timeout%3D300"
+    impatient = f"{offsetstore_database}?options=-c%20statement_timeout%3D1000"
 
     with OffsetStore.connect(impatient) as other:
-        second = other.claim("billing", broker(), takeover_timeout=1)
+        second = other.claim("billing", broker(), takeover_timeout=2)
 
     assert second.token.epoch == 2
     stale.rollback()
@@ -146,6 +146,7 @@ def test_another_role_may_end_the_transaction_of_a_frozen_job_if_it_is_a_member(
             ):
                 of_decider.reset("billing", {P0: 5}, reason="ticket 17", takeover_timeout=0.5)
             query(f"GRANT {job if membership == 'job' else membership} TO {decider}")
+            monkeypatch.setattr(sessions, "_GRACE", 60)
             of_decider.reset("billing", {P0: 5}, reason="ticket 17", takeover_timeout=0.5)
             frozen.rollback()
         assert query("SELECT next_offset FROM kafka_partitions") == [(5,)]
@@ -202,7 +203,7 @@ def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: c
 
 @pytest.mark.behaviour("START-22")
 @pytest.mark.parametrize("takeover", ["refuse", "wait"])
-@pytest.mark.parametrize("since", ["-16", "16"], ids=["silent", "of before the clock stepped back"])
+@pytest.mark.parametrize("since", ["-16", "75"], ids=["silent", "of before the clock stepped back"])
 def test_an_owner_that_died_is_no_owner(
     store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch, takeover: claim.Takeover, *, since: str
 ) -> None:

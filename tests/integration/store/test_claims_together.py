@@ -83,9 +83,9 @@ def test_a_job_that_meets_an_unknown_partition_during_a_claim_is_stale_afterward
     first = store.claim("billing", broker())
     claiming_has_the_locks, go_on = Event(), Event()
     slow = broker()
-    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(20))]
+    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(60))]
     claiming = in_background(lambda: store.claim("billing", slow))
-    assert claiming_has_the_locks.wait(20)
+    assert claiming_has_the_locks.wait(60)
     writing = in_background(lambda: advance(store, first, NEW, OffsetRange(0, 7)))
     wait_until(lambda: query(WAITING))
 
@@ -103,9 +103,9 @@ def test_a_job_that_writes_during_a_claim_is_stale_afterwards(store: OffsetStore
     first = store.claim("billing", broker())
     claiming_has_the_locks, go_on = Event(), Event()
     slow = broker()
-    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(20))]
+    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(60))]
     claiming = in_background(lambda: store.claim("billing", slow))
-    assert claiming_has_the_locks.wait(20)
+    assert claiming_has_the_locks.wait(60)
     writing = in_background(lambda: advance(store, first, P0, OffsetRange(0, 7)))
     wait_until(lambda: query(WAITING))
 

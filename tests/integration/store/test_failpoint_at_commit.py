@@ -7,6 +7,7 @@ import pytest
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.failpoints import VARIABLE, FailpointReached
+from offsetstore.store import heartbeat
 from offsetstore.store.claim import Claim
 from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
@@ -23,7 +24,8 @@ def advance(store: OffsetStore, claim: Claim, from_: int, until: int) -> None:
 def test_it_counts_each_commit_and_fires_when_the_server_has_been_told(
     store: OffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # its COMMIT would count, too
+    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100), mirror_every=None)
     monkeypatch.setattr(failpoints, "_reached", type(failpoints._reached)())
     monkeypatch.setenv(VARIABLE, "commit_sent:2:raise")
 

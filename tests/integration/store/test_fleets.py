@@ -18,7 +18,7 @@ from offsetstore.operations.operation import By, carry_out
 from offsetstore.operations.pauses import PauseGroup
 from offsetstore.operations.people import ask
 from offsetstore.processing.pause import is_paused
-from offsetstore.store import heartbeat
+from offsetstore.store import fleet, heartbeat
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.identity import name_prefix
@@ -119,9 +119,9 @@ def test_a_member_that_takes_partitions_does_not_end_the_claim_that_fences_it(
     member = joins(takeover_timeout=0.1)
     claiming_has_the_locks, go_on = Event(), Event()
     slow = broker()
-    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(20))]
+    slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(60))]
     claiming = in_background(lambda: store.claim("billing", slow))
-    assert claiming_has_the_locks.wait(20)
+    assert claiming_has_the_locks.wait(60)
     taking = in_background(lambda: member.assign([P0]))
     [(pid,)] = wait_until(lambda: query(WAITING))
     query("SELECT pg_sleep(1)")
@@ -153,8 +153,9 @@ def test_a_claim_ends_a_frozen_member_that_takes_partitions(store: OffsetStore, 
 
 @pytest.mark.behaviour("CONS-3", "CONS-6")
 def test_a_member_ends_a_late_assignment_that_is_frozen_on_its_rows_and_goes_on(
-    store: OffsetStore, joins: Joins
+    store: OffsetStore, joins: Joins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fleet, "_SOON", 60)
     late, owner = joins(), joins()
     owner.assign([P0, P1])
     frozen = store.database.begin(name=f"{name_prefix('billing')}assign")
@@ -307,10 +308,12 @@ def test_members_that_take_partitions_from_each_other_write_each_record_once(
 ) -> None:
     """Assignments come late, twice and in any order, processes come and go, and what they write is a chain."""
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.02)
+    together = Barrier(4)  # whoever leaves before others have come would leave a group without any member
 
     def work(seed: int) -> int:
         chance, written = Random(seed), 0  # noqa: S311 - the same in each run
         member = joins(takeover_timeout=30.0)
+        together.wait(60)
         for _ in range(25):
             if chance.random() < 0.1:
                 member.close()
@@ -359,8 +362,9 @@ def test_a_fenced_member_knows_it_by_its_heartbeat(
 
 
 def test_members_that_are_gone_are_forgotten_and_a_frozen_one_is_not_waited_for(
-    store: OffsetStore, joins: Joins, query: Query
+    store: OffsetStore, joins: Joins, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # who is gone sends none
     gone, frozen, other = joins(), joins(), joins()
     query(
         "UPDATE group_members SET beat_at = clock_timestamp() - interval '25 hours' "

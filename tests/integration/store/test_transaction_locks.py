@@ -30,7 +30,10 @@ def other(offsetstore_database: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'"
+BLOCKED = """
+SELECT 1 FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
+"""
 
 
 @pytest.mark.behaviour("TX-8")
@@ -51,7 +54,7 @@ def test_rows_are_locked_in_order_whatever_was_asked_and_however_they_lie(
         assert not running.done()
     free = query("SELECT partition FROM kafka_partitions FOR UPDATE SKIP LOCKED")
     other.rollback()
-    running.result(10)
+    running.result(60)
 
     assert free == [(2,)]
 
@@ -158,7 +161,7 @@ def test_who_creates_a_row_second_waits_and_goes_by_what_the_first_has_written(
             assert not second.done()
         write(first, [40, 41, 42])
         first.advance(left)
-    second.result(10)
+    second.result(60)
 
     assert query("SELECT record FROM results ORDER BY 1") == [(40,), (41,), (42,), (43,), (44,)]
     assert [event.topic_partition for event in store.history(GROUP) if event.event == "adopt"].count(new) == 1

@@ -16,7 +16,10 @@ MAKE = """
 INSERT INTO kafka_partitions (consumer_group, topic, partition, next_offset, epoch, claim_id)
 VALUES (%s, 'payments', %s, 0, 1, gen_random_uuid())
 """
-WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'"
+WAITING = """
+SELECT 1 FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
+"""
 
 
 def can_be_made(url: str, partition: int) -> bool:

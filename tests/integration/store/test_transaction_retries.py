@@ -13,20 +13,21 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from offsetstore import Claim, OffsetRange, OffsetStore, Retries, Timeouts, Transaction
 from offsetstore.errors import SinkError, StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.postgres.database import PostgresDatabase
+from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background
 
 RANGE = OffsetRange(0, 3)
+RETRIES = Retries(attempts=3, shortest=0.01, longest=0.02)
 SERIALIZATION_FAILURE = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
 DISK_FULL = "DO $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$"
 
 
 @pytest.fixture
 def store(offsetstore_database: str) -> Iterator[OffsetStore]:
-    retries = Retries(attempts=3, shortest=0.01, longest=0.02)
-    with OffsetStore.connect(offsetstore_database, retries=retries, timeouts=Timeouts(idle=1)) as connected:
+    with OffsetStore.connect(offsetstore_database, retries=RETRIES) as connected:
         yield connected
 
 
@@ -107,12 +108,12 @@ def test_a_deadlock_repeats_the_whole_function(
             tx.connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             tx.connection.exec_driver_sql("LOCK TABLE mine")
             waiting.append(in_background(lambda: other.execute("LOCK TABLE mine")))
-            while not query("SELECT 1 FROM pg_locks WHERE NOT granted"):
+            while not query("SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'mine'::regclass"):
                 assert not waiting[0].done()
             tx.connection.exec_driver_sql("LOCK TABLE yours")
 
         assert run_with(store, claim, trouble) == 2
-        waiting[0].result(10)
+        waiting[0].result(60)
     assert_written_once(store, query)
 
 
@@ -152,15 +153,17 @@ def test_a_connection_that_breaks_under_psycopg_repeats_the_whole_function(
 
 @pytest.mark.behaviour("TX-12")
 def test_a_transaction_that_was_idle_for_too_long_repeats_the_whole_function(
-    store: OffsetStore, claim: Claim, query: Query
+    offsetstore_database: str, results: str, query: Query
 ) -> None:
     def trouble(tx: Transaction) -> None:
         pid = tx.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         while query(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"):
             pass
 
-    assert run_with(store, claim, trouble) == 2
-    assert_written_once(store, query)
+    with OffsetStore.connect(offsetstore_database, retries=RETRIES, timeouts=Timeouts(idle=3)) as store:
+        claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+        assert run_with(store, claim, trouble) == 2
+        assert_written_once(store, query)
 
 
 @pytest.mark.behaviour("TX-12")
@@ -252,9 +255,11 @@ def test_an_error_of_the_database_that_the_work_swallows_is_raised_all_the_same(
 
 
 def test_a_transaction_whose_connection_was_ended_opens_none_to_end(
-    store: OffsetStore, claim: Claim, query: Query
+    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the server is gone, each try would wait for a connection that does not come."""
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # which would open one of its own
+    claim = store.claim(GROUP, topics=["payments"])
     opened: list[int] = []
     database = store.database
     assert isinstance(database, PostgresDatabase)

@@ -9,6 +9,7 @@ from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, P1, apply, lock, process
 from tests.support.background import in_background
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.behaviour("TX-1")
@@ -18,6 +19,7 @@ def test_every_snapshot_of_another_connection_shows_results_and_offset_together(
     query("CREATE TABLE seen (partition integer, record bigint)")
     claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 2}, end=1000))
     steps = 150
+    offsets_seen: set[int] = set()
 
     def job() -> None:
         for step in range(steps):
@@ -28,11 +30,12 @@ def test_every_snapshot_of_another_connection_shows_results_and_offset_together(
                         tx.connection.exec_driver_sql("INSERT INTO seen VALUES (%s, %s)", (tp.partition, number))
                 tx.advance({P0: left[P0]})
                 tx.advance({P1: left[P1]})
+            if step % 25 == 24:  # so that it is looked at meanwhile, however the threads take turns
+                wait_until(lambda: 3 * step + 3 in offsets_seen)  # noqa: B023 - it is called at once
 
-    offsets_seen: set[int] = set()
-    running = in_background(job)
     with psycopg.connect(offsetstore_database) as observer:
         observer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        running = in_background(job)
         while 3 * steps not in offsets_seen:
             with observer.transaction():
                 # The offsets first in one snapshot, the results first in the next.

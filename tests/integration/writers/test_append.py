@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -312,6 +313,7 @@ class Arriving:
 
     def __init__(self) -> None:
         self.most = 0
+        gc.collect()  # what earlier tests have left must not be freed meanwhile
         self._before = pa.total_allocated_bytes()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

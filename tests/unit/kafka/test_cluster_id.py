@@ -92,6 +92,6 @@ def test_nobody_who_answers_is_an_error_at_the_deadline() -> None:
     started = time.monotonic()
     client = Client({"bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(BrokerUnavailable, match=r"asking for the cluster's id.*Connection refused"):
-        client.cluster_id("payments", Deadline.after(0.5))
+        client.cluster_id("payments", Deadline.after(2))
     client.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15

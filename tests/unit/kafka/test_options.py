@@ -218,9 +218,9 @@ def test_librdkafka_is_told_at_once_what_it_can_t_do_either(mechanism: str) -> N
     settings = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism}
     began = time.monotonic()
     with pytest.raises(ConfigurationError) as refused:
-        Broker(settings, topics=["payments"], timeout=5).view("billing", ["payments"])
+        Broker(settings, topics=["payments"], timeout=60).view("billing", ["payments"])
     assert instead_of(mechanism) == refused.value.next_step
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_each_key_has_its_answer_or_its_error_and_what_may_pass_is_asked_once_mo
     request = scripted({"a": ["first", "second"], "b": [moving, "there"], "c": [KafkaError.UNKNOWN_TOPIC_OR_PART]})
     for_good = scripted({"d": [moving], "e": ["there", moving]})
     settled = scripted({"f": ["first", "second"]})
-    one, two, three = client.outcomes([request, for_good, settled], Deadline.after(5))
+    one, two, three = client.outcomes([request, for_good, settled], Deadline.after(60))
     assert (one["a"], one["b"], one["c"].code()) == ("first", "there", KafkaError.UNKNOWN_TOPIC_OR_PART)
     assert (two["d"].code(), two["e"]) == (moving, "there")
     assert three == {"f": "first"}
@@ -56,7 +56,7 @@ def test_what_is_not_answered_in_time_is_an_error_of_its_own() -> None:
     pending = Request("asking", lambda _admin, _seconds: {"a": Future[Any](), "b": future("there")})
     started = time.monotonic()
     [found] = Client(NOBODY).outcomes([pending], Deadline.after(0.3))
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30  # it would wait for ever
     assert (found["a"].code(), found["b"]) == (KafkaError._TIMED_OUT, "there")
 
 
@@ -168,7 +168,7 @@ class Undecided(FakeAdmin):
 def test_an_answer_without_an_offset_is_none(spec: Any) -> None:
     asking = requests.offsets([P0], spec, read_committed=False)
     admin = Undecided(OFFSET_INVALID, OFFSET_INVALID, 7)
-    [answers] = client_with(admin).answers([asking], Deadline.after(5))
+    [answers] = client_with(admin).answers([asking], Deadline.after(60))
     assert (answers[P0].offset, admin.asked) == (7, [1, 1, 1])
     with pytest.raises(BrokerUnavailable, match="high watermark is not caught up"):
         client_with(Undecided(OFFSET_INVALID)).answers([asking], Deadline.after(0.15))

@@ -127,7 +127,10 @@ def test_the_jobs_session_starts_spark_submit_with_the_options(start: Start, tmp
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_command_reaches_the_job(start: Start, sent: signal.Signals) -> None:
     job = start(
-        f"import signal, sys\nsignal.signal({int(sent)}, lambda *_: sys.exit(9))\nprint('ready')\nsignal.pause()\n"
+        "import signal, sys, time\n"
+        f"signal.signal({int(sent)}, lambda *_: sys.exit(9))\n"
+        "print('ready')\n"
+        "while True: time.sleep(0.1)\n"  # signal.pause() would miss a signal that comes before it
     )
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"

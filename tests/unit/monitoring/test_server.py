@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -27,6 +28,7 @@ from offsetstore.monitoring.supervision import Supervision
 from offsetstore.offsets import Pause
 from offsetstore.protocol.events import BatchStarted, ClaimEnded, ClaimTaken, DatabaseAsked, PauseChanged
 from offsetstore.store import heartbeat
+from tests.support.signals import wait_until_it_stands
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -226,7 +228,7 @@ def test_a_systemd_that_is_gone_harms_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 PROGRAM = """\
-import threading, time
+import os, signal, time
 from offsetstore.monitoring import Limits, Monitoring
 from offsetstore.protocol.events import (ClaimEnded)
 from offsetstore.testing import InMemoryOffsetStore
@@ -239,12 +241,16 @@ with InMemoryOffsetStore(observers=[monitoring]) as store:
     if {fenced}:
         store.claim("billing", topics=["payments"]).lose()
     print(monitoring.port, flush=True)
+    if {stands}:
+        os.kill(os.getpid(), signal.SIGSTOP)
     hangs_for_ever()
 """
 
 
-def run(*, on_dead: str | None, fenced: bool = False, starting: float = 600) -> subprocess.Popen[str]:
-    program = PROGRAM.format(on_dead=on_dead, fenced=fenced, starting=starting)
+def run(
+    *, on_dead: str | None, fenced: bool = False, stands: bool = False, starting: float = 600
+) -> subprocess.Popen[str]:
+    program = PROGRAM.format(on_dead=on_dead, fenced=fenced, stands=stands, starting=starting)
     return subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -282,13 +288,15 @@ def test_a_dead_job_goes_on_unless_it_is_told_to_end() -> None:
 
 @pytest.mark.behaviour("OPS-4")
 def test_a_job_that_was_stopped_is_live_when_it_goes_on() -> None:
-    with run(on_dead="exit", starting=4) as process:
+    with run(on_dead="exit", stands=True, starting=8) as process:
         assert process.stdout is not None
-        port = int(process.stdout.readline())
-        os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(TimeoutError):
-            urlopen(f"http://127.0.0.1:{port}/livez", timeout=4.5)
-        os.kill(process.pid, signal.SIGCONT)
-        with urlopen(f"http://127.0.0.1:{port}/livez", timeout=10) as answer:
-            assert json.load(answer)["live"]
-        assert process.wait(30) == ExitCode.DEAD, "its time has run on since"
+        connection = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=60)
+        try:
+            wait_until_it_stands(process.pid)  # it stops itself
+            connection.request("GET", "/livez")  # before it goes on: however slow this process is, it answers at once
+            time.sleep(8.5)  # of which 2 s count
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert json.load(connection.getresponse())["live"]
+        connection.close()
+        assert process.wait(60) == ExitCode.DEAD, "its time has run on since"

@@ -81,14 +81,14 @@ def test_what_is_left_is_flushed_at_the_end_or_forgotten_if_the_claim_is_lost(
 ) -> None:
     kept = Kept(RowsRefused("a value"))
     begin(claim, kept)
-    a_while()
+    wait_until(lambda: not kept.errors)
     claim.close()
     assert (kept.flushes, kept.has_any) == (1, False)
 
     lost = store.claim(GROUP, topics=["payments"])
     kept = Kept(RowsRefused("a value"))
     begin(lost, kept)
-    a_while()
+    wait_until(lambda: not kept.errors)
     lost.lose()
     lost.close()
     assert (kept.flushes, kept.has_any) == (0, False)
@@ -100,7 +100,7 @@ def test_at_the_end_a_database_that_is_away_leaves_it_to_the_next_start(
 ) -> None:
     kept = Kept(RowsRefused("a value"))
     begin(claim, kept)
-    a_while()
+    wait_until(lambda: not kept.errors)
 
     def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("away")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from offsetstore import BatchInfo, Claim, Flush, OffsetRange
 from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
+from offsetstore.processing import policies
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.events import BatchEnded, FlushEnded
 from offsetstore.testing import InMemoryOffsetStore
+from tests.support.clock import Clock
 from tests.support.memory_source import P0, P1, Log, MemorySource, Results
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -27,6 +31,14 @@ LATER = Flush(rows=1_000, seconds=600)
 @pytest.fixture
 def results() -> Results:
     return Results()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What a buffer's limit of time is compared with: no time has passed until the test says so."""
+    clock = Clock()
+    monkeypatch.setattr(policies, "time", SimpleNamespace(monotonic=clock))
+    return clock
 
 
 def started(claim: Claim, results: Results, flush: Flush = LATER, log: Log = LOG, **settings: Any) -> MemorySource:
@@ -65,10 +77,12 @@ def test_a_number_of_bytes_is_a_limit_too(claim: Claim, results: Results) -> Non
 
 @pytest.mark.behaviour("MARK-4")
 def test_batches_are_written_when_their_time_is_up_without_another_batch(
-    store: InMemoryOffsetStore, claim: Claim, results: Results
+    store: InMemoryOffsetStore, claim: Claim, results: Results, clock: Clock
 ) -> None:
     started(claim, results, Flush(rows=1_000, seconds=0.3)).drain_log()
+    threading.Event().wait(0.5)
     assert numbers(store) == []
+    clock.now = math.inf
     wait_until(lambda: numbers(store) == ALL)
 
 
@@ -196,11 +210,12 @@ def test_a_record_that_can_t_be_computed_is_passed_over_by_the_command(
 
 @pytest.mark.behaviour("MARK-4")
 def test_a_flush_by_the_clock_that_fails_is_told_once_and_raised_by_the_next_batch(
-    store: InMemoryOffsetStore, claim: Claim, results: Results, recorder: Recorder
+    store: InMemoryOffsetStore, claim: Claim, results: Results, recorder: Recorder, clock: Clock
 ) -> None:
     results.refused = {2}
     source = started(claim, results, Flush(rows=1_000, seconds=0.2), {P1: LOG[P1][:3], P0: LOG[P0][:3]})
     source.drain_log()
+    clock.now = math.inf  # not before the end of the last batch, after which a flush is tried again
     wait_until(lambda: recorder.of(FlushEnded, "failed") != [])
     threading.Event().wait(0.7)
     assert [type(event.error) for event in recorder.of(FlushEnded, "failed")] == [RowsRefused]

@@ -61,8 +61,8 @@ class Hanging:
 @pytest.mark.behaviour("HAND-4", "HAND-1")
 def test_a_coroutine_that_takes_too_long_fails_alone_and_is_cancelled() -> None:
     before = time.monotonic()
-    found = handled(Handler(waits_in_loop, None, timeout=0.2), record(0, b"a"), record(1, b"b"), record(2, b"a"))
-    assert time.monotonic() - before < 5
+    found = handled(Handler(waits_in_loop, None, timeout=1.5), record(0, b"a"), record(1, b"b"), record(2, b"a"))
+    assert time.monotonic() - before < 30
     assert (found[0].error and found[0].error.error_class, found[0].attempts) == ("HandlerTimeout", 1)
     assert [found[1].rows, found[2].rows] == [({"id": 1},), ({"id": 2},)]
 
@@ -70,7 +70,7 @@ def test_a_coroutine_that_takes_too_long_fails_alone_and_is_cancelled() -> None:
 @pytest.mark.behaviour("HAND-4")
 def test_a_thread_that_takes_too_long_fails_alone_and_its_key_waits_for_it() -> None:
     hanging = Hanging()
-    handling = Handling(Handler(hanging, None, timeout=1, concurrency=2))
+    handling = Handling(Handler(hanging, None, timeout=3, concurrency=2))
     handling.feed([record(0, b"a"), record(1, b"b"), record(2, b"a")])
     found = {one.record.offset: one for _ in range(2) for one in handling.finished(10)}
     assert sorted(found) == [0, 1]
@@ -95,6 +95,19 @@ def test_when_no_thread_returns_the_error_names_a_record() -> None:
     handling.close()
 
 
+@pytest.mark.behaviour("HAND-4")
+def test_what_waits_for_a_late_call_is_not_stuck_by_a_time_in_which_the_process_did_not_run() -> None:
+    hanging = Hanging()
+    with closing(Handling(Handler(hanging, None, timeout=0.6, concurrency=1))) as handling:
+        handling.feed([record(0), record(1)])
+        assert [one.record.offset for one in handling.finished(10)] == [0]
+        assert handling.finished(0.1) == []
+        time.sleep(1)
+        assert handling.finished(0.1) == []
+        hanging.go_on.set()
+        assert [one.rows for one in handling.finished(10)] == [({"id": 1},)]
+
+
 @pytest.mark.behaviour("HAND-4", "HAND-8")
 def test_blocking_code_in_an_async_function_is_named(caplog: pytest.LogCaptureFixture) -> None:
     go_on = threading.Event()
@@ -103,7 +116,7 @@ def test_blocking_code_in_an_async_function_is_named(caplog: pytest.LogCaptureFi
         if record.offset == 1:
             go_on.wait(20)
 
-    handling = Handling(Handler(blocks, None, timeout=0.5))
+    handling = Handling(Handler(blocks, None, timeout=2))
     handling.feed([record(0), record(1), record(2)])
     with caplog.at_level(logging.WARNING), pytest.raises(HandlerStuck, match="payments-0 at offset 1"):
         _ = [handling.finished(10) for _ in range(3)]
@@ -271,29 +284,34 @@ def test_a_slow_key_blocks_no_other() -> None:
     handling.feed([record(0, b"slow"), *(record(n, b"slow") for n in range(1, 4)), *map(record, range(4, 9))])
     assert sorted(one.record.offset for one in handling.finished(10)) == [4, 5, 6, 7, 8]
     hanging.go_on.set()
-    while handling.outstanding:
-        assert [one.record.offset for one in handling.finished(10)] == [0, 1, 2, 3]
+    found: list[int] = []
+    while handling.outstanding:  # between two calls of the key none runs: what there is may be handed over
+        found += [one.record.offset for one in handling.finished(10)]
+    assert found == [0, 1, 2, 3]
     handling.close()
 
 
 @pytest.mark.behaviour("HAND-4")
 def test_closing_cancels_what_runs() -> None:
-    ended = threading.Event()
+    begun, ended, threads = threading.Event(), threading.Event(), {*threading.enumerate()}
 
     async def waits(_: Record) -> None:
         try:
-            await asyncio.sleep(60)
+            begun.set()
+            await asyncio.sleep(600)
         finally:
             ended.set()
 
-    handling = Handling(Handler(waits, None, timeout=15))
+    handling = Handling(Handler(waits, None, timeout=60))
     handling.feed([record(0), record(1)])
+    assert begun.wait(60)
     assert handling.finished(0.2) == []
     before = time.monotonic()
     handling.close()
     assert ended.is_set()
-    assert time.monotonic() - before < 5
-    assert len([one for one in threading.enumerate() if one.name == "handler-loop"]) <= 2  # one that hung before
+    assert time.monotonic() - before < 30
+    new = {*threading.enumerate()} - threads
+    assert len([one for one in new if one.name == "handler-loop"]) <= 1  # instead of one that hung before
 
 
 @pytest.mark.behaviour("HAND-4")
@@ -303,10 +321,10 @@ def test_closing_does_not_wait_for_what_has_not_begun() -> None:
 
     before = time.monotonic()
     for _ in range(20):
-        handling = Handling(Handler(returns, None, timeout=15))
+        handling = Handling(Handler(returns, None, timeout=60))
         handling.feed(map(record, range(100)))
         handling.close()
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 60
 
 
 class Unspeakable(Exception):
@@ -387,7 +405,7 @@ def test_calls_that_are_all_slow_are_late_one_by_one_and_nothing_is_stuck(concur
         await asyncio.sleep(60 if record.offset < 4 else 0)
         return {"id": record.offset}
 
-    found = handled(Handler(slow, None, timeout=0.3, concurrency=concurrency), *map(record, range(6)))
+    found = handled(Handler(slow, None, timeout=1.2, concurrency=concurrency), *map(record, range(6)))
     assert [one.error is None for one in found.values()] == [False] * 4 + [True] * 2
 
 
@@ -411,10 +429,11 @@ def test_calls_that_never_return_are_bounded_however_many_batches_they_come_from
     hanging, before = Hanging(), {*threading.enumerate()}
 
     def threads() -> int:
-        return len({*threading.enumerate()} - before)
+        new = {*threading.enumerate()} - before
+        return len([one for one in new if one.name.startswith("handler-")])
 
-    def batch() -> list[Outcome]:
-        with closing(Handling(Handler(hanging, None, timeout=0.1, concurrency=1))) as handling:
+    def batch(timeout: float = 0.1) -> list[Outcome]:
+        with closing(Handling(Handler(hanging, None, timeout=timeout, concurrency=1))) as handling:
             handling.feed([record(0)])
             return handling.finished(10)
 
@@ -423,17 +442,17 @@ def test_calls_that_never_return_are_bounded_however_many_batches_they_come_from
     for _ in range(2):
         with pytest.raises(HandlerStuck, match=r"3 calls of earlier batches.*payments-0 at offset 0"):
             batch()
-    assert threads() == 3
+    wait_until(lambda: threads() == 3)
 
     hanging.go_on.set()
     wait_until(lambda: threads() == 0)
-    assert [one.rows for one in batch()] == [({"id": 0},)]
+    assert [one.rows for one in batch(timeout=30)] == [({"id": 0},)]
 
 
 @pytest.mark.behaviour("HAND-4")
 def test_a_record_that_is_fed_while_another_hangs_is_handled() -> None:
     hanging = Hanging()
-    handling = Handling(Handler(hanging, None, timeout=0.3))
+    handling = Handling(Handler(hanging, None, timeout=1.5))
     handling.feed([record(0)])
     assert [one.record.offset for one in handling.finished(10)] == [0]
     handling.feed([record(1)])
@@ -455,8 +474,9 @@ def test_a_row_is_as_it_was_when_it_was_returned() -> None:
 
 
 @pytest.mark.behaviour("HAND-3")
-def test_all_handlers_of_a_process_have_one_loop() -> None:
+def test_all_handlers_of_a_process_have_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are bound to the loop that they were made on."""
+    monkeypatch.setattr("offsetstore.processing.handling._LAG", 60.0)  # one that answers late would be replaced
     loops = set[int]()
 
     async def tells(_: Record) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,10 +14,37 @@ from offsetstore.processing.pause import GroupPaused, when_not_paused
 from offsetstore.processing.plan import Plan
 from offsetstore.protocol.events import PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.testing.memory import MemoryDatabase
+from tests.support.recorder import Recorder
 
 GROUP = "billing"
 RANGES = {TopicPartition("payments", 0): OffsetRange(0, 10)}
 REASON = "ticket 17"
+HOUR = timedelta(hours=1)
+
+
+class Now:
+    """The database's clock: time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.time = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def pass_hour(self) -> None:
+        self.time += HOUR
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def store(recorder: Recorder, now: Now) -> Iterator[InMemoryOffsetStore]:
+    with InMemoryOffsetStore(MemoryDatabase(now), observers=[recorder]) as made:
+        yield made
 
 
 @pytest.fixture
@@ -65,14 +91,13 @@ def test_a_batch_is_planned_again_when_the_group_is_resumed(
 @pytest.mark.behaviour("OPS-2")
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_pause_that_ends_by_itself_leaves_a_line_in_the_history(
-    store: InMemoryOffsetStore, claim: Claim, *, is_waiting: bool
+    store: InMemoryOffsetStore, claim: Claim, now: Now, *, is_waiting: bool
 ) -> None:
     """Whether the job has waited for its end, or had no records meanwhile."""
-    until = datetime.now(UTC) + timedelta(seconds=0.1)
-    pause = store.pause(GROUP, until=until, reason="a deploy").after
+    pause = store.pause(GROUP, until=now() + HOUR, reason="a deploy").after
     if not is_waiting:
-        time.sleep(0.2)
-    assert process(claim, *[lambda: time.sleep(0.2)] * is_waiting) == is_waiting
+        now.pass_hour()
+    assert process(claim, *[now.pass_hour] * is_waiting) == is_waiting
     lines = [line for line in store.history(GROUP) if line.event == "resume"]
     assert [(line.actor, line.reason, line.token) for line in lines] == [
         (claim.owner, f"ended by itself: {pause}", claim.token)
@@ -81,10 +106,14 @@ def test_a_pause_that_ends_by_itself_leaves_a_line_in_the_history(
 
 
 def test_a_pause_whose_end_cant_be_recorded_holds_up_no_batch(
-    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: InMemoryOffsetStore,
+    claim: Claim,
+    now: Now,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store.pause(GROUP, until=datetime.now(UTC) + timedelta(seconds=0.1), reason="a deploy")
-    time.sleep(0.2)
+    store.pause(GROUP, until=now() + HOUR, reason="a deploy")
+    now.pass_hour()
 
     def locked(*_: object) -> None:
         raise LockTimeout("the group's row is locked")

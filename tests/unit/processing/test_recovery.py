@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -57,6 +57,7 @@ from offsetstore.protocol.outbox import outbox_record
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.careful_part import FakePart, Records, Row, written
+from tests.support.clock import Clock
 from tests.support.recorder import Recorder
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
@@ -1644,12 +1645,16 @@ def test_if_ten_records_of_a_batch_are_all_refused_none_is_a_letter(store: InMem
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone(store: InMemoryOffsetStore) -> None:
+def test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("offsetstore.processing.blame.time", SimpleNamespace(monotonic=clock))
     job = Job(store, replace(AT_ONCE, seconds=0.2), bad={(0, 5): "23514"})
     write_rows = job.write_rows
 
     def slowly(work: Any, values: Sequence[Row]) -> None:
-        time.sleep(0.3 if len(values) > 2 else 0)
+        clock.now += 0.3 if len(values) > 2 else 0
         write_rows(work, values)
 
     job.write_rows = slowly

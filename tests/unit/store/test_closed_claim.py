@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from offsetstore import Retries, Transaction
-from offsetstore.errors import ConfigurationError, LockTimeout, SinkError
+from offsetstore.errors import LockTimeout, SinkError
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore
+from tests.support.forking import in_new_process, run_forked
 from tests.support.waiting import wait_until
 
 FAST = Retries(attempts=4, shortest=0.0, longest=0.0)
@@ -55,19 +56,24 @@ def test_what_the_claim_s_close_has_raised_is_not_raised_again_by_the_store_s(ca
         claim.close()
 
 
-@pytest.mark.behaviour("META-5")
-def test_metadata_for_the_next_advance_is_not_taken_from_a_forked_child() -> None:
+def store_metadata_in_a_child() -> None:
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
-        child = os.fork()
-        if child == 0:
-            try:
+
+        def job() -> None:
+            child = os.fork()
+            if child == 0:
                 claim.store_metadata(None, "lost with the child")
-            except ConfigurationError:
-                os._exit(77)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 77
+                return
+            os.waitpid(child, 0)
+
+        told = run_forked(job)
+        assert told.startswith("ConfigurationError: this claim was made before a fork"), told
+
+
+@pytest.mark.behaviour("META-5")
+def test_metadata_for_the_next_advance_is_not_taken_from_a_forked_child() -> None:
+    in_new_process(store_metadata_in_a_child)
 
 
 def test_what_no_close_has_raised_yet_is_raised_by_the_store_s() -> None:
@@ -82,8 +88,11 @@ def test_what_no_close_has_raised_yet_is_raised_by_the_store_s() -> None:
 
 def test_a_query_that_is_bound_to_a_closed_claim_is_not_watched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
+    before = {*threading.enumerate()}
     with InMemoryOffsetStore() as store:
         claim = store.claim("billing", topics=["payments"])
         claim.close()
         claim.bind("one", lambda: True)
-        wait_until(lambda: "offsetstore-query-watch" not in {thread.name for thread in threading.enumerate()})
+        wait_until(
+            lambda: "offsetstore-query-watch" not in {thread.name for thread in {*threading.enumerate()} - before}
+        )

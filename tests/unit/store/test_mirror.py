@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -122,7 +123,7 @@ def test_only_what_has_changed_is_copied_again(
     store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: broker.commits)
+    wait_until(lambda: copied(broker))
     advance(store, claim, P1, 7)
     wait_until(lambda: copied(broker)[P1] == 7)
     quiet = len(recorder.of(MirrorTried, "done"))
@@ -144,8 +145,8 @@ def test_all_is_copied_again_before_kafka_forgets_it(
 @pytest.mark.behaviour("MIRROR-2")
 def test_it_copies_at_most_as_often_as_it_was_told(store: InMemoryOffsetStore) -> None:
     broker = TimedBroker.with_topics({"payments": 1}, end=1000)
-    claim = store.claim(GROUP, broker, mirror_every=0.1)
     began, until = time.monotonic(), 0
+    claim = store.claim(GROUP, broker, mirror_every=0.1)
     while len(broker.times) < 4:
         until += 1
         advance(store, claim, P0, until)
@@ -245,10 +246,10 @@ def test_an_outage_costs_a_warning_at_its_beginning_and_its_end_and_is_counted(
     wait_until(lambda: broker.commits)
     assert not recorder.of(MirrorTried, "failed", "ended")
     caplog.clear()
-    before = len(recorder.of(MirrorTried, "done"))
     broker.error = BrokerUnavailable("no answer")
     advance(store, claim, P0, 40)
     wait_until(lambda: len(recorder.of(MirrorTried, "failed", "ended")) >= 3)
+    before = len(recorder.of(MirrorTried, "done"))
     advance(store, claim, P0, 50)
     broker.error = None
     wait_until(lambda: copied(broker)[P0] == 50)
@@ -275,15 +276,12 @@ def test_an_error_that_nobody_foresaw_does_not_end_it(
 
 
 @pytest.mark.behaviour("MIRROR-5")
-def test_a_broker_that_says_no_is_asked_less_often(
-    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
-) -> None:
+def test_a_broker_that_says_no_is_asked_less_often(store: InMemoryOffsetStore) -> None:
+    broker = TimedBroker.with_topics({"payments": 3}, end=100)
     broker.commit_error = BrokerRefused("the group has members")
     claim = store.claim(GROUP, broker, mirror_every=0.05)
-    wait_until(lambda: recorder.of(MirrorTried, "failed", "ended"))
-    began = time.monotonic()
-    wait_until(lambda: len(recorder.of(MirrorTried, "failed", "ended")) == 2)
-    assert time.monotonic() - began > 0.4
+    wait_until(lambda: len(broker.times) >= 2)
+    assert broker.times[1] - broker.times[0] > 0.4
     broker.commit_error = None
     claim.close()
     assert copied(broker) == {P0: 0, P1: 0, P2: 0}
@@ -298,7 +296,7 @@ def test_the_end_of_the_job_waits_for_a_silent_broker_in_vain_and_not_for_long(
     claim = store.claim(GROUP, broker, mirror_every=SELDOM)
     began = time.monotonic()
     claim.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert caplog.text.count("closed without its last commit to Kafka") == 1
     claim.close()
     assert caplog.text.count("closed without its last commit to Kafka") == 1
@@ -372,9 +370,11 @@ def test_a_pin_whose_row_is_locked_comes_off_later(
     monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
     store.claim(GROUP, broker, mirror_every=None).close()
     store.reset(GROUP, {P1: 10}, reason="again")
+    broker.commit_error = BrokerUnavailable("no answer")
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     with store.transaction(claim) as tx:
         plan = tx.lock({P1: OffsetRange(10, 20)})
+        broker.commit_error = None  # not before: the pin would come off
         wait_until(lambda: broker.commits)
         success = len(recorder.of(MirrorTried, "done"))
         wait_until(lambda: len(recorder.of(MirrorTried, "done")) > success)
@@ -631,7 +631,7 @@ def test_the_last_copy_and_the_last_look_at_the_logs_ask_kafka_at_the_same_time(
 @pytest.mark.behaviour("MIRROR-7")
 def test_it_looks_also_where_there_is_nothing_to_copy(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: broker.commits)
+    wait_until(lambda: copied(broker))
     broker.set_committed({P0: 70})
     wait_until(lambda: of(claim).ended)
 
@@ -661,7 +661,7 @@ def test_a_commit_of_our_own_whose_answer_was_lost_is_no_other_application_s(sto
 @pytest.mark.behaviour("MIRROR-7")
 def test_offsets_that_have_expired_are_no_other_application_s(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: broker.commits)
+    wait_until(lambda: copied(broker))
     broker.current = replace(broker.current, committed={})
     advance(store, claim, P0, 40)
     wait_until(lambda: copied(broker) == {P0: 40})
@@ -712,7 +712,7 @@ def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_st
         of_copy = copy.claim(GROUP, broker, mirror_every=SELDOM)
         assert of_copy.token.epoch == claim.token.epoch + 1
         advance(copy, of_copy, P0, 70)
-    wait_until(lambda: recorder.of(MirrorTried, "failed", "ended"))
+    wait_until(lambda: contested(store))  # which comes last
 
     assert "a copy of this database" in str(of(claim).ended)
     [failed] = recorder.of(MirrorTried, "failed", "ended")
@@ -844,8 +844,8 @@ def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
     advance(store, claim, P0, 40)
     wait_until(lambda: copied(broker).get(P0) == 40)
     failed: list[None] = []
-    rows, mirror = of(claim)._rows, of(claim)
-    looks = iter([True, False] * 3)
+    rows, ask, mirror = of(claim)._rows, broker.committed_offsets, of(claim)
+    looks = iter([False, True] * 3)
 
     def sometimes() -> Any:
         if next(looks, True):
@@ -853,9 +853,15 @@ def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
         failed.append(None)
         raise errors.StoreUnavailable("no connection")
 
-    monkeypatch.setattr(mirror, "_rows", sometimes)
-    broker.commit(GROUP, {P0: CommittedOffset(70, Stamp(store.database.store_id(), 2, digest(GROUP)).text())})
-    wait_until(lambda: mirror.ended)
+    def met(kafka_group: str, partitions: Any) -> Any:
+        """When it has read its rows, and looks at Kafka."""
+        broker.committed_offsets = ask  # type: ignore[method-assign]
+        monkeypatch.setattr(mirror, "_rows", sometimes)
+        broker.commit(GROUP, {P0: CommittedOffset(70, Stamp(store.database.store_id(), 2, digest(GROUP)).text())})
+        return ask(kafka_group, partitions)
+
+    broker.committed_offsets = met  # type: ignore[method-assign]
+    wait_until(lambda: contested(store))
     assert len(failed) == 3
     assert "a copy of this database" in str(mirror.ended)
     assert len(contested(store)) == 1
@@ -929,13 +935,17 @@ def test_a_job_waits_for_the_consumers_before_it_to_leave_kafkas_group_and_then_
 def test_members_that_stay_longer_than_a_session_are_another_applications(
     store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirrors, "LEAVING", 0.3)
+    passed = [0.0]
+    clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() + passed[0]})
+    monkeypatch.setattr(mirrors, "time", clock)
     left_by_fleet(store, broker)
 
     store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: len(recorder.of(MirrorTried, "failed")) > 1)
+    assert contested(store) == []
+    passed[0] = mirrors.LEAVING
     wait_until(lambda: contested(store))
 
-    assert len(recorder.of(MirrorTried, "failed")) > 1
     assert broker.commits == []
     assert contested(store) == [(None, "another application uses the group 'billing' in Kafka: it has members")]
 
@@ -1010,7 +1020,7 @@ def test_it_is_recorded_when_the_rows_are_free_again_and_nothing_is_copied_meanw
 ) -> None:
     monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: broker.commits)
+    wait_until(lambda: copied(broker))
     with store.transaction(claim) as tx:
         plan = tx.lock({P0: OffsetRange(0, 20)})
         broker.set_committed({P1: 70})

@@ -22,7 +22,7 @@ def committed(servers: str, group: str, topics: Sequence[str]) -> dict[tuple[str
     """Kafka's committed offsets of the group."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 0})
     try:
-        return _ask(consumer, topics, _SECONDS)
+        return _ask(consumer, topics, 60.0)
     finally:
         consumer.close()
 

@@ -101,6 +101,10 @@ class Job:
         failed = self.told("failed")
         return Report.of(failed[0].what) if failed else None
 
+    def tells_of_the_kill(self, event: Event) -> bool:
+        """Whether one half of it tells that the other is gone, which says nothing of a transaction under way."""
+        return event.kind == "failed" and self.was_killed and not event.what["ours"]
+
     @property
     def has_ended(self) -> bool:
         """Whether its work is over, in whichever way."""
@@ -420,7 +424,7 @@ class Scene:
         seen = time.monotonic()
         wait_until(lambda: self.observer.looks[-1].last > seen)
         self._stop_watching()
-        told = [*self.told, *(Told(job.work.group, job.work.way, job.events) for job in self.jobs)]
+        told = [*self.told, *(Told(job.work.group, job.work.way, _own(job)) for job in self.jobs)]
         groups = {one.group for one in told}
         verifier = Verifier(
             self.ledger,
@@ -450,7 +454,7 @@ class Scene:
         for job in self.jobs:
             for event in job.told("failed"):
                 report = Report.of(event.what)
-                if job.was_killed and not report.ours:
+                if job.tells_of_the_kill(event) or (job.was_killed and _is_of_java(report)):
                     continue  # a half of it has lost the other
                 if report.class_name not in self._expected:
                     found.append(f"unexpected {report.class_name}: {report.text[:1500]}")
@@ -480,3 +484,12 @@ class Scene:
         for topic in self.topics:
             with suppress(OffsetStoreError):
                 admin.delete_topic(self.kafka.bootstrap_servers, topic)
+
+
+def _own(job: Job) -> list[Event]:
+    return [event for event in job.events if not job.tells_of_the_kill(event)]
+
+
+def _is_of_java(report: Report) -> bool:
+    """Whether it is the sink's word for a Java that does not answer."""
+    return report.class_name == "SinkError" and "Py4J" in (report.found or "")
