@@ -150,6 +150,10 @@ class NextStep(StrEnum):
         "Replay or discard them first; or delete them with the group: discard_letters=True.",
         "Replay or discard them first; or delete them with the group: --discard-letters.",
     )
+    DISCARD_LETTERS = (
+        "Only a job that reads the topic can replay them. Discard them, or delete them with it: discard_letters=True.",
+        "Only a job that reads the topic can replay them. Discard them, or delete them with it: --discard-letters.",
+    )
     PREFER_ONE = _or_try(
         'Find out who moved one of them, then start with prefer="larger" or prefer="stored".',
         "--prefer larger or --prefer stored",

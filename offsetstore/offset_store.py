@@ -363,7 +363,7 @@ class OffsetStore:
         """
         operation = DeleteGroup(
             group=group,
-            topics=None if topics is None else tuple(sorted(set(topics))),
+            topics=None if topics is None else tuple(sorted({topics} if isinstance(topics, str) else {*topics})),
             discard_letters=discard_letters,
             takeover=takeover,
             takeover_timeout=takeover_timeout,

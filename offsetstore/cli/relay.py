@@ -44,15 +44,16 @@ def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_u
       offsetstore relay -b localhost:9092 -o compression.type=lz4
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     broker = kafka.connect()
-    with database.open() as store:
-        running = Relay(store, broker, anchor=anchor, on_uncertain=cast("OnUncertain", on_uncertain))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with database.open() as store:
+            running = Relay(store, broker, anchor=anchor, on_uncertain=cast("OnUncertain", on_uncertain))
 
-        def stop(_signal: int, _frame: object) -> None:
-            running.stop()
+            def stop(_signal: int, _frame: object) -> None:
+                running.stop()
 
-        before = signal.signal(signal.SIGTERM, stop)
-        try:
+            signal.signal(signal.SIGTERM, stop)
             print_text(f"Producing the outbox of store {store.database.store_id()} to Kafka")
             running.run()
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, LettersOpen, MissingPrivilege, UnknownGroup
+from offsetstore.errors import ConfigurationError, LettersOpen, MissingPrivilege, NextStep, UnknownGroup
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.operation import (
     By,
@@ -27,7 +27,7 @@ from offsetstore.operations.operation import (
     known,
     write_token,
 )
-from offsetstore.operations.people import people
+from offsetstore.operations.people import people, read_runs
 from offsetstore.operations.resets import pinned
 from offsetstore.operations.samples import LOCK_SAMPLES, RENAME_SAMPLES
 from offsetstore.postgres.session import PostgresSession
@@ -185,6 +185,7 @@ class DeletedGroup(OwnedPlan):
     :param contested: whether another application used the group in Kafka while the job ran. What it has committed
         there is where a new job of that name starts, as for any name without a stored offset.
     :param losses: evidence that logs lost records below the stored offsets; it goes with them.
+    :param last_read: those of the topics that the last job read: started again as it is, it reads them anew.
     """
 
     group: str
@@ -193,6 +194,7 @@ class DeletedGroup(OwnedPlan):
     letters: Mapping[State, int]
     contested: bool
     losses: Mapping[TopicPartition, Suspect]
+    last_read: tuple[str, ...] = ()
 
     @property
     def open_letters(self) -> int:
@@ -238,13 +240,24 @@ class DeleteGroup(Fencing[DeletedGroup]):
         # No letter of a group goes before it is pruned, so their numbers show whether any has come or changed.
         held = held_by(owner, offsets)
         digest = digest_of("delete", self.group, held, contested, sorted(letters.items()), sorted(losses.items()))
-        found = DeletedGroup(self.group, self.topics, offsets, letters, contested, losses, owner=owner, digest=digest)
+        found = DeletedGroup(
+            self.group,
+            self.topics,
+            offsets,
+            letters,
+            contested,
+            losses,
+            self._last_read(people(session)),
+            owner=owner,
+            digest=digest,
+        )
         if found.open_letters and not self.discard_letters:
             whose = f"the group {self.group!r} has dead letters{' of these topics' if self.topics else ''}"
             raise LettersOpen(
                 f"{whose} that are still open; nothing was written",
                 found=found.open_letters,
                 expected="none",
+                next_step=NextStep.DISCARD_LETTERS if self.topics else NextStep.SETTLE_LETTERS,
             )
         return found
 
@@ -269,6 +282,8 @@ class DeleteGroup(Fencing[DeletedGroup]):
     def _of_topics(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, StoredOffset]:
         assert self.topics is not None
         has = {tp.topic for tp in rows}
+        if not has:
+            raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
         if missing := sorted(set(self.topics) - has):
             raise ConfigurationError(
                 f"the group {self.group!r} has no offsets of these topics; nothing was written",
@@ -283,6 +298,10 @@ class DeleteGroup(Fencing[DeletedGroup]):
                 next_step="If it is given up, delete the whole group, and name no topic.",
             )
         return {tp: row for tp, row in rows.items() if tp.topic in self.topics}
+
+    def _last_read(self, session: PostgresSession) -> tuple[str, ...]:
+        runs = read_runs(session, self.group, limit=1) if self.topics is not None else []
+        return tuple(topic for run in runs for topic in run.topics if topic in (self.topics or ()))
 
     def _letters(self, session: PostgresSession) -> dict[State, int]:
         if self.topics is None:

@@ -19,6 +19,7 @@ from offsetstore.operations.resets import Reset
 from offsetstore.protocol.database import GroupRow
 from offsetstore.text import counted, visible
 
+_RESTART: Final = "its supervisor may not do so after a job was fenced"
 _SHOWN: Final = 20  # letters, and partitions whose log lost records
 
 
@@ -100,8 +101,7 @@ def _reset(plan: Reset) -> PlanInWords:
     if plan.losses:
         accepts = "accepted" if plan.executed else "would accept"
         notes.append(Note(f"The reset {accepts} this loss: starts are no longer refused because of it."))
-    restart = "its supervisor may not do so after a job was fenced"
-    notes += _fencing(plan, f"See that it is started again: {restart}", f"start it again, since {restart}")
+    notes += _fencing(plan, f"See that it is started again: {_RESTART}", f"start it again, since {_RESTART}")
     if plan.met_live_owner and not plan.executed:
         notes.append(Note("Offsets that it stores before it is fenced are in what is done, not in this plan."))
     if plan.executed and not plan.met_live_owner:
@@ -143,27 +143,45 @@ def _deleted(plan: DeletedGroup) -> PlanInWords:
     count = plan.open_letters + plan.settled_letters
     letters = f" and {counted(count, 'dead letter')} ({plan.open_letters} open)" if count else ""
     offsets = f"the offsets of {counted(len(plan.offsets), 'partition')}{letters}"
-    notes: list[Note] = []
-    if plan.contested:
-        contested = "Another application uses this group in Kafka. A new job of this name begins at its offsets."
-        notes.append(_warning(contested))
-    notes += _losses(plan.losses)
-    named = [word for topic in plan.topics or () for word in ("--topic", visible(topic))]
-    remove = ["--bootstrap-server", "HOST:PORT", "--delete-offsets" if named else "--delete", *named, "--group"]
-    notes.append(Note("Kafka keeps the copy of the offsets, which no longer counts. This removes it:"))
-    notes.append(Note(f"  kafka-consumer-groups.sh {shlex.join([*remove, visible(plan.group)])}"))
-    notes += _fencing(plan)
-    if plan.executed or plan.topics is not None:
-        who = "starts under this name reads the topics" if plan.topics is None else "reads these topics again does so"
-        notes.append(_warning(f"A job that {who} anew, and writes the results again."))
     what = plan.group if plan.topics is None else f"What {plan.group} has of {', '.join(plan.topics)}"
     return PlanInWords(
         f"{what} {'was' if plan.executed else 'would be'} deleted: {offsets}.",
-        notes,
+        [*_losses(plan.losses), *(_of_deleted_group(plan) if plan.topics is None else _of_deleted_topics(plan))],
         ("partition", "#stored"),
         [*plan.offsets.items()],
         step=_step(plan),
     )
+
+
+def _of_deleted_group(plan: DeletedGroup) -> Iterator[Note]:
+    if plan.contested:
+        yield _warning("Another application uses this group in Kafka. A new job of this name begins at its offsets.")
+    yield from _removal(plan, "--delete")
+    yield from _fencing(plan)
+    if plan.executed:
+        yield _warning("A job that starts under this name reads the topics anew, and writes the results again.")
+
+
+def _of_deleted_topics(plan: DeletedGroup) -> Iterator[Note]:
+    if plan.last_read:
+        named = ", ".join(plan.last_read)
+        yield _warning(f"The last job read {named}: as it is, it reads that as a new topic, and writes results again.")
+    if plan.contested:
+        yield _warning(
+            "Another application uses this group in Kafka. A job that reads the topic begins at its offsets."
+        )
+    else:
+        yield from _removal(plan, "--delete-offsets", *(word for one in plan.topics or () for word in ("--topic", one)))
+    without = f"without the topic: {_RESTART}"
+    yield from _fencing(plan, f"See that it is started again, {without}", f"start it again, {without}")
+    if plan.executed and not plan.met_live_owner:
+        yield Note("No job is known to be running: start one, without the topic.")
+
+
+def _removal(plan: DeletedGroup, *options: str) -> Iterator[Note]:
+    words = ["--bootstrap-server", "HOST:PORT", *map(visible, options), "--group", visible(plan.group)]
+    yield Note("Kafka keeps the copy of the offsets, which no longer counts. This removes it:")
+    yield Note(f"  kafka-consumer-groups.sh {shlex.join(words)}")
 
 
 def _losses(losses: Mapping[TopicPartition, Suspect]) -> Iterator[Note]:

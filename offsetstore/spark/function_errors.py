@@ -158,10 +158,9 @@ def typed(error: BaseException) -> BaseException:
 
     What else a function of the job raises on the driver stays as it is, also where Spark can't analyse its query.
     """
-    is_java = isinstance(error, (Py4JError, CapturedException)) and not isinstance(error, AnalysisException)
-    if is_java or _is_of_gateway(error):
+    if is_of_java(error) and not isinstance(error, AnalysisException):
         classes = [type(error).__name__]
-        with suppress(Py4JError):  # Java is gone
+        with suppress(Py4JError, OSError):  # Java is gone
             classes = [_shown(cause) for cause in causes(error)] or classes
         ours = SinkError(
             "Spark failed while it computed or read the batch",
@@ -182,10 +181,13 @@ def typed(error: BaseException) -> BaseException:
     return ours
 
 
-def _is_of_gateway(error: BaseException) -> bool:
-    """Whether Java is gone: py4j raises some errors of its connection as they are."""
+def is_of_java(error: BaseException) -> bool:
+    """Whether Spark has raised it, or py4j: Java is gone then, and some errors of the connection are raised as such."""
+    if isinstance(error, (Py4JError, CapturedException)):
+        return True
     *_, last = [None, *(frame for frame, _ in walk_tb(error.__traceback__))]
-    return isinstance(error, OSError) and last is not None and last.f_globals["__name__"].startswith("py4j.")
+    is_of_py4j = last is not None and last.f_globals.get("__name__", "").startswith("py4j.")
+    return is_of_py4j and isinstance(error, OSError)
 
 
 def _shown(cause: Cause) -> str:

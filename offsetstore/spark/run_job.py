@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
-from offsetstore.spark.function_errors import told_by_us
+from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
 from offsetstore.spark.sink import TransactionalSink
@@ -104,15 +104,16 @@ class Job:
             with claim:
                 try:
                     self._wait(query, sink, progress)
-                except (PySparkException, Py4JError) as ended:
+                except (PySparkException, Py4JError, OSError) as ended:
                     error = sink.error or ended
-                    if self._signal is None or not isinstance(error, (PySparkException, Py4JError)):
-                        raise error from None
+                    is_of_spark = isinstance(error, PySparkException)
+                    if self._signal is None or not (is_of_spark or is_of_java(error)):
+                        raise error if is_of_spark else typed(error) from None
                     # Else Spark was ended by the signal, too.
                 finally:
                     if progress is not None:
                         progress.end()
-                    with suppress(Py4JError):
+                    with suppress(Py4JError, OSError):
                         if query.isActive:
                             query.stop()
         finally:

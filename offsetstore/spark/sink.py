@@ -307,7 +307,9 @@ class TransactionalSink:
         :return: whether that is known: the query has begun its first trigger.
         :raises OffsetGap: it starts above a stored offset, at which the next batch with records would fail.
         """
-        return self._claim.keeps_checkpoint or self._check_start(RunningQuery.started_as(query))
+        if self._claim.keeps_checkpoint or query.runId == self._started_run_id:
+            return True
+        return self._check_start(RunningQuery.started_as(query))
 
     def _check_start(self, query: RunningQuery) -> bool:
         with self._start_check:  # the job's thread and the first batch may both be about to

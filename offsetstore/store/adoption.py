@@ -122,7 +122,7 @@ def read_for(
         raise _missing(files.location)
     topics = {tp.topic for tp in checkpoint.offsets}
     # A topic that was added after the adoption is not in the checkpoint; those in it were adopted then.
-    if unknown and not topics & unknown and not topics <= known:
+    if unknown and not topics & unknown and topics.isdisjoint(known):
         raise ConfigurationError(
             "the checkpoint to adopt belongs to a query that reads other topics",
             found=", ".join(sorted(topics)),

@@ -123,7 +123,8 @@ def _settle_by_mark(
 
 def _other_group(advanced: Advanced, cause: ConnectionLost) -> CommitUnknown:
     return CommitUnknown(
-        f"the answer to COMMIT was lost, and group {advanced.group!r} has been deleted or renamed since",
+        f"the answer to COMMIT was lost, and group {advanced.group!r} has been renamed since, or deleted, perhaps in "
+        "part",
         topic_partition=advanced.first,
         found=cause.found,
     )

@@ -787,9 +787,11 @@ class AdminContract(ContractParts):
         with pytest.raises(LettersOpen) as caught:
             store.delete_group(GROUP, topics=["refunds"], takeover="fence", reason=REASON)
         assert caught.value.found == 1
+        assert "Only a job that reads the topic can replay them" in caught.value.next_step
         before = store.offsets(GROUP)
-        done = store.delete_group(GROUP, topics=["refunds"], discard_letters=True, takeover="fence", reason=REASON)
+        done = store.delete_group(GROUP, topics="refunds", discard_letters=True, takeover="fence", reason=REASON)
 
+        assert done.last_read == ("refunds",)
         assert (done.topics, done.offsets, done.open_letters) == (("refunds",), {REFUNDS: 6}, 1)
         assert stored(store) == {P0: 41, P1: 30, P2: 0}
         after = store.offsets(GROUP)
@@ -824,6 +826,12 @@ class AdminContract(ContractParts):
         with pytest.raises(StoreRewound) as caught:
             store.claim(GROUP, broker, mirror_every=None)
         assert caught.value.topic_partition == P0
+
+    @pytest.mark.behaviour("OPS-3")
+    def test_a_group_that_has_no_offsets_has_no_topic_to_delete(self, store: OffsetStore) -> None:
+        store.claim(GROUP, topics=["refunds"], mirror_every=None).close()
+        with pytest.raises(UnknownGroup, match="no offsets of group"):
+            store.delete_group(GROUP, topics="refunds", reason=REASON)
 
     @pytest.mark.behaviour("OPS-3")
     @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ class RunContract(ContractParts):
         assert store.runs("other") == []
 
     def test_an_end_is_taken_back_if_the_query_runs_again(self, store: OffsetStore, claim: Claim) -> None:
-        claim.close()  # its heartbeats would write, too
+        claim.close()  # or its end would be written later
         assert last(store).state == "ended"
         write(store, claim, RunStatus(phase="batch"))
 

@@ -112,9 +112,11 @@ def test_a_deadlock_with_a_job_is_a_lock_that_was_not_to_be_had(
         job.execute("LOCK TABLE dead_letters IN ROW EXCLUSIVE MODE")
         # It looks once, that long after it has begun to wait: the job must be waiting by then.
         connection.execute(text("SET LOCAL deadlock_timeout = '3s'"))
+        began = time.monotonic()
         migrating = in_background(lambda: upgrade(connection, lock_timeout=60))
         wait_until(lambda: looking.execute(WAITING).fetchall())
         job.execute("LOCK TABLE offset_history IN ROW EXCLUSIVE MODE")
         with pytest.raises(LockTimeout):
             migrating.result(60)
+        assert time.monotonic() - began < 60  # it was the deadlock, not the limit
         assert current_revision(connection) == "0005"

@@ -28,7 +28,8 @@ from offsetstore.store import heartbeat
 from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.support.transforms import events
 
-LIMITS: Final = Limits(starting=120, query=4, batch=5, polling=6, jvm=5, unreachable=3, exit=2)
+LIMITS: Final = Limits(starting=120, query=4, batch=12, polling=12, jvm=10, unreachable=3, exit=2)
+"""On a busy machine a job's first batch takes seconds, and so may an answer of Java's."""
 
 
 def _named(batch: DataFrame) -> dict[str, DataFrame]:
@@ -67,11 +68,13 @@ def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) 
         print_event("waiting", jvm=java)
         sys.stdin.readline()
     heartbeat.INTERVAL = 0.5
-    limits = replace(LIMITS, polling=60) if is_submitted else LIMITS  # several start at a time
+    limits = replace(LIMITS, batch=20, polling=60, jvm=60) if is_submitted else LIMITS  # several start at a time
     monitoring = Monitoring(port=0, limits=limits, on_dead="exit" if "--on-dead" in how else None)
     retries = Retries(attempts=1_000, longest=0.5)
     with OffsetStore.connect(url, observers=[monitoring, BatchPrinter()], retries=retries) as store:
-        claim = store.claim(group, Broker.from_spark(options, timeout=2), mirror_every=0.5)
+        broker = Broker.from_spark(options, timeout=60)  # for the claim; Kafka may be busy
+        claim = store.claim(group, broker, mirror_every=0.5)
+        broker._timeout = 2.0  # from now on an outage is seen soon
         sink, query = _start(session, claim, options, base)
         print_event("ready", port=monitoring.port, jvm=java)
         if not is_submitted:

@@ -44,7 +44,7 @@ class Prometheus:
     def get(self, path: str, **parameters: str) -> Any:
         """Ask its API; ``match`` is its ``match[]``."""
         sent = urlencode({"match[]" if name == "match" else name: value for name, value in parameters.items()})
-        with urlopen(f"{self.url}/api/v1/{path}?{sent}", timeout=10) as answer:  # noqa: S310 - http
+        with urlopen(f"{self.url}/api/v1/{path}?{sent}", timeout=60) as answer:  # noqa: S310 - http
             return json.load(answer)["data"]
 
     def now(self, query: str) -> list[Any]:
@@ -62,7 +62,7 @@ class Prometheus:
     @property
     def own_metrics(self) -> str:
         """What it tells of itself."""
-        with urlopen(f"{self.url}/metrics", timeout=10) as answer:  # noqa: S310 - http
+        with urlopen(f"{self.url}/metrics", timeout=60) as answer:  # noqa: S310 - http
             return answer.read().decode()
 
 

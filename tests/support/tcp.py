@@ -41,7 +41,7 @@ class Proxy(ABC):
     def _stop_accepting(self) -> None:
         """Listen no more; what was accepted until then is among the open sockets afterwards."""
         self.close(self._listener)
-        self._accepting.join(60)
+        self._accepting.join(10)
 
     @abstractmethod
     def _serve(self, client: socket.socket) -> None:

@@ -123,7 +123,7 @@ class World:
 
     def broker(self, *topics: str, **more: str) -> Broker:
         """A broker from the reader's options."""
-        broker = Broker.from_spark(self.options(*topics, **more))
+        broker = Broker.from_spark(self.options(*topics, **more), timeout=60)
         self._brokers.append(broker)
         return broker
 

@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE
 
 @pytest.fixture(scope="module", autouse=True)
 def patience() -> Iterator[None]:
-    """Other tests' Sparks and brokers run beside this: limits that `make chaos` holds only end what hangs here."""
+    """Other tests' Sparks and brokers run beside this. `make chaos` holds the limits; here they only end what hangs."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (waiting, process):
             patch.setattr(module, "PATIENCE", 3 * PATIENCE)

@@ -15,7 +15,7 @@ import json, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print(json.dumps({"job": "begun", "at": 0}), flush=True)
 """
-LIVES = f"{_BEGUN}time.sleep(60)"
+LIVES = f"{_BEGUN}time.sleep(600)"
 FAILS = (
     f'{_BEGUN}print(json.dumps({{"job": "failed", "at": 0, "class_name": "StaleClaim", "text": "was"}})); sys.exit(6)'
 )

@@ -41,7 +41,7 @@ def test_the_table_has_each_option_of_kafkas_tool_once() -> None:
 
 @pytest.mark.behaviour("OPS-1")
 def test_the_commands_and_options_that_the_table_names_are_there() -> None:
-    known = {*all_names(cli, click.Context(cli)), "table", "json", "csv", "GROUP", "HOST:PORT"}
+    known = {*all_names(cli, click.Context(cli)), "table", "json", "csv", "GROUP", "TOPIC", "HOST:PORT"}
     other = re.compile(r"payments:0,2|2025-03-01T00:00Z|OFFSETSTORE_(BOOTSTRAP_SERVERS|GROUP)")
     told = [word for _, ours in rows() for code in ours if not other.fullmatch(code) for word in code.split()]
     assert [word for word in told if word not in known] == []

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -560,9 +561,9 @@ def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
     assert calls.of == {"10": 1, "bad": 2, "none": 1, "13": 1, "unfit": 1, "twice": 1}
     [topic_id] = {row.topic_id for row in store.offsets("billing").values()}
     assert {one.id for one in calls.records if one.partition} == {f"payments/{topic_id}/1/0"}
-    [told] = recorder.of(HandlerCalled)
-    assert (told.calls, told.retries) == (7, 1)
-    assert recorder.events.index(told) < recorder.events.index(recorder.of(BatchEnded)[0])
+    told = recorder.of(HandlerCalled)
+    assert (sum(one.calls for one in told), sum(one.retries for one in told)) == (7, 1)
+    assert recorder.events.index(told[-1]) < recorder.events.index(recorder.of(BatchEnded)[0])
 
 
 @pytest.mark.behaviour("OUT-1")
@@ -673,12 +674,20 @@ def test_calls_end_with_the_claim(
             store.claim("billing", broker, topics=["payments"], takeover="fence").close()
             member.lose()
 
-    calls = Calls(now=end)
+    class Slowly(Calls):
+        def handle(self, record: handling.Record) -> Any:
+            time.sleep(0.01)  # else all are over before the end of the claim is noticed
+            return super().handle(record)
+
+    calls = Slowly(now=end)
     polling = Polling(member, calls.handler(concurrency=1))
     many = [str(number) for number in range(900)]
     with pytest.raises(ProtocolMisuse if closed else StaleClaim):
         polling.write(polling.polled({P0: ["now", *many]}))
-    assert len(calls.of) < 600  # of 901: no more than what was handed over by then
+    if closed:  # of 901: it is noticed when outcomes are fetched
+        assert len(calls.of) < 600
+    else:
+        assert calls.of == {"now": 1}
     assert numbers(query) == []
 
 

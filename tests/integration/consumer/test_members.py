@@ -81,7 +81,7 @@ class Running:
 
     def stop(self) -> None:
         self.consumer.stop()
-        self.ended.result(timeout=60)
+        self.ended.result(timeout=150)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def starts(store: OffsetStore, cluster: Cluster) -> Iterator[Callable[..., Runni
     for one in running:
         one.consumer.stop()
     for one in running:
-        one.ended.exception(timeout=60)
+        one.ended.exception(timeout=150)
 
 
 def wait_for(query: Query, cluster: Cluster, *others: Running) -> None:
@@ -129,7 +129,7 @@ def test_a_consumer_starts_where_the_last_one_ended_and_writes_what_it_polled_wh
 ) -> None:
     add, polled = Feed.add, set[tuple[TopicPartition, int]]()
 
-    def noted(feed: Feed, tp: TopicPartition, records: Collection[Any], topic_id: str = "") -> None:
+    def add_noting(feed: Feed, tp: TopicPartition, records: Collection[Any], topic_id: str = "") -> None:
         add(feed, tp, records, topic_id)
         polled.update((tp, record.offset) for record in records)
 
@@ -137,7 +137,7 @@ def test_a_consumer_starts_where_the_last_one_ended_and_writes_what_it_polled_wh
     first = starts()
     wait_for(query, cluster, first)
     first.stop()
-    monkeypatch.setattr(Feed, "add", noted)
+    monkeypatch.setattr(Feed, "add", add_noting)
 
     cluster.produce(500)
     second = starts(flush=Flush(rows=500, seconds=600.0))

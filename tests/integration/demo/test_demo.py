@@ -110,7 +110,7 @@ def still_runs(pid: int) -> bool:
 def test_broken_flights_are_dead_letters_and_all_others_land_while_the_job_is_killed(tmp_path: Path) -> None:
     points = POISON_POINTS[-2:]  # with all six, a start of Spark for each; the other four are those of every demo
     changed = {"POISON_POINTS": points, "LEAST_KILLS": len(points), "BATCHES": 6, "LEAST_BATCHES": 6}
-    few = "from offsetstore.demo import kills, run; kills._BATCHES = (1, 2); "
+    few = "from offsetstore.demo import kills, run, supervise; kills._BATCHES = (1, 2); supervise._JVM_SECONDS = 60.0; "
     few += "".join(f"run.{name} = {one!r}; " for name, one in changed.items())
     command = [*COMMAND[:2], few + COMMAND[2], *COMMAND[3:]]
     arguments = ["--flights", "1000", "--poison", "12", "--output", str(tmp_path)]

@@ -128,7 +128,7 @@ def test_a_group_with_members_is_refused_with_how_to_find_them(
 
 
 _LOOKS = """
-import sys, time
+import sys
 from contextlib import suppress
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka import Broker
@@ -160,12 +160,16 @@ def test_looking_for_members_survives_a_broker_that_stops_and_whose_coordinator_
     broker.commit(offsetstore_group, {TopicPartition(offsetstore_topic(1), 0): CommittedOffset(1)})
     arguments = [sys.executable, "-c", _LOOKS, offsetstore_kafka.bootstrap_servers, offsetstore_group]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as asking:
-        assert asking.stdout is not None
-        assert asking.stdout.readline() == "asked\n"
-        offsetstore_kafka.stop()
-        assert asking.stdout.readline() == "away\n"  # else a call may last until it is back
-        offsetstore_kafka.start()
-        assert asking.wait(60) == 0
+        try:
+            assert asking.stdout is not None
+            assert asking.stdout.readline() == "asked\n"
+            offsetstore_kafka.stop()
+            assert asking.stdout.readline() == "away\n"  # else a call may last until it is back
+            offsetstore_kafka.start()
+            assert asking.wait(60) == 0
+        finally:
+            asking.kill()
+            offsetstore_kafka.start()  # unless it runs
 
 
 def test_a_missing_partition_is_named(broker: Broker, offsetstore_topic: NewTopic, offsetstore_group: str) -> None:

@@ -33,7 +33,7 @@ def counter(offsetstore_database: str, query: Query) -> Iterator[TripCounter]:
 
 @pytest.fixture
 def store(counter: TripCounter, monkeypatch: pytest.MonkeyPatch) -> Iterator[OffsetStore]:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # what sends one is not known as such before it is sent
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # a connection is known to carry them only once one was sent
     with OffsetStore.connect(counter.url) as connected:
         yield connected
 

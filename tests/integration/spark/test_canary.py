@@ -20,11 +20,6 @@ from tests.support import canary_job
 from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
-# An INSERT into the table ``slow`` is cancelled at once. A time limit would also cancel what is slow by itself.
-CANCEL = """
-CREATE OR REPLACE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NEW; END $$
-"""
 # The consumer group, which says how it fails, and the class of the error.
 OTHERS = {
     "careless": "SinkError",
@@ -58,7 +53,6 @@ def test_no_value_and_no_password_is_in_anything_that_a_job_shows(
     admin.produce(offsetstore_kafka.bootstrap_servers, topic, [record, fine])
     database = Database(offsetstore_database)
     database.execute(canary_job.TABLES)
-    database.execute(CANCEL)
     database.close()
 
     place = {name: str(value) for name, value in conninfo_to_dict(offsetstore_database).items()}

@@ -108,13 +108,13 @@ def look_around(session: SparkSession, url: str) -> tuple[list[list[tuple[int, i
 
 def _close_connections(store: OffsetStore, backends: list[int]) -> None:
     session = store.database.begin(name="test")
-    terminate = text("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = ANY(:backends)")
+    terminate = text("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE pid = ANY(:backends)")
     assert session.connection.execute(terminate, {"backends": backends}).scalars().all()
     session.rollback()
 
 
 def _read(page: str) -> str:
-    with urllib.request.urlopen(page, timeout=20) as answer:  # noqa: S310 - Spark's own
+    with urllib.request.urlopen(page, timeout=60) as answer:  # noqa: S310 - Spark's own
         return answer.read().decode()
 
 

@@ -83,16 +83,16 @@ def test_executors_that_have_no_time_are_given_up(offsetstore_spark: SparkSessio
         with pytest.raises(Exception, match="cancelled"):
             context.parallelize([0, 1], 2).foreach(wait)
 
-    busy = threading.Thread(target=occupy)
+    busy = threading.Thread(target=occupy, daemon=True)
     busy.start()
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # both of Spark's threads
     try:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)  # both of Spark's threads
         # Spark can only cancel what it has got: by then it must have the job that checks.
         with pytest.raises(ExecutorEnvironment, match=r"no answer within 5 s"):
             check_executors(offsetstore_spark, timeout=5)
     finally:
         context.cancelJobsWithTag("occupy")
-        busy.join()
+        busy.join(60)
 
 
 def test_the_password_does_not_outlast_the_block(offsetstore_spark: SparkSession, offsetstore_database: str) -> None:

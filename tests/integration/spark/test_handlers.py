@@ -272,7 +272,7 @@ def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World,
             log.write("called\n")
         time.sleep(60 if record.value == b"slow" else 0)
 
-    handler = Handler(hangs, SCHEMA, timeout=3, ordering="partition")
+    handler = Handler(hangs, SCHEMA, timeout=2, ordering="partition")
     failure = world.run_to_failure(
         world.claim(topic), handler, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
     )
@@ -377,11 +377,11 @@ def test_an_execute_gets_the_rows_of_a_handler(world: World, calls: Calls) -> No
 def test_a_flush_writes_what_was_handled(world: World, calls: Calls) -> None:
     topic = world.events_topic(["a", "b", "c"])
     with world.claim(topic) as claim:
-        flush = Flush(rows=1_000, seconds=60)
+        flush = Flush(rows=1_000, seconds=600)
         sink = made_unchecked(claim, calls.handler(), into=Append("events"), flush=flush)
         options = {"maxOffsetsPerTrigger": "1"}
         query = world.start(sink, world.read(claim, **options), checkpoint=claim.checkpoint(world.checkpoints))
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(120)
     assert world.database.column(VALUES) == ["a", "b", "c"]
     assert calls.of == Counter("abc")
     [topic_id] = world.database.column("SELECT DISTINCT topic_id FROM kafka_partitions")

@@ -51,6 +51,7 @@ def run(number: int, world: World, topic: str, **names: Any) -> dict[str, Any]:
         '"audit"': repr(world.group),
         '"/checkpoints"': repr(world.checkpoints),
         "every=5": "every=0.2",
+        "seconds=10": "seconds=600",
     }
     block = blocks()[number]
     for old, new in replaced.items():

@@ -95,6 +95,7 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     job.wait_until_written(1)
     pause = world.store.pause(world.group, reason=REASON).after
     assert pause is not None
+    began = time.monotonic()
     world.produce(job.topic, ["b"])
 
     assert job.wait_until_it_waits() == PauseChanged(group=world.group, pause=pause)
@@ -104,16 +105,15 @@ def test_a_paused_job_writes_nothing_and_holds_no_lock_until_it_is_resumed(job: 
     assert owner is not None
     assert (owner.is_live, owner.token) == (True, job.claim.token)
 
-    resumed = time.monotonic()
     world.store.resume(world.group, reason="done")
     job.wait_until_written(2)
-    passed = time.monotonic() - resumed
+    passed = time.monotonic() - began
     query.stop()
     assert sink.error is None
     assert job.values == ["a", "b"]
     assert [one.pause is None for one in job.told.of(PauseChanged)] == [False, True]
     last = job.told.of(BatchEnded, "written")[-1]
-    assert sum(last.seconds.values()) < passed  # the wait belongs to no phase
+    assert sum(last.seconds.values()) < passed - 2.5  # the wait belongs to no phase
 
 
 @pytest.mark.behaviour("OPS-2", "OPS-15", "SINK-11")

@@ -179,7 +179,7 @@ def test_resolver_sink_and_mirror_work_with_the_readers_options(
     broker.close()
 
 
-def refusal(options: dict[str, str], *, timeout: float = 10.0) -> str:
+def refusal(options: dict[str, str], *, timeout: float = 4.0) -> str:
     """How each of the questions is refused, none later than it may be."""
     broker = Broker.from_spark(options, timeout=timeout)
     told: list[str] = []

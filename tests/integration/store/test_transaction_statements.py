@@ -41,7 +41,7 @@ def test_the_largest_offsets_go_in_and_come_out(store: OffsetStore, query: Query
 def test_a_thousand_partitions_are_locked_and_advanced_in_one_round_trip_each(
     offsetstore_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # what sends one is not known as such before it is sent
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # a connection is known to carry them only once one was sent
     partitions = [TopicPartition("payments", number) for number in range(1000)]
     with TripCounter(offsetstore_database) as counter, OffsetStore.connect(counter.url) as store:
         claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1000}, end=100), mirror_every=None)
@@ -61,7 +61,7 @@ def test_an_advance_is_a_hot_update(
     store: OffsetStore, results: str, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It touches no index, so that the table needs no vacuum to stay small and fast."""
-    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # while one is in a transaction, old rows stay in the page
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # while the transaction of one is open, old rows stay in the page
     claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 2}, end=100), mirror_every=None)
     for number in range(200):
         process(store, claim, P0, P1, range_=OffsetRange(number, number + 1))

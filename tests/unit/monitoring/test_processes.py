@@ -409,11 +409,14 @@ def test_sigterm_is_the_supervisors_to_handle(tmp_path: Path) -> None:
         "sys.exit(supervisor.run())"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        assert process.stdout.readline() == "the process is ready\n"
-        process.send_signal(signal.SIGTERM)
-        assert (process.communicate(timeout=60)[0], process.returncode) == (
-            "ending, within 60 s\nended with exit code 0\n",
-            0,
-        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            assert process.stdout.readline() == "the process is ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert (process.communicate(timeout=60)[0], process.returncode) == (
+                "ending, within 60 s\nended with exit code 0\n",
+                0,
+            )
+        finally:
+            process.kill()

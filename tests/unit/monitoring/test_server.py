@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
@@ -247,13 +248,19 @@ with InMemoryOffsetStore(observers=[monitoring]) as store:
 """
 
 
+@contextmanager
 def run(
     *, on_dead: str | None, fenced: bool = False, stands: bool = False, starting: float = 600
-) -> subprocess.Popen[str]:
+) -> Generator[subprocess.Popen[str]]:
+    """At the end of the block it is killed, even if it stands."""
     program = PROGRAM.format(on_dead=on_dead, fenced=fenced, stands=stands, starting=starting)
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.behaviour("OPS-4")
@@ -283,7 +290,6 @@ def test_a_dead_job_goes_on_unless_it_is_told_to_end() -> None:
                 assert refused.value.code == 500
             time.sleep(0.2)
         assert process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.behaviour("OPS-4")
@@ -293,7 +299,7 @@ def test_a_job_that_was_stopped_is_live_when_it_goes_on() -> None:
         connection = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=60)
         try:
             wait_until_it_stands(process.pid)  # it stops itself
-            connection.request("GET", "/livez")  # before it goes on: however slow this process is, it answers at once
+            connection.request("GET", "/livez")  # it waits there, and is answered as soon as the job goes on
             time.sleep(8.5)  # of which 2 s count
         finally:
             os.kill(process.pid, signal.SIGCONT)

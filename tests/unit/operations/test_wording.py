@@ -211,12 +211,25 @@ def test_nobody_is_told_to_start_a_job_whose_group_is_deleted() -> None:
 
 
 @pytest.mark.behaviour("OPS-3")
-def test_a_topic_that_is_deleted_is_named_with_what_removes_it_in_kafka() -> None:
-    told = said(deleted(SILENT, "old refunds", "payments"))
-    assert told[0] == "What billing has of old refunds, payments would be deleted: the offsets of 1 partition."
+def test_of_a_topic_that_is_deleted_it_is_told_what_the_job_must_not_read_and_that_it_must_be_started_again() -> None:
     tool = "  kafka-consumer-groups.sh --bootstrap-server HOST:PORT"
-    assert told[2:] == [
+    named = [
+        "Kafka keeps the copy of the offsets, which no longer counts. This removes it:",
         f"{tool} --delete-offsets --topic 'old refunds' --topic payments --group billing",
-        STILL,
-        "! A job that reads these topics again does so anew, and writes the results again.",
     ]
+    still = "! The last job read payments: as it is, it reads that as a new topic, and writes results again."
+    planned, done = (
+        f"What billing has of old refunds, payments {verb} deleted: the offsets of 1 partition."
+        for verb in ("would be", "was")
+    )
+    without = "without the topic: its supervisor may not do so after a job was fenced"
+    topics = ("old refunds", "payments")
+    assert said(deleted(SILENT, *topics)) == [planned, *named, STILL]
+    of_last = replace(deleted(LIVE, *topics), last_read=("payments",))
+    assert said(of_last) == [planned, still, *named, f"! {FENCED}; start it again, {without}."]
+    fenced = f"! Fenced the live job: {WHO}. See that it is started again, {without}."
+    assert said(deleted(LIVE, *topics, executed=True)) == [done, *named, fenced]
+    start = "No job is known to be running: start one, without the topic."
+    assert said(deleted(None, *topics, executed=True)) == [done, *named, start]
+    others = "! Another application uses this group in Kafka. A job that reads the topic begins at its offsets."
+    assert said(replace(deleted(None, *topics), contested=True)) == [planned, others]

@@ -121,7 +121,7 @@ def test_blocking_code_in_an_async_function_is_named(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING), pytest.raises(HandlerStuck, match="payments-0 at offset 1"):
         _ = [handling.finished(10) for _ in range(3)]
     assert "in a call for payments-0 at offset 1: blocking code" in caplog.text
-    assert handling.figures.lag >= 0.4
+    assert handling.figures.lag > 2
     go_on.set()
     handling.close()
 
@@ -324,7 +324,7 @@ def test_closing_does_not_wait_for_what_has_not_begun() -> None:
         handling = Handling(Handler(returns, None, timeout=60))
         handling.feed(map(record, range(100)))
         handling.close()
-    assert time.monotonic() - before < 60
+        assert time.monotonic() - before < 60
 
 
 class Unspeakable(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,8 +12,6 @@ from typing import Any, cast
 
 import psycopg
 import pytest
-from py4j.clientserver import JavaClient, JavaParameters, PythonParameters  # pyright: ignore[reportMissingTypeStubs]
-from py4j.java_gateway import GatewayProperty  # pyright: ignore[reportMissingTypeStubs]
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs] - it has none
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
@@ -244,19 +241,27 @@ def test_what_nothing_has_explained_leaves_the_sink_as_our_error_with_its_cause(
 
 
 @pytest.mark.behaviour("SINK-25")
-def test_a_java_that_does_not_answer_is_told_as_our_error() -> None:
+def test_a_java_that_does_not_answer_is_told_as_our_error(java_is_gone: OSError) -> None:
     """py4j raises an error of its connection as it is if it has to make a new one."""
-    port = free_port()
-    settings: Any = GatewayProperty(auto_field=False, pool=UNUSED)
-    gone: Any = JavaClient(JavaParameters(port=port), PythonParameters(), settings, deque[Any]())
-    with pytest.raises(OSError, match="refused") as caught:
-        gone.send_command("a command")
-    ours = typed(caught.value)
+    ours = typed(java_is_gone)
     assert isinstance(ours, SinkError)
-    assert (ours.found, ours.__cause__) == ("ConnectionRefusedError", caught.value)
+    assert (ours.found, ours.__cause__) == ("ConnectionRefusedError", java_is_gone)
     with pytest.raises(OSError, match="refused") as caught:
-        socket.create_connection(("127.0.0.1", port))
+        socket.create_connection(("127.0.0.1", free_port()))
     assert typed(caught.value) is caught.value
+
+
+@pytest.mark.behaviour("SINK-25")
+def test_a_java_that_dies_before_its_error_is_looked_at_hides_nothing(java_is_gone: OSError) -> None:
+    class Gone:
+        def getMessage(self) -> str:  # noqa: N802 - Java's name
+            raise java_is_gone
+
+    thrown = Py4JJavaError.__new__(Py4JJavaError)
+    thrown.java_exception = Gone()
+    ours = typed(thrown)
+    assert isinstance(ours, SinkError)
+    assert ours.found == "Py4JJavaError"
 
 
 @pytest.mark.parametrize(

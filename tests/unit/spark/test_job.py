@@ -316,12 +316,27 @@ def test_a_signal_while_the_claim_is_being_closed_cuts_nothing_and_hides_no_erro
 
 
 @pytest.mark.behaviour("DX-1")
-def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(run: Callable[[Query, Sink], object]) -> None:
+def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(
+    run: Callable[[Query, Sink], object], java_is_gone: OSError
+) -> None:
     """A supervisor sends SIGTERM to Java, too; the batch is left to the next start."""
-    gone = Py4JError("Java has ended")
-    assert run(Query(signal.SIGTERM, gone), Sink(error=gone)) == 0
-    assert run(Query(gone), Sink(error=gone)) == 70
-    assert run(Query(signal.SIGTERM, gone), Sink(error=errors.StaleClaim("taken over"))) == 6
+    for gone in (Py4JError("Java has ended"), java_is_gone):
+        assert run(Query(signal.SIGTERM, gone), Sink(error=gone)) == 0
+        assert run(Query(gone), Sink(error=gone)) == 5
+        assert run(Query(signal.SIGTERM, gone), Sink(error=errors.StaleClaim("taken over"))) == 6
+    own = OSError("no space left on the device")
+    assert run(Query(signal.SIGTERM, own), Sink()) == 70
+
+
+@pytest.mark.behaviour("DX-1")
+def test_a_java_that_is_gone_at_the_end_hides_no_error(
+    run: Callable[[Query, Sink], object], java_is_gone: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_query: Query) -> bool:
+        raise java_is_gone
+
+    monkeypatch.setattr(Query, "isActive", property(gone))
+    assert run(Query(java_is_gone), Sink(error=errors.StaleClaim("taken over"))) == 6
 
 
 # -- the session

@@ -228,6 +228,17 @@ def test_it_goes_on_with_a_further_topic_too(
     assert stored(store) == {TopicPartition("orders", 0): 0, P0: 22, P1: 33, P2: 0}
 
 
+@pytest.mark.behaviour("START-20", "OPS-3")
+def test_it_goes_on_with_a_further_topic_after_another_one_was_given_up(
+    store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint
+) -> None:
+    checkpoint.batch(12, {"payments": {"0": 22, "1": 33}, "refunds": {"0": 4}})
+    store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path))
+    more = StaticBroker.with_topics({"payments": 3, "orders": 1}, end=100)
+    store.claim(GROUP, more, adopt_checkpoint=str(checkpoint.path))
+    assert stored(store)[TopicPartition("orders", 0)] == 0
+
+
 @pytest.mark.behaviour("START-20")
 def test_a_path_without_a_checkpoint_is_refused(
     store: InMemoryOffsetStore, broker: StaticBroker, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -492,4 +493,6 @@ def _own(job: Job) -> list[Event]:
 
 def _is_of_java(report: Report) -> bool:
     """Whether it is the sink's word for a Java that does not answer."""
-    return report.class_name == "SinkError" and "Py4J" in (report.found or "")
+    return report.class_name == "SinkError" and bool(
+        re.search(r"Py4J|Connection\w+Error|BrokenPipe", report.found or "")
+    )
