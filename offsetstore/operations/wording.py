@@ -165,7 +165,8 @@ def _of_deleted_group(plan: DeletedGroup) -> Iterator[Note]:
 def _of_deleted_topics(plan: DeletedGroup) -> Iterator[Note]:
     if plan.last_read:
         named = ", ".join(plan.last_read)
-        yield _warning(f"The last job read {named}: as it is, it reads that as a new topic, and writes results again.")
+        anew = "started again unchanged, it begins there anew, and may write results again"
+        yield _warning(f"The last job read {named}: {anew}.")
     if plan.contested:
         yield _warning(
             "Another application uses this group in Kafka. A job that reads the topic begins at its offsets."

@@ -391,7 +391,7 @@ class Handling:
         self._has_warned = False
         self._looked = time.monotonic()
         self._most_away = max(4 * _LOOK, min(_LAG, handler.timeout / 2))
-        """Seconds after which this process did not run, so that its calls are not late by themselves."""
+        """Seconds between two looks, of more than which the process did not run: its calls are not late then."""
         self._waits_since: float | None = None
         self._caller: _Caller = _Loop(self) if handler.is_async else _Threads(self)
 

@@ -108,7 +108,8 @@ class Job:
                     error = sink.error or ended
                     is_of_spark = isinstance(error, PySparkException)
                     if self._signal is None or not (is_of_spark or is_of_java(error)):
-                        raise error if is_of_spark else typed(error) from None
+                        told = error if is_of_spark else typed(error)
+                        raise told from told.__cause__  # not from `ended`, whose text is Java's
                     # Else Spark was ended by the signal, too.
                 finally:
                     if progress is not None:

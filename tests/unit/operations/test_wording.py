@@ -217,7 +217,8 @@ def test_of_a_topic_that_is_deleted_it_is_told_what_the_job_must_not_read_and_th
         "Kafka keeps the copy of the offsets, which no longer counts. This removes it:",
         f"{tool} --delete-offsets --topic 'old refunds' --topic payments --group billing",
     ]
-    still = "! The last job read payments: as it is, it reads that as a new topic, and writes results again."
+    anew = "started again unchanged, it begins there anew, and may write results again"
+    still = f"! The last job read payments: {anew}."
     planned, done = (
         f"What billing has of old refunds, payments {verb} deleted: the offsets of 1 partition."
         for verb in ("would be", "was")

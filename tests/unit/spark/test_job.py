@@ -329,6 +329,19 @@ def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(
 
 
 @pytest.mark.behaviour("DX-1")
+def test_the_error_that_ends_the_job_keeps_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(_query: object) -> None: ...
+
+    monkeypatch.setattr(module, "_silence", leave)
+    failed: Any = Sink(error=errors.SinkError("Spark failed"))
+    failed.error.__cause__ = cause = ValueError("the cause")
+    query: Any = Query(StreamingQueryException("[STREAM_FAILED] ..."))
+    with offsetstore.spark.job() as job, pytest.raises(errors.SinkError) as caught:
+        job.run(query, failed)
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.behaviour("DX-1")
 def test_a_java_that_is_gone_at_the_end_hides_no_error(
     run: Callable[[Query, Sink], object], java_is_gone: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
