@@ -231,7 +231,7 @@ def test_a_group_that_was_renamed_since_cant_tell(job: Job, offsetstore_database
 
         with (
             job.proxy.losing(lost, then=rename),
-            pytest.raises(CommitUnknown, match="billing' has been deleted or renamed"),
+            pytest.raises(CommitUnknown, match="billing' has been renamed since, or deleted"),
         ):
             job.transaction(P0)  # its first: the row holds no id from before
 

@@ -10,7 +10,7 @@ from tests.integration.conftest import Query
 from tests.integration.store.committing import BOTH, MARK, NEW, P0, Job, broker, write_marked
 from tests.support.proxy import Lost
 
-NOT_TOLD = "group 'billing' has been deleted or renamed since"
+NOT_TOLD = "group 'billing' has been renamed since, or deleted"
 
 
 def swap(other: OffsetStore) -> None:
