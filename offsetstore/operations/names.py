@@ -300,8 +300,10 @@ class DeleteGroup(Fencing[DeletedGroup]):
         return {tp: row for tp, row in rows.items() if tp.topic in self.topics}
 
     def _last_read(self, session: PostgresSession) -> tuple[str, ...]:
-        runs = read_runs(session, self.group, limit=1) if self.topics is not None else []
-        return tuple(topic for run in runs for topic in run.topics if topic in (self.topics or ()))
+        if self.topics is None:
+            return ()
+        runs = read_runs(session, self.group, limit=1)
+        return tuple(topic for run in runs for topic in run.topics if topic in self.topics)
 
     def _letters(self, session: PostgresSession) -> dict[State, int]:
         if self.topics is None:
