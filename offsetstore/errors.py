@@ -78,7 +78,7 @@
 Each carries what was found, what was expected and the next step, as attributes and in its text, and the
 partition if it is about one. Each can be pickled, to cross a process boundary.
 
-`Outage` is not one of them: it is yours to raise.
+`Outage` is not one of them: it is yours to raise. Nor is `FunctionEnded`: its cause is what your function has raised.
 
 `exit_code` says with which code a process ends that an error has ended, a command's or a job's.
 """
@@ -844,19 +844,28 @@ class FunctionFailed(RowsRefused):
 
     ``error_class`` is the error's name. Its ``text`` and ``traceback`` may quote a record, and are not shown; the
     exception's cause is the error itself, in the process that raised it. Where a job with dead letters ends with it,
-    there is no text and no cause, and the traceback has only the places; so has a note.
+    there is no text and no cause, and the traceback has only the places; so has a note. ``is_of_record``: a trial has
+    shown that it is the record's fault, since others can be computed; else it is taken for a bug of the function.
     """
 
     default_next_step = "Correct the function, or have the transform reject such records."
 
-    _fields = (*RowsRefused._fields, "error_class", "text", "traceback")
+    _fields = (*RowsRefused._fields, "error_class", "text", "traceback", "is_of_record")
 
     def __init__(
-        self, what: str, *, error_class: str = "", text: str = "", traceback: str | None = None, **fields: Any
+        self,
+        what: str,
+        *,
+        error_class: str = "",
+        text: str = "",
+        traceback: str | None = None,
+        is_of_record: bool = False,
+        **fields: Any,
     ) -> None:
         self.error_class = error_class
         self.text = text
         self.traceback = traceback
+        self.is_of_record = is_of_record
         super().__init__(what, **fields)
 
 
@@ -871,6 +880,15 @@ class HandlerStuck(SinkError):
 
 class Outage(Exception):
     """Raise it in a function where a service that it needs is down: then no record is to blame for that."""
+
+
+class FunctionEnded(Exception):
+    """A function has raised its cause, which is no ``Exception``, such as `SystemExit`: that ends the call alone."""
+
+
+def as_raised(error: BaseException) -> BaseException:
+    """Return what a function itself has raised."""
+    return (error.__cause__ or error) if isinstance(error, FunctionEnded) else error
 
 
 class TooManyLetters(SinkError):
@@ -938,4 +956,6 @@ def exit_code(error: BaseException | None) -> ExitCode:
     """
     if error is None:
         return ExitCode.OK
+    if isinstance(error, FunctionFailed) and not error.is_of_record:
+        return ExitCode.BUG
     return next((code for code, kinds in _EXIT_CODES if isinstance(error, kinds)), ExitCode.BUG)

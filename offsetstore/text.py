@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Final
 
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import OffsetStoreError, as_raised
 from offsetstore.offsets import TopicPartition
 
 NOTHING: Final = "-"
@@ -60,6 +60,7 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
 
     :param others: where code is that is not the user's, beside Python's and ours.
     """
+    error = as_raised(error)
     lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
     trace = list(traceback.walk_tb(error.__traceback__))

@@ -35,7 +35,7 @@ from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.outages import tells_of_outage
+from offsetstore.protocol.functions import tells_of_outage
 from offsetstore.text import TRACE, describe_error, describe_other, place_of
 
 if TYPE_CHECKING:

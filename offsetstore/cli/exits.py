@@ -18,11 +18,11 @@ _SUMMARIES = {
     2: "wrong usage or configuration, or a missing package",
     3: "the database can't be reached, refuses the request, or its schema doesn't match",
     4: "Kafka can't be reached, refuses the request, or has no such topic",
-    5: "any other error of offsetstore, such as a row that the table refuses, or a consumer's flush that had not ended "
-    "within drain=",
+    5: "any other error of offsetstore, such as a record that the table or a function refuses, or a consumer's flush "
+    "that had not ended within drain=",
     6: "the group was claimed, reset or renamed by another process; or another relay has taken over",
-    70: "an error of your own code, such as the function that `offsetstore consume` calls; where there is none, a bug: "
-    "please report the traceback",
+    70: "an error of your own code, such as a function that fails for every record, or the one that `offsetstore "
+    "consume` calls; where there is none, a bug: please report the traceback",
     75: 'a job that was not live any more, ended by Monitoring(on_dead="exit"); or a process of a consumer was killed '
     "at the end",
     130: "interrupted",

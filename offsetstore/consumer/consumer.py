@@ -56,6 +56,7 @@ from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
+from offsetstore.protocol.functions import InterruptSignal
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
 from offsetstore.protocol.numbers import check_seconds
@@ -220,20 +221,26 @@ class Consumer:
 
     @contextmanager
     def _as_process(self) -> Generator[None]:
-        """If this is the process's main work, end at SIGTERM."""
+        """If this is the process's main work, end at SIGTERM, and be interrupted by Ctrl-C."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
+            if number == signal.SIGINT:
+                raise InterruptSignal
             self.stop()
 
-        before = signal.signal(signal.SIGTERM, stop)
+        numbers = [signal.SIGTERM]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            numbers.append(signal.SIGINT)
+        before = {number: signal.signal(number, stop) for number in numbers}
         try:
             with as_main_work():
                 yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def checked_settings(kafka: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from offsetstore.consumer.records import Record as PolledRecord
-from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.errors import ConfigurationError, FunctionFailed, SinkError, as_raised
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handling import Record
+from offsetstore.protocol.functions import as_texts, call, tells_of_outage
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.text import at_line
 
@@ -137,22 +138,31 @@ class SkipIf:
     def apply(self, records: Sequence[Record], context: Context) -> Kept:  # noqa: ARG002 - the Filter's
         """See `Filter`."""
         dropped: list[int] = []
-        for one in records:
+        for number, one in enumerate(records):
             try:
-                is_dropped = self.predicate(one)
+                is_dropped = call(self.predicate, one)
             except Exception as error:
-                raise _PredicateRaised(one.offset) from error
+                takes_others = number > 0 or any(map(self._takes, records[1:_TRIALS]))
+                raise _PredicateRaised(one.offset, is_of_record=takes_others) from error
             if is_dropped:
                 dropped.append(one.offset)
         return Kept(len(records), dropped)
+
+    def _takes(self, record: Record) -> bool:
+        try:
+            call(self.predicate, record)
+        except Exception:  # noqa: BLE001 - the user's own function
+            return False
+        return True
 
 
 class _PredicateRaised(Exception):
     """The function of `SkipIf` has raised the cause, for the record with this offset."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, *, is_of_record: bool) -> None:
         super().__init__(offset)
         self.offset = offset
+        self.is_of_record = is_of_record
 
 
 def check_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
@@ -171,6 +181,7 @@ def check_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
 
 
 _Pair = tuple[PolledRecord, Record]
+_TRIALS: Final = 10  # records for which a predicate is called, to tell whether it fails for each
 _NEVER: Final = -math.inf
 
 
@@ -229,10 +240,11 @@ def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept
     name, tp = type(filter_).__name__, context.topic_partition
     place = f"records {records[0].offset} to {records[-1].offset}"
     try:
-        kept = filter_.apply(records, context)
+        kept = call(filter_.apply, records, context)
     except _PredicateRaised as error:
         cause = error.__cause__ or error
-        raise _of_filter(name, cause, tp, f"record {error.offset}") from cause
+        place = f"record {error.offset}"
+        raise _of_filter(name, cause, tp, place, is_of_record=error.is_of_record) from cause
     except Exception as error:
         raise _of_filter(name, error, tp, place) from error
     if not isinstance(cast("object", kept), Kept):
@@ -253,10 +265,21 @@ def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept
     )
 
 
-def _of_filter(name: str, cause: BaseException, tp: TopicPartition, place: str) -> SinkError:
-    return SinkError(
-        f"the filter {name} raised {type(cause).__name__}{at_line(cause)}",
+def _of_filter(
+    name: str, cause: BaseException, tp: TopicPartition, place: str, *, is_of_record: bool = False
+) -> SinkError:
+    raised = as_raised(cause)
+    what, (text, trace) = f"the filter {name} raised {type(raised).__name__}{at_line(raised)}", as_texts(raised)
+    if tells_of_outage(raised):
+        step = "Start the consumer again when the service is back: nothing was passed over."
+        return SinkError(what, topic_partition=tp, found=place, next_step=step)
+    return FunctionFailed(
+        what,
         topic_partition=tp,
         found=place,
+        error_class=type(raised).__name__,
+        text=text,
+        traceback=trace,
+        is_of_record=is_of_record,
         next_step="Correct the filter, and start the consumer again: nothing was passed over.",
     )

@@ -8,13 +8,13 @@ from typing import Any, Final, TypeAlias, cast
 import pyarrow as pa
 
 from offsetstore.consumer.records import Record, batch_of
-from offsetstore.errors import ConfigurationError, FunctionFailed
+from offsetstore.errors import ConfigurationError, FunctionFailed, as_raised
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import schemas_of
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.outputs import CheckedOutputs, check_reject_column, reject_of
+from offsetstore.protocol.functions import as_texts, call, tells_of_outage
 from offsetstore.protocol.letters import REJECT
-from offsetstore.protocol.outages import as_texts, tells_of_outage
 from offsetstore.protocol.ports import Writer
 from offsetstore.store.claim import Claim
 from offsetstore.text import at_line
@@ -39,7 +39,7 @@ class TransformRaised(Exception):
 
     def failed(self) -> FunctionFailed | None:
         """Our error for it, ``None`` if no record is to blame."""
-        cause = self.__cause__ or self
+        cause = as_raised(self.__cause__ or self)
         if tells_of_outage(cause):
             return None
         name, (text, trace) = type(cause).__name__, as_texts(cause)
@@ -93,7 +93,7 @@ class Outputs(CheckedOutputs):
         :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
         """
         try:
-            result = self._transform(records)
+            result = call(self._transform, records)
         except Exception as error:
             raise TransformRaised(records.num_rows) from error
         made = self.by_name(result, pa.RecordBatch)

@@ -33,7 +33,7 @@ from offsetstore.errors import (
     TransactionConflict,
 )
 from offsetstore.postgres.schema import quoted
-from offsetstore.protocol.outages import chain
+from offsetstore.protocol.functions import chain
 from offsetstore.protocol.texts import misplaced
 from offsetstore.text import command
 

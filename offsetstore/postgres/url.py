@@ -12,9 +12,10 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from offsetstore.errors import ConfigurationError, StoreUnavailable
+from offsetstore.errors import ConfigurationError, StoreUnavailable, as_raised
 from offsetstore.postgres.errors import DATABASE_ERRORS
 from offsetstore.postgres.jdbc import libpq_parameters
+from offsetstore.protocol.functions import call
 
 VARIABLE = "OFFSETSTORE_URL"
 SCHEMA_VARIABLE: Final = "OFFSETSTORE_SCHEMA"
@@ -116,11 +117,11 @@ def make_engine(url: str | None, credentials: Callable[[], str] | None = None) -
         @event.listens_for(engine, "do_connect")
         def _(_dialect: object, _record: object, _args: object, parameters: dict[str, Any]) -> None:  # pyright: ignore[reportUnusedFunction] - SQLAlchemy calls it
             try:
-                parameters["password"] = ask()
+                parameters["password"] = call(ask)
             except Exception as error:
                 raise StoreUnavailable(
                     "could not get the credentials",
-                    found=type(error).__name__,
+                    found=type(as_raised(error)).__name__,
                     next_step="See the error of credentials() above.",
                 ) from error
 

@@ -230,7 +230,7 @@ class Between:
                 commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
         except (StaleClaim, PlanOutdated):
             pass  # the claim knows it now, and has told it; or it is another member's turn
-        except BaseException as error:  # noqa: BLE001 - the user's own; the job goes on
+        except Exception as error:  # noqa: BLE001 - the user's own; the job goes on
             self._tell(IdleWorkFailed, error)
 
     def _turn_of(self, tick: Tick) -> Sequence[Turn]:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, count, takewhile
 from typing import Final, Never, Protocol, TypeAlias
 
 from offsetstore.errors import FunctionFailed, OffsetStoreError, RowsRefused, StaleClaim
@@ -690,10 +690,11 @@ def blame(
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused.what)
     search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds, only_computed)
-    first, is_cause, ended = 0, False, ""
+    first, is_cause, is_of_record, ended = 0, False, False, ""
     try:
         first = search.first_refused()
         is_cause = repeats() and search.is_cause(first)
+        is_of_record = isinstance(refused, FunctionFailed) and not is_cause and search.is_of_record(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
         ended = f"; the search for the cause ended: {why}"
@@ -713,7 +714,8 @@ def blame(
         suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
     record = search.record(first) if first else None
     skip = "" if record is None else _BY_A_FILTER if store is None else _by_a_reset(claim, record)
-    return named(error, suspects, record, stored, is_cause=is_cause, skip=skip, ended=ended)
+    fault = is_cause or is_of_record
+    return named(error, suspects, record, stored, is_cause=is_cause, is_of_record=fault, skip=skip, ended=ended)
 
 
 def blame_uncomputable(
@@ -769,7 +771,7 @@ def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim
     is_one = count_offsets(ranges) == 1
     record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
     skip = "" if record is None or claim is None else _by_a_reset(claim, record)
-    return named(error, ranges, record, {}, is_cause=is_one, skip=skip)
+    return named(error, ranges, record, {}, is_cause=is_one, is_of_record=True, skip=skip)
 
 
 def raise_own(failed: FunctionFailed) -> Never:
@@ -784,12 +786,14 @@ def named(
     stored: Ranges,
     *,
     is_cause: bool,
+    is_of_record: bool,
     skip: str,
     ended: str = "",
 ) -> RowsRefused:
     """The same error, which names the record, and says how to pass over it if it is the cause.
 
     :param suspects: the records that include the cause.
+    :param is_of_record: see `FunctionFailed`.
     :param skip: how; empty if there is no way.
     :param ended: what has ended the search for it, if anything has.
     """
@@ -803,7 +807,10 @@ def named(
         place = f"first refused at record {record[0]}@{record[1]}, but the cause may be any of {describe(suspects)}"
     place += ended
     place += f"; stored before it: {describe(stored)}" if stored else "; nothing before it was stored"
-    return error.among(suspects, place, stored=stored, next_step=next_step)
+    found = error.among(suspects, place, stored=stored, next_step=next_step)
+    if isinstance(found, FunctionFailed):
+        found.is_of_record = is_of_record
+    return found
 
 
 def _by_a_reset(claim: Claim, record: Coordinates) -> str:
@@ -882,6 +889,15 @@ class _Bisection:
             for count in range(1, len(others) + 1)
             for left_out in combinations(others, count)
         ) and (one_more is None or self._refuses(self.size, [*others, one_more]))
+
+    def is_of_record(self, first: int) -> bool:
+        """Tell whether the record is refused alone, and rows are made of others: then a function has no bug for all."""
+        before = [(0, first - 1)] if first > 1 else []
+        steps = takewhile(lambda step: first + step <= self.size, (1 << n for n in count()))
+        after = [(first + step - 1, first + step) for step in steps]
+        return self._refuses(first, begin=first - 1) and any(
+            not self._refuses(end, begin=begin) and self.rows for begin, end in before + after
+        )
 
     def _beside(self, number: int) -> Iterable[Coordinates]:
         """The records around this one, from the nearest before it down, and then those after it."""

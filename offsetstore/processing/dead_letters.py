@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
 from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import Cause, LetterError, NewLetter, rejected, trace_id
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_topic
@@ -136,7 +137,7 @@ class DeadLetters:
         """
         if self.strategy is None:
             return Retry() if failure.attempt <= self.max_retries else DeadLetter()
-        decision = self.strategy(failure)
+        decision = call(self.strategy, failure)
         if not isinstance(cast("object", decision), (Retry, Skip, DeadLetter, Stop)):
             raise ConfigurationError(
                 "the strategy did not decide",

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,10 +31,11 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, c
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, MissingDependency, SinkError
 from offsetstore.lazy import find
+from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.context import as_current, propagated
+from offsetstore.protocol.functions import as_texts, tells_of_outage
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
-from offsetstore.protocol.outages import as_texts, tells_of_outage
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
 
@@ -108,7 +110,8 @@ class Handler:
     :param concurrency: calls at once, at most: in each of Spark's tasks, or in the consumer's process.
     :param ordering: ``"key"``: records with one key are handled one after the other, in order, those without a key at
         any time. ``"partition"``: all records of a partition are. ``"none"``: none are.
-    :param key: makes a record's key, in place of Kafka's own.
+    :param key: makes a record's key, in place of Kafka's own; quickly, since all records wait for it. If it fails for a
+        record, that is not retried; if a call exceeds ``timeout``, the job ends with `HandlerStuck`.
     :param timeout: in seconds, of one call; the record fails then, and is not retried.
     :param retries: of a record that has failed; meanwhile only its own key waits.
     :raises ConfigurationError: an argument is invalid.
@@ -398,11 +401,11 @@ class Handling:
     def feed(self, records: Iterable[Record]) -> None:
         """Hand over records; those of one key in order."""
         tasks, without_key = list[_Task](), list[Outcome]()
-        for record in records:
-            try:
-                tasks.append(_Task(record, self.handler.key_of(record)))
-            except Exception as error:  # noqa: BLE001 - the user's own function
-                without_key.append(Outcome(record, (), _failure(error).error, 0))
+        for record, key in self._with_keys([*records]):
+            if isinstance(key, _Failure):
+                without_key.append(Outcome(record, (), key.error, 0))
+            else:
+                tasks.append(_Task(record, key))
         with self.lock:
             for task in tasks:
                 self._queues.add(task.key, task)
@@ -412,6 +415,49 @@ class Handling:
                 what = f"{len(left)} calls of earlier batches have not returned"
                 self._outage = self._outage or _stuck(what, left[0].task.record)
         self._caller.wake()
+
+    def _with_keys(self, records: Sequence[Record]) -> Sequence[tuple[Record, Hashable | _Failure]]:
+        """The records with their keys, or why there is none; all of them wait, so none is tried again."""
+        if self.handler.key is None:
+            return [(record, self.handler.key_of(record)) for record in records]
+        found: list[tuple[Record, Hashable | _Failure]] = []
+
+        def compute() -> None:
+            for record in records:
+                if self.is_closed:
+                    return
+                try:
+                    found.append((record, self.handler.key_of(record)))
+                except BaseException as error:  # noqa: BLE001 - the user's own function
+                    failure = _failure(error)
+                    found.append((record, failure))
+                    if self._ended_by(failure, record):
+                        return
+
+        if (late := self._await_keys(meanwhile("handler-key", compute), found)) is not None:  # it may hang
+            self._outage = _stuck(f"key= did not return within {self.handler.timeout:g} s", records[late])
+        return found if self._outage is None else [(record, None) for record in records]
+
+    def _await_keys(self, computed: Future[None], found: Sequence[object]) -> int | None:
+        """Wait while keys are found; return the number of the record whose key takes too long, if one does."""
+        count, since = 0, time.monotonic()
+        looked = since
+        while not wait([computed], timeout=_LOOK).done:
+            now = time.monotonic()
+            if len(found) > count or now - looked > self._most_away:
+                count, since = len(found), now
+            if now - since >= self.handler.timeout:
+                return len(found)
+            looked = now
+        return computed.result()
+
+    def _ended_by(self, failure: _Failure, record: Record) -> bool:
+        """End the handling if no record is to blame for the failure."""
+        if failure.outage is None:
+            return False
+        failure.outage.add_note(f"{_CALL_FOR}{_place(record)}")
+        self._outage = failure.outage
+        return True
 
     def finished(self, seconds: float = float("inf")) -> list[Outcome]:
         """Wait for outcomes, and take them: none if nothing is outstanding, or after so many seconds.
@@ -503,9 +549,7 @@ class Handling:
             self.figures.retries += 1
             heapq.heappush(self._delayed, (now + retries.wait(task.attempts), next(self._numbers), task))
             return  # its key waits
-        elif failure.outage is not None:
-            failure.outage.add_note(f"{_CALL_FOR}{_place(task.record)}")
-            self._outage = failure.outage
+        elif self._ended_by(failure, task.record):
             self._has_finished.notify()
         else:
             self._finish(task, (), failure.error)

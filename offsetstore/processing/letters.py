@@ -66,8 +66,8 @@ from offsetstore.processing.unit import (
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.context import propagated
 from offsetstore.protocol.events import LettersWritten
+from offsetstore.protocol.functions import chain
 from offsetstore.protocol.letters import Cause, Failed, LetterError, NewLetter, Payload, rejected, trace_id
-from offsetstore.protocol.outages import chain
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import may_have_letters
 from offsetstore.text import counted
@@ -103,12 +103,14 @@ class _Ending:
     """The query ends at a record: the strategy stops, or the record may be innocent.
 
     :param why: what the error says of it.
+    :param is_doubtful: whether no other record was accepted, so that it may be innocent.
     :param decided: what has become of others, also of those that were told apart only by records after this one.
     """
 
     why: str
     error: RowsRefused
     record: Coordinates
+    is_doubtful: bool = False
     decided: Mapping[Coordinates, _Dead] = field(default_factory=dict["Coordinates", _Dead])
 
 
@@ -546,13 +548,14 @@ class Recovery:
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
                 case DeadLetter() if number in doubtful:
                     why = "no other record was accepted after it; the batch is refused at record"
-                    ending = ending or _Ending(why, error, record)
+                    ending = ending or _Ending(why, error, record, is_doubtful=True)
                 case DeadLetter():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
-                    ending = ending or _Ending("the strategy stops at record", error, record)
+                    is_doubtful = number in doubtful
+                    ending = ending or _Ending("the strategy stops at record", error, record, is_doubtful=is_doubtful)
         if self._settings.independent:  # what was accepted this time starts again
             known = failed.keys() | {part.record(number) for number in dead}
             remaining = plan.remaining()
@@ -733,7 +736,10 @@ def _end(run: _Run) -> Never:
     error, (tp, offset) = run.ending.error, run.ending.record
     at = {tp: OffsetRange(offset, offset + 1)}
     place = f"{run.ending.why} {tp}@{offset}"
-    raise error.among(at, place, stored=run.stored.ranges, next_step=error.next_step) from error.__cause__
+    ended = error.among(at, place, stored=run.stored.ranges, next_step=error.next_step)
+    if isinstance(ended, FunctionFailed):
+        ended.is_of_record = not run.ending.is_doubtful
+    raise ended from error.__cause__
 
 
 def _of_record(why: Exception, ranges: Ranges, run: _Run) -> Exception:

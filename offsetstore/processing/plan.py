@@ -12,6 +12,7 @@ from offsetstore.processing.delivery import CountedRows
 from offsetstore.processing.pause import read_unless_paused
 from offsetstore.processing.unit import Decisions, Ranges, Stopwatch, Unit, Written, commit, only_locks
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.functions import call
 from offsetstore.protocol.metadata import Keep, Text, dump
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
@@ -162,7 +163,7 @@ class BatchMetadata:
         if self._function is None or not ranges:
             return {}
         counts = None if rows is None else {name: output.rows for name, output in rows.items()}
-        returned = self._function(BatchInfo(number, ranges, counts))
+        returned = call(self._function, BatchInfo(number, ranges, counts))
         if isinstance(returned, Keep):
             return {}
         formats = self._claim.formats

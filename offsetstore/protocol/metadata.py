@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias, cast
 
-from offsetstore.errors import ConfigurationError, MetadataError
+from offsetstore.errors import ConfigurationError, MetadataError, as_raised
 from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.functions import call
 from offsetstore.protocol.texts import misplaced
 
 MAX_BYTES: Final = 1 << 20
@@ -88,13 +89,13 @@ class Metadata:
         if value is None:
             return None
         try:
-            text = self.serializer(value)
+            text = call(self.serializer, value)
         except MetadataError:
             raise
         except Exception as error:
             raise MetadataError(
                 "the metadata's serializer failed; nothing was written",
-                found=f"{type(error).__name__}, for a value of type {type(value).__name__}",
+                found=f"{type(as_raised(error)).__name__}, for a value of type {type(value).__name__}",
             ) from error
         return _checked(text)
 
@@ -106,13 +107,13 @@ class Metadata:
         if text is None:
             return None
         try:
-            return self.deserializer(text)
+            return call(self.deserializer, text)
         except MetadataError:
             raise
         except Exception as error:
             raise MetadataError(
                 "the metadata's deserializer failed",
-                found=f"{type(error).__name__}, for {len(text)} characters",
+                found=f"{type(as_raised(error)).__name__}, for {len(text)} characters",
                 next_step="The stored text stays as it is, and the job may go on without it.",
             ) from error
 

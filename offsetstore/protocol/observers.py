@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import OffsetStoreError, as_raised
 from offsetstore.protocol.events import (
     BatchEnded,
     ClaimEnded,
@@ -23,6 +23,7 @@ from offsetstore.protocol.events import (
     PauseChanged,
     Retried,
 )
+from offsetstore.protocol.functions import call
 from offsetstore.text import describe_error
 
 _log = logging.getLogger("offsetstore")
@@ -54,7 +55,7 @@ class Observers:
         """Notify every observer, even if one of them raises."""
         for number, observer in enumerate(self._observers):
             try:
-                observer.on(event)
+                call(observer.on, event)
             except Exception as error:  # noqa: BLE001 - an observer never harms the job
                 if number not in self._failed:
                     self._failed.add(number)
@@ -62,7 +63,7 @@ class Observers:
                         "the observer %s failed on %s with %s; this is logged once",
                         type(observer).__name__,
                         type(event).__name__,
-                        type(error).__name__,
+                        type(as_raised(error)).__name__,
                     )
 
 

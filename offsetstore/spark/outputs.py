@@ -12,10 +12,12 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
+from offsetstore.errors import as_raised
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.outputs import CheckedOutputs
 from offsetstore.processing.unit import Ranges
 from offsetstore.protocol.events import HandlerCalled
+from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.ports import TableWriter, Writer
 from offsetstore.spark.handlers import Handled, HandlerTransform, TopicIds
@@ -100,7 +102,7 @@ class Outputs(CheckedOutputs):
         :raises UnsupportedQuery: with ``can_reject``, a row is not made from one record.
         :raises UnsafeTarget: a table does not survive a crash, or commits separately; nothing was written.
         """
-        return self._checked_outputs(batch, self._transform(batch), keep_kafka=keep_kafka)
+        return self._checked_outputs(batch, call(self._transform, batch), keep_kafka=keep_kafka)
 
     def check(self, batch: DataFrame) -> None:
         """Compare what the transform makes of an empty batch with the tables, before there is a query.
@@ -111,14 +113,14 @@ class Outputs(CheckedOutputs):
         :raises SinkError, ColumnMismatch, KafkaColumnsMissing, UnsupportedQuery, UnsafeTarget: as `transform`.
         """
         try:
-            result = self._transform(batch)
+            result = call(self._transform, batch)
         except Exception as error:  # noqa: BLE001 - the user's own function
             # Spark's analysis names columns; other texts may contain values.
             text = f": {str(error).partition(chr(10))[0]}" if isinstance(error, AnalysisException) else ""
             what = (
                 "transform failed on an empty batch with Kafka's columns; tables are checked at the first batch: %s%s"
             )
-            _log.warning(what, type(error).__name__, text)
+            _log.warning(what, type(as_raised(error)).__name__, text)
             return
         if isinstance(result, DataFrame) and {*batch.columns} - {KAFKA} <= {*result.columns}:
             return  # nobody writes all of them: the query selects its columns before the sink

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
+from offsetstore.protocol.functions import InterruptSignal, TermSignal
 from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
@@ -146,7 +147,7 @@ class Job:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif not self._is_running:  # else `run` stops the query
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(ExitCode.OK)
+            raise InterruptSignal if number == signal.SIGINT else TermSignal(ExitCode.OK)
 
 
 class _Progress:

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pyarrow as pa
 from sqlalchemy import Connection
 
-from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused
+from offsetstore.errors import FunctionFailed, OffsetStoreError, RecordsRejected, RowsRefused, as_raised
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import is_of_server, is_swallowed, refusals, swallowed
 from offsetstore.postgres.session import discard_at_end
+from offsetstore.protocol.functions import as_texts, call, chain, tells_of_outage
 from offsetstore.protocol.letters import Payload, check_reject
 from offsetstore.protocol.numbers import as_offset
-from offsetstore.protocol.outages import as_texts, chain, tells_of_outage
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.batches import Stream, drop_kafka
@@ -82,7 +82,7 @@ class Execute:
             self._call_split(work, map(drop_kafka, stream))
         else:
             with refusals(None, sql_of=repr(self)):
-                self.function(work, map(drop_kafka, stream))
+                call(self.function, work, map(drop_kafka, stream))
         for _ in stream:
             pass
         return stream.rows
@@ -91,7 +91,7 @@ class Execute:
         rejecting = _Rejecting(work)
         try:
             with _failing(repr(self)), refusals(None, sql_of=repr(self), is_splittable=True):
-                self.function(cast("Work", rejecting), batches)
+                call(self.function, cast("Work", rejecting), batches)
         except RowsRefused:
             if not rejecting.reasons:
                 raise
@@ -146,5 +146,5 @@ def _failing(whose: str) -> Generator[None]:
             raise
         if (last := next(filter(is_swallowed, chain(error)), None)) is not None:
             raise swallowed(last) from error
-        name, (text, trace) = type(error).__name__, as_texts(error)
+        name, (text, trace) = type(as_raised(error)).__name__, as_texts(error)
         raise FunctionFailed(f"{whose} raised {name}", error_class=name, text=text, traceback=trace) from error

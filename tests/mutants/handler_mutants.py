@@ -85,6 +85,24 @@ CALLS: Final[tuple[Mutant, ...]] = (
         why="While a service is down, each record would become a letter.",
     ),
     mutant(
+        "keys-and-outages",
+        ("Handling._ended_by", "failure.outage is None", "True"),
+        tests=(f"{_CALLS}test_an_outage_of_key_blames_no_record_and_names_its_own",),
+        why="While the service that makes keys is down, each record would become a letter.",
+    ),
+    mutant(
+        "keys-that-hang",
+        ("Handling._await_keys", "now - since >= self.handler.timeout", "False"),
+        tests=(f"{_CALLS}test_a_key_that_hangs_ends_in_an_error_and_many_slow_ones_do_not",),
+        why="The query would stand still for ever, without a word.",
+    ),
+    mutant(
+        "keys-that-are-many",
+        ("Handling._await_keys", "len(found) > count or ...", "..."),
+        tests=(f"{_CALLS}test_a_key_that_hangs_ends_in_an_error_and_many_slow_ones_do_not",),
+        why="The keys of a large batch would be taken for one that hangs.",
+    ),
+    mutant(
         "calls-after-an-outage",
         ("Handling.next_call", "self.is_closed or self._outage is not None", "self.is_closed"),
         tests=(f"{_ROWS}test_an_outage_is_told_at_each_record_that_is_left_and_nothing_more_is_called",),

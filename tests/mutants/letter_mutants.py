@@ -27,6 +27,8 @@ _SHOWN_OF_VALUES: Final = "tests/integration/writers/test_values_in_errors.py::"
 _HINTED: Final = f"{_SHOWN_OF_VALUES}test_the_same_state_raised_by_a_trigger_is_the_rows_and_shows_no_value"
 _NO_TEXT: Final = f"{_UNIT}test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none_of_its_text"
 
+_FUNCTIONS: Final = "tests/unit/protocol/test_functions.py::"
+_FILTERS: Final = "tests/unit/consumer/test_filters.py::"
 
 LETTERS: Final[tuple[Mutant, ...]] = (
     mutant(
@@ -619,5 +621,43 @@ LETTERS: Final[tuple[Mutant, ...]] = (
         ("_refusal", "... and not is_splittable and ...", "... and ..."),
         tests=(f"{_EXECUTES}test_wrong_sql_is_of_the_rows_only_where_single_ones_can_tell",),
         why="A record for which a function's SQL meets a missing table or type would end the job, for good.",
+    ),
+    mutant(
+        "calls-that-end-threads",
+        ("functions:call", "_is_of_signal(error)", "True"),
+        tests=(f"{_FUNCTIONS}test_what_ends_programs_ends_the_call_alone",),
+        why="A transform that calls sys.exit would end the whole fleet, and a tick its thread.",
+    ),
+    mutant(
+        "calls-that-pass-for-ctrl-c",
+        ("functions:_is_of_signal", "... and is_main and ...", "... and ..."),
+        tests=(f"{_FUNCTIONS}test_ctrl_c_passes_with_pythons_own_handler_in_the_main_thread_alone",),
+        why="A KeyboardInterrupt that a function raises in a thread would pass for a stop.",
+    ),
+    mutant(
+        "bugs-that-are-records-faults",
+        ("errors:exit_code", "isinstance(error, FunctionFailed) and ...", "False"),
+        tests=(
+            f"{_FILTERS}test_a_predicate_that_fails_for_some_records_is_their_fault_and_one_that_fails_for_all_has_a_bug",
+        ),
+        why="A release with a bug would look like bad data.",
+    ),
+    mutant(
+        "records-faults-without-a-trial-alone",
+        ("_Bisection.is_of_record", "self._refuses(first, begin=first - 1)", "True"),
+        tests=("tests/unit/processing/test_blame.py::test_a_function_that_takes_only_so_many_records_names_none",),
+        why="A function that takes only so many records would have one of them blamed.",
+    ),
+    mutant(
+        "records-faults-without-another-row",
+        ("_Bisection.is_of_record", "... and self.rows", "..."),
+        tests=("tests/unit/processing/test_blame.py::test_a_function_that_fails_for_every_row_names_no_record",),
+        why="A bug would look like bad data where other records make no rows.",
+    ),
+    mutant(
+        "endings-of-doubtful-records",
+        ("letters:_end", "not run.ending.is_doubtful", "True"),
+        tests=(f"{_UNIT}test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries",),
+        why="With dead letters, a bug of the function would end the job with the code of bad data.",
     ),
 )

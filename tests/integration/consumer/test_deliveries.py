@@ -31,6 +31,7 @@ from offsetstore import (
     Outbox,
     Retries,
     StartPolicy,
+    Tick,
     Timeouts,
     TopicPartition,
     Upsert,
@@ -43,6 +44,8 @@ from offsetstore.errors import (
     ColumnMismatch,
     CommitUnknown,
     ConfigurationError,
+    ExitCode,
+    FunctionEnded,
     FunctionFailed,
     PartitionLost,
     ProtocolMisuse,
@@ -50,12 +53,14 @@ from offsetstore.errors import (
     SinkError,
     StaleClaim,
     TooManyLetters,
+    as_raised,
+    exit_code,
 )
 from offsetstore.postgres.letters import read_headers
 from offsetstore.processing import handling
 from offsetstore.processing.put_back import Requests
 from offsetstore.processing.runner import Runner, Settings, Taken
-from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled
+from offsetstore.protocol.events import BatchEnded, CommitResolved, HandlerCalled, IdleWorkFailed
 from offsetstore.protocol.letters import Headers, Payload
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
@@ -67,6 +72,7 @@ from tests.integration.conftest import Query
 from tests.integration.store.committing import BOTH
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.recorder import Recorder
+from tests.support.waiting import wait_until
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 ROWS = "SELECT record FROM results ORDER BY record"
@@ -410,6 +416,140 @@ def test_bad_records_become_letters(store: OffsetStore, joins: Callable[[], Memb
     ]
     assert stored(store) == {P0: 7, P1: 5}
     assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
+
+
+class Leaves(BaseException):
+    """No error to Python."""
+
+
+ENDS: list[BaseException] = [
+    SystemExit(1),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    Leaves(),
+    BaseExceptionGroup("several", [Leaves()]),
+]
+"""What a function may raise that would end a thread, or the process."""
+
+
+def leaving(value: str) -> int:
+    """The number that a text is; for "leave 2" what is raised instead."""
+    if value.startswith("leave"):
+        raise ENDS[int(value[5:])]
+    return int(value)
+
+
+def leaving_transform(records: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"record": pa.array([leaving(one.decode()) for one in values_of(records)], pa.int64())})
+
+
+def leaving_writer(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        for value in values_of(batch):
+            work.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (leaving(value.decode()),))
+
+
+def by_key(record: handling.Record) -> int:
+    return leaving((record.value or b"").decode())
+
+
+def functions() -> dict[str, tuple[Transform | Handler, Writer]]:
+    """The transform and the writer with a function of the user's that calls `leaving`, by the name of that."""
+
+    def row(record: handling.Record) -> tuple[int]:
+        return (by_key(record),)
+
+    async def later(record: handling.Record) -> tuple[int]:
+        return row(record)
+
+    def fine(record: handling.Record) -> tuple[int]:
+        return (int((record.value or b"").decode().removeprefix("leave")),)
+
+    once, table = Retries(attempts=1), Append("results")
+    return {
+        "transform": (leaving_transform, table),
+        "handler": (Handler(row, "record long", retries=once), table),
+        "async handler": (Handler(later, "record long", retries=once), table),
+        "key": (Handler(fine, "record long", key=by_key), table),
+        "Execute": (lambda records: records.select(["value"]), Execute(leaving_writer, splittable=True)),
+    }
+
+
+@pytest.fixture
+def _in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a consumer: in the main thread, a `KeyboardInterrupt` may be that of Ctrl-C."""
+    monkeypatch.setattr("offsetstore.protocol.functions._has_pythons_handler", lambda: False)
+
+
+@pytest.mark.usefixtures("_in_another_thread")
+@pytest.mark.behaviour("CONS-15", "DLQ-1")
+@pytest.mark.parametrize("function", functions())
+def test_whatever_a_function_raises_is_its_records_also_in_a_replay(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, function: str
+) -> None:
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, *functions()[function], dead_letters=DeadLetters(max_retries=0))
+    polling.write(polling.polled({P0: ["100", *(f"leave {n}" for n in range(len(ENDS))), "101"]}))
+    assert numbers(query) == [100, 101]
+    expected = [(0, 1 + n, "raised", "dead", type(one).__name__) for n, one in enumerate(ENDS)]
+    assert query(LETTERS) == expected
+    assert stored(store)[P0] == 2 + len(ENDS)
+
+    store.request_replay("billing", LetterFilter(), reason="another try")
+    requests = Requests(member, DeadLetters())
+    requests.compute = partial(computed_letters, polling.outputs, member)
+    requests.look(lambda: None)
+    assert query(LETTERS) == expected
+
+
+@pytest.mark.usefixtures("_in_another_thread")
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("function", functions())
+@pytest.mark.parametrize("others", [True, False], ids=["some", "all"])
+def test_a_record_s_fault_and_a_bug_of_the_function_have_an_exit_code_each(
+    joins: Callable[[], Member], function: str, *, others: bool
+) -> None:
+    member = joins()
+    member.assign([P0])
+    polling = Polling(member, *functions()[function])
+    values = [f"leave {n}" if not others or n == 2 else f"10{n}" for n in range(len(ENDS))]
+    with pytest.raises(FunctionFailed) as failed:
+        polling.write(polling.polled({P0: values}))
+    assert failed.value.error_class == type(ENDS[2 if others else 0]).__name__
+    assert exit_code(failed.value) == (ExitCode.OTHER if others else ExitCode.BUG)
+
+
+@pytest.mark.usefixtures("_in_another_thread")
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("end", ENDS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("function", ["metadata", "strategy", "writer", "tick"])
+def test_no_function_ends_the_process(
+    store: OffsetStore, joins: Callable[[], Member], recorder: Recorder, end: BaseException, function: str
+) -> None:
+    def leave(*_: object) -> Any:
+        raise end
+
+    member = joins()
+    member.assign([P0])
+    settings: dict[str, dict[str, Any]] = {
+        "metadata": {"metadata": leave},
+        "strategy": {"dead_letters": DeadLetters(strategy=leave)},
+        "writer": {"into": Execute(leave)},
+        "tick": {"tick": Tick(leave, every=0.05)},
+    }
+    polling = Polling(member, **settings[function])
+    if function == "tick":
+        wait_until(lambda: len(recorder.of(IdleWorkFailed)) > 1)
+        found: Any = recorder.of(IdleWorkFailed)[0].error
+    else:
+        with pytest.raises(FunctionEnded) as ended:
+            polling.write(polling.polled({P0: ["1", "bad"] if function == "strategy" else ["1"]}))
+        found = ended.value
+        assert exit_code(found) == ExitCode.BUG
+    assert type(as_raised(found)) is type(end)
+    assert stored(store)[P0] == 0
 
 
 def inferring(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from offsetstore import Append, Flush, OffsetRange, Record, TopicPartition
 from offsetstore.consumer import Consumer, Context, Delay, Expire, Kept, SkipIf, Throttle
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record as PolledRecord
-from offsetstore.errors import ConfigurationError, SinkError
+from offsetstore.errors import ConfigurationError, ExitCode, FunctionFailed, SinkError, exit_code
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
 from offsetstore.testing import InMemoryOffsetStore
@@ -156,6 +157,32 @@ def test_a_filter_that_raises_is_told_with_its_line_and_the_record() -> None:
         fed(Own(of_many)).decide(0.0, 0.0)
     assert raised.value.what == f"the filter Own raised KeyError at test_filters.py:{line}"
     assert raised.value.found == "records 5 to 8"
+
+
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("bad", [5, 7, None], ids=["the first record", "a later one", "all"])
+def test_a_predicate_that_fails_for_some_records_is_their_fault_and_one_that_fails_for_all_has_a_bug(
+    bad: int | None,
+) -> None:
+    def leaves(record: Record) -> object:
+        return sys.exit(0) if bad in {None, record.offset} else False
+
+    with pytest.raises(FunctionFailed) as raised:
+        fed(SkipIf(leaves)).decide(0.0, 0.0)
+    assert (raised.value.error_class, raised.value.found) == ("SystemExit", f"record {bad or 5}")
+    assert exit_code(raised.value) == (ExitCode.BUG if bad is None else ExitCode.OTHER)
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_a_filter_that_fails_has_a_bug_unless_it_meets_an_outage() -> None:
+    for error in (GeneratorExit(), KeyError(), TimeoutError()):
+
+        def decide(_: Sequence[Record], __: Context, error: BaseException = error) -> Kept:
+            raise error
+
+        with pytest.raises(SinkError) as raised:
+            fed(Own(decide)).decide(0.0, 0.0)
+        assert exit_code(raised.value) == (ExitCode.OTHER if isinstance(error, TimeoutError) else ExitCode.BUG)
 
 
 @pytest.mark.behaviour("CONS-9")

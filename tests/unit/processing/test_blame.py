@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +132,7 @@ def test_of_many_bad_records_the_first_is_told_without_a_command(failed: RowsRef
 
     error = blamed({P0: OffsetRange(0, 64)}, attempt, failed)
     assert (named(error), error.offsets, error.stored) == (None, OffsetRange(20, 64), {P0: OffsetRange(0, 20)})
+    assert is_of_record(error) is (failed is not None)
     assert "first refused at record payments-0@20, but the cause may be any of payments-0 [20, 64)" in str(error)
 
 
@@ -299,6 +300,22 @@ def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
 FAILED = FunctionFailed("failed", error_class="ValueError", text="", traceback="")
 
 
+def is_of_record(error: RowsRefused) -> bool:
+    return isinstance(error, FunctionFailed) and error.is_of_record
+
+
+def failing(rule: Callable[[int], bool]) -> Callable[..., int]:
+    """A function that fails for some records, and makes a row of each other one."""
+
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
+        records = records_of(ranges, without)
+        if any(rule(offset) for _, offset in records):
+            raise FAILED
+        return len(records)
+
+    return attempt
+
+
 def of_function(
     rule: Callable[[Coordinates], bool], *, sqlstate: str | None = None, rowless: int = 0, size: int = 64
 ) -> RowsRefused:
@@ -321,6 +338,18 @@ def test_a_function_that_fails_for_every_row_names_no_record(rowless: int, faili
     """As a bug does after a deploy: the command would skip a good record."""
     error = of_function(lambda record: record[1] >= rowless, rowless=rowless, size=rowless + failing)
     assert (named(error), error.offsets) == (None, OffsetRange(rowless, rowless + failing))
+    assert not is_of_record(error)
+
+
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("bad", [[0], [5], [63], range(8), range(20, 64), [0, 63]], ids=str)
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_function_that_fails_for_some_records_has_no_bug_also_where_none_is_shown_to_be_the_cause(
+    bad: Sequence[int], *, repeats: bool
+) -> None:
+    error = blamed({P0: OffsetRange(0, 64)}, failing(lambda offset: offset in bad), FAILED, repeats=lambda: repeats)
+    assert is_of_record(error)
+    assert not FAILED.is_of_record  # it is shared
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -334,6 +363,7 @@ def test_a_function_that_takes_only_so_many_records_names_none(at_once: int) -> 
 
     error = blamed({P0: OffsetRange(0, 64)}, attempt, FAILED)
     assert (named(error), error.stored) == (None, {P0: OffsetRange(0, at_once)})
+    assert not is_of_record(error)
 
 
 @pytest.mark.behaviour("DLQ-15")

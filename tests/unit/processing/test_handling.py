@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from offsetstore.errors import ConfigurationError, HandlerStuck, Outage
-from offsetstore.processing.handling import Handler, Handling, Outcome, Record
+from offsetstore.processing.handling import Handler, Handling, Outcome, Record, outage_of_call
 from offsetstore.protocol.retries import Retries
 from tests.support.waiting import wait_until
 
@@ -387,8 +389,10 @@ def test_an_error_of_the_engine_itself_ends_the_handling(*, is_async: bool) -> N
     handling.close()
 
 
-@pytest.mark.behaviour("HAND-2")
-@pytest.mark.parametrize("key", [lambda: [0], lambda: next(iter(()))], ids=["unhashable", "raises"])
+@pytest.mark.behaviour("HAND-2", "HAND-11")
+@pytest.mark.parametrize(
+    "key", [lambda: [0], lambda: next(iter(())), lambda: sys.exit(1)], ids=["unhashable", "raises", "exits"]
+)
 def test_a_record_without_a_key_that_can_be_used_fails_alone(key: Callable[[], Any]) -> None:
     def of_first(record: Record) -> Any:
         return key() if record.offset == 0 else record.offset
@@ -396,6 +400,47 @@ def test_a_record_without_a_key_that_can_be_used_fails_alone(key: Callable[[], A
     found = handled(Handler(lambda one: {"id": one.offset}, None, key=of_first), record(0), record(1))
     assert [one.error is None for one in found.values()] == [False, True]
     assert found[0].attempts == 0
+
+
+@pytest.mark.behaviour("HAND-11")
+def test_an_outage_of_key_blames_no_record_and_names_its_own() -> None:
+    calls = list[int]()
+
+    def of_first(record: Record) -> int:
+        if record.offset == 1:
+            raise Outage("the key's service is down")
+        return record.offset
+
+    handling = Handling(Handler(lambda one: calls.append(one.offset), None, key=of_first))
+    handling.feed(map(record, range(4)))
+    assert handling.outstanding == 4
+    with pytest.raises(Outage) as down:
+        handling.finished(10)
+    assert outage_of_call(down.value) == "Outage, in a call for payments-0 at offset 1"
+    handling.close()
+    assert calls == []
+
+
+@pytest.mark.behaviour("HAND-11")
+def test_a_key_that_hangs_ends_in_an_error_and_many_slow_ones_do_not() -> None:
+    hanging = Hanging()
+
+    def of_first(record: Record) -> object:
+        return hanging(record)["id"]
+
+    handling = Handling(Handler(lambda _: None, None, key=of_first, timeout=0.5))
+    slow = threading.Event()
+
+    def after_a_while(one: Record) -> int:
+        slow.wait(0.2)
+        return one.offset
+
+    assert len(handled(replace(handling.handler, key=after_a_while), *map(record, range(4)))) == 4
+    handling.feed([record(3), record(0), record(2)])
+    with pytest.raises(HandlerStuck, match=r"key= did not return within 0.5 s.*payments-0 at offset 0"):
+        handling.finished(10)
+    handling.close()
+    hanging.go_on.set()
 
 
 @pytest.mark.behaviour("HAND-4")

@@ -31,6 +31,7 @@ from offsetstore import (
 )
 from offsetstore.errors import (
     ConfigurationError,
+    ExitCode,
     FunctionFailed,
     LockTimeout,
     RecordsRejected,
@@ -40,6 +41,7 @@ from offsetstore.errors import (
     StoreUnavailable,
     TooManyLetters,
     TransactionLost,
+    exit_code,
 )
 from offsetstore.processing import letters as module
 from offsetstore.processing.blame import Halve, TimeIsUp, TooManyFailed, find_failing
@@ -476,6 +478,7 @@ def test_a_strategy_may_stop_at_a_functions_error_which_is_told_as_the_cause(sto
         job.write(up_to(5))
 
     assert "canary" not in str(caught.value)
+    assert exit_code(caught.value) == ExitCode.OTHER
     assert job.letters == {}
 
 
@@ -531,6 +534,7 @@ def test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries(
         job.write(up_to(2))
 
     assert "no other record was accepted" in str(caught.value)
+    assert exit_code(caught.value) == ExitCode.BUG
     assert (len(job.waits), [*job.letters], job.stored()) == (0, rows(0) if is_rejected else [], 1)
     assert job.attempts()[0, 1] >= 2
 
@@ -737,7 +741,7 @@ def test_where_a_function_fails_is_told_and_nothing_of_the_record(
     store: InMemoryOffsetStore, function: Callable[[str], None], record: str, keeps: str
 ) -> None:
     """An executor's error arrives as a text; that of an Execute has a traceback."""
-    told = {"text": "canary", keeps: told_by(function, record)}
+    told: dict[str, Any] = {"text": "canary", keeps: told_by(function, record)}
     error = FunctionFailed("a function raised NameError", error_class="NameError", **told)
     job = Failing(store, fails=error)
 

@@ -1,0 +1,102 @@
+"""Calls of a user's functions, and what these raise: for which errors no record is to blame, and what they say.
+
+Each such call goes through `call`: a function may raise anything, and must end neither a thread that others rely on nor
+the process. On an executor only the names of errors are known.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Final, ParamSpec, TypeVar, cast
+
+from offsetstore.errors import FunctionEnded, Outage, as_raised
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_KINDS: Final = (MemoryError, ImportError, ConnectionError, TimeoutError, Outage)
+
+# Most packages that talk to a service have classes of their own, which are none of Python's.
+_OF_NETWORKS: Final = re.compile(r"Connect\w*Error|\w*Timeout\w*|URLError|gaierror")
+
+
+class TermSignal(SystemExit):
+    """What our handlers raise at SIGTERM."""
+
+
+class InterruptSignal(KeyboardInterrupt):
+    """What our handlers raise at Ctrl-C."""
+
+
+def call(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Call a user's function.
+
+    :raises Exception: whatever the function raises; `FunctionEnded` from what is no ``Exception``. Only where a signal
+        ends the process, its exception passes.
+    """
+    try:
+        return function(*args, **kwargs)
+    except Exception:
+        raise
+    except BaseException as error:
+        if _is_of_signal(error):
+            raise
+        raise FunctionEnded(f"it raised {type(error).__name__}") from error
+
+
+def _is_of_signal(error: BaseException) -> bool:
+    """Whether a signal's handler has raised it, which runs in the main thread; a function may raise the same itself."""
+    if isinstance(error, (TermSignal, InterruptSignal)):
+        return True
+    is_main = threading.current_thread() is threading.main_thread()
+    # With Python's own handler there is nothing to tell the two apart by.
+    return isinstance(error, KeyboardInterrupt) and is_main and _has_pythons_handler()
+
+
+def _has_pythons_handler() -> bool:
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def is_outage(name: str) -> bool:
+    """Whether a class of this name, without its module, is an outage."""
+    return _OF_NETWORKS.fullmatch(name) is not None or any(
+        one.__name__ == name for kind in _KINDS for one in _with_subclasses(kind)
+    )
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and the members of groups."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, BaseExceptionGroup):
+            waiting += cast("BaseExceptionGroup[BaseException]", one).exceptions
+        waiting += [next_ for next_ in (one.__cause__, one.__context__) if next_ is not None]
+
+
+def tells_of_outage(error: BaseException) -> bool:
+    """Whether any error in its chain is an outage, by its class or by a base."""
+    return any(is_outage(kind.__name__) for one in chain(error) for kind in type(one).__mro__)
+
+
+def as_texts(error: BaseException) -> tuple[str, str]:
+    """The error's own text, which may quote a record, and its traceback. A class of the user's may fail to show it."""
+    error = as_raised(error)
+    try:
+        return call(str, error), "".join(call(traceback.format_exception, error))
+    except Exception as broken:  # noqa: BLE001 - the user's own class
+        return f"it can't be shown: {type(as_raised(broken)).__name__}", ""
+
+
+def _with_subclasses(kind: type[BaseException]) -> Iterator[type[BaseException]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _with_subclasses(one)
