@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, DeadLetters, Execute, Flush, OffsetRange, TopicPartition, Work
-from offsetstore.errors import FunctionFailed, Outage, SinkError, UnsupportedQuery
+from offsetstore.errors import ExitCode, FunctionEnded, FunctionFailed, Outage, SinkError, UnsupportedQuery, exit_code
 from offsetstore.local.spark.artifacts import SCALA, Artifact, JarSet
 from offsetstore.local.spark.jars import jars
 from offsetstore.protocol.events import BatchEnded
@@ -365,6 +366,7 @@ def test_without_dead_letters_the_error_names_the_record_that_cant_be_computed(
     assert failed.error.error_class.startswith("MALFORMED_RECORD_IN_PARSING")
     assert (failed.error.topic_partition, failed.error.offsets) == (TopicPartition(topic, 0), OffsetRange(4, 5))
     assert f"{topic}-0@4" in str(failed.error)
+    assert exit_code(failed.error) == ExitCode.OTHER
     assert world.stored(topic) == {0: stored}
     assert world.database.one("SELECT count(*) FROM numbers") == stored
 
@@ -422,6 +424,8 @@ def _parsed(value: str) -> int:
         raise ValueError(value)
     if value == "down":
         raise Outage("the service for numbers is down")
+    if value == "leave":
+        sys.exit(3)
     return int(value)
 
 
@@ -448,16 +452,33 @@ def numbers_of(how: str) -> Any:
 @pytest.mark.parametrize(("way", "how"), [("batch", "function"), ("partition", "raise_error")])
 def test_a_record_that_cant_be_computed_is_a_letter_after_its_retries(world: World, way: str, how: str) -> None:
     world.database.execute("CREATE TABLE numbers (number int)")
-    topic = world.topic(["1", "2", "x", "4"], ["5", QUOTED])
+    topic = world.topic(["1", "2", "x", "4"], ["5", QUOTED, "leave"])
 
     settings = DeadLetters(max_retries=1, independent=True)
     world.run(world.claim(topic), numbers_of(how), Append("numbers"), dead_letters=settings, **WAYS[way])
 
     assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2, 4, 5]
-    assert letters(world, topic) == [(0, 2, "raised", "x"), (1, 1, "raised", QUOTED)]
-    names = {"function": "ValueError", "raise_error": "USER_RAISED_EXCEPTION"}
-    assert world.database.rows("SELECT DISTINCT error_class, attempts FROM dead_letters") == [(names[how], 2)]
-    assert world.stored(topic) == {0: 4, 1: 2}
+    assert letters(world, topic) == [(0, 2, "raised", "x"), (1, 1, "raised", QUOTED), (1, 2, "raised", "leave")]
+    names = {"function": ["SystemExit", "ValueError"], "raise_error": ["USER_RAISED_EXCEPTION"]}[how]
+    found = world.database.rows("SELECT DISTINCT error_class, attempts FROM dead_letters ORDER BY 1")
+    assert found == [(name, 2) for name in names]
+    assert world.stored(topic) == {0: 4, 1: 3}
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_what_fails_for_every_record_is_a_bug_and_ends_nothing_but_its_query(world: World) -> None:
+    def leaves(batch: DataFrame) -> DataFrame:
+        return sys.exit(3)
+
+    world.database.execute("CREATE TABLE numbers (number int)")
+    topic = world.topic(["x", "leave", "y"])
+    failures = [
+        world.run_to_failure(world.claim(topic), one, Append("numbers")) for one in (leaves, numbers_of("function"))
+    ]
+    errors = [one.error for one in failures]
+    assert [type(one) for one in errors] == [FunctionEnded, FunctionFailed]
+    assert [exit_code(one) for one in errors] == [ExitCode.BUG, ExitCode.BUG]
+    assert world.stored(topic) == {0: 0}
 
 
 @pytest.mark.behaviour("DLQ-6")

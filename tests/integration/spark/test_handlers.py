@@ -28,7 +28,15 @@ from offsetstore import (
     Upsert,
     Work,
 )
-from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, SinkError, UnsupportedQuery
+from offsetstore.errors import (
+    ConfigurationError,
+    ExitCode,
+    FunctionFailed,
+    HandlerStuck,
+    SinkError,
+    UnsupportedQuery,
+    exit_code,
+)
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
 from tests.support.recorder import Recorder
@@ -129,6 +137,7 @@ def test_without_dead_letters_the_error_names_the_record(world: World, calls: Ca
     failure = world.run_to_failure(world.claim(topic), calls.handler(), Append("events"), **WAYS[way])
 
     assert isinstance(failure.error, FunctionFailed)
+    assert exit_code(failure.error) == ExitCode.OTHER
     assert (failure.error.topic_partition, str(failure.error.offsets)) == (TopicPartition(topic, 0), "[2, 3)")
     assert "the handler failed with ValueError" in failure.error.what
     assert "can't do" not in str(failure.error)
