@@ -72,8 +72,8 @@ _PASSED_OVER: Final = {"session_replication_role": "triggers and foreign keys", 
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
 _LEAVE_IT: Final = (
-    "Leave both to offsetstore. To go on after an error in an ORM Session, use Session(work.connection, "
-    'join_transaction_mode="create_savepoint"): its commit and rollback then end a savepoint of its own.'
+    "Leave both to offsetstore. To go on after an error, use a savepoint: connection.begin_nested(), or an ORM "
+    'Session(connection, join_transaction_mode="create_savepoint"), whose commit and rollback end its own.'
 )
 # How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))

@@ -94,6 +94,7 @@ def check_reader(option: Callable[[str], str | None]) -> None:
 
     :param option: the value of an option by its name, whose case does not matter; ``None`` if it was not given.
     :raises UnsupportedQuery: naming the option.
+    :raises ConfigurationError: one of them is no boolean.
     """
     found = {name: option(name) for name in (*_OTHER_STARTS, *_ENDS)}
     given = next((name for name, value in found.items() if value is not None), None)

@@ -153,10 +153,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
     mutant(
         "rows-after-a-rollback",
         ("PostgresSession.rollback", "self._psycopg.rollback()", "pass"),
-        tests=(
-            f"{_ORM}test_what_follows_a_rollback_does_not_get_into_the_next_transaction_where_the_pool_does_nothing",
-        ),
-        why="With a pool that resets nothing, the next transaction on the connection would commit them.",
+        tests=(f"{_ORM}test_what_follows_a_rollback_is_not_left_open_where_the_pool_resets_nothing",),
+        why="With a pool that resets nothing, the connection would keep its transaction, and be lost to the pool.",
     ),
     mutant(
         "outage-for-which-a-session-rolls-back",

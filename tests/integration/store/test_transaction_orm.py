@@ -420,7 +420,7 @@ def store_that_resets_nothing(offsetstore_database: str) -> Iterator[OffsetStore
 
 
 @pytest.mark.behaviour("TX-3")
-def test_what_follows_a_rollback_does_not_get_into_the_next_transaction_where_the_pool_does_nothing(
+def test_what_follows_a_rollback_is_not_left_open_where_the_pool_resets_nothing(
     store_that_resets_nothing: OffsetStore, query: Query
 ) -> None:
     store = store_that_resets_nothing
@@ -432,8 +432,11 @@ def test_what_follows_a_rollback_does_not_get_into_the_next_transaction_where_th
         go_on_with_the_driver(tx.connection)
         tx.advance(left)
 
-    with pytest.raises(UnexpectedCommit):
+    with pytest.raises(UnexpectedCommit) as caught:
         store.run(claim, work)
+    here = "datname = current_database() AND state LIKE 'idle in transaction%'"
+    assert query(f"SELECT 1 FROM pg_stat_activity WHERE {here}") == []
+    del caught
     with store.transaction(claim) as tx:
         tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
     assert query("SELECT number FROM booked") == []
