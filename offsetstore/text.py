@@ -72,6 +72,12 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
     return shortened(what, details)
 
 
+def print_trace(error: BaseException) -> None:
+    """Print the traces of an error and its causes, if the environment asks for them."""
+    if os.environ.get(TRACE):
+        traceback.print_exception(error)
+
+
 def line_of(error: BaseException, *, others: tuple[str, ...] = ()) -> traceback.FrameSummary | None:
     """The last line of the user's own code that an error came through; of an installed package if there is no other.
 

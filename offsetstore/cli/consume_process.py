@@ -36,7 +36,7 @@ from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.functions import tells_of_outage
-from offsetstore.text import TRACE, describe_error, describe_other, place_of
+from offsetstore.text import describe_error, describe_other, place_of, print_trace
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
@@ -293,12 +293,14 @@ def main(told: Told, descriptor: int) -> int:
     try:
         Run(told, Connection(descriptor))()
     except OffsetStoreError as error:
+        print_trace(error)
         print_error(*describe_error(error))
         return exit_code(error)
     except FunctionRaised as error:
         return _tell_raised(told.function, error.__cause__ or error)
     except Exception as error:  # noqa: BLE001 - of the user's code, which wants to see where
         if (ours := of_store(error)) is not None:
+            print_trace(error)
             print_error(*describe_error(ours))
             return exit_code(ours)
         if tells_of_outage(error):
@@ -309,8 +311,7 @@ def main(told: Told, descriptor: int) -> int:
 
 
 def _tell_raised(function: str, error: BaseException) -> ExitCode:
-    if os.environ.get(TRACE):
-        traceback.print_exception(error)
+    print_trace(error)
     what, details = describe_other(error)
     step = f"{details.pop('next step')} The process is started again meanwhile: a service may have been away."
     print_error(f"{function} failed: {what}", {**details, "next step": step})

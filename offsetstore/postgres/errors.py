@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg.pq import DiagnosticField
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError, StatementError
 
 from offsetstore.errors import (
     ConnectionLost,
@@ -188,7 +188,7 @@ def refusals(
     """
     try:
         yield
-    except (psycopg.Error, StatementError) as last:
+    except (psycopg.Error, StatementError, PendingRollbackError) as last:
         error = _failed_first(last)
         refused = _refusal(error, table, columns, sql_of, is_splittable=is_splittable)
         inner = driver_error(error)
@@ -356,6 +356,8 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
         return _stripped_driver(error).with_traceback(error.__traceback__)
     if isinstance(error, StatementError):
         return _stripped_alchemy(error).with_traceback(error.__traceback__)
+    if isinstance(error, PendingRollbackError):  # an ORM Session's quotes the error that it met first
+        return cast("_E", PendingRollbackError("(its text is left out)").with_traceback(error.__traceback__))
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         inner = [stripped(_failed_first(one)) for one in group.exceptions]
@@ -495,7 +497,8 @@ def is_swallowed(error: BaseException) -> bool:
 def _had_failed(error: BaseException) -> bool:
     """Whether the server says so itself: a function of the database can raise that SQLSTATE, too."""
     inner = driver_error(error)
-    return isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not _is_of_a_function(inner)
+    is_failed = isinstance(inner, psycopg.errors.InFailedSqlTransaction) and not _is_of_a_function(inner)
+    return is_failed or isinstance(error, PendingRollbackError)
 
 
 def swallowed(error: BaseException) -> SinkError:
@@ -503,7 +506,8 @@ def swallowed(error: BaseException) -> SinkError:
     return SinkError(
         "a function swallowed an error of the database, after which the transaction takes no statement",
         found=words(error),
-        next_step="Let the error pass, or run what may fail in a savepoint (connection.begin_nested()).",
+        next_step="Let the error pass, or run what may fail in a savepoint: connection.begin_nested(), or an ORM "
+        'Session with join_transaction_mode="create_savepoint".',
     )
 
 
@@ -519,7 +523,7 @@ def _failed_first(error: _E) -> _E | psycopg.Error | StatementError:
 
 
 def _refusal(
-    error: psycopg.Error | StatementError,
+    error: psycopg.Error | StatementError | PendingRollbackError,
     table: object,
     columns: Collection[str],
     sql_of: str | None,
@@ -528,11 +532,11 @@ def _refusal(
 ) -> Exception:
     inner = driver_error(error)
     state = None if inner is None else inner.sqlstate
+    if is_swallowed(error):
+        return swallowed(error)
     if inner is not None and state is not None:
         if is_of_server(error):
             return stripped(error)
-        if is_swallowed(error):
-            return swallowed(error)
         if sql_of is not None and not is_splittable and state.startswith(_OF_THE_SQL):
             return _wrong_sql(inner, state, sql_of)
         return _refused(inner, state, table, columns)

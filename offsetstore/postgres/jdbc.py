@@ -92,7 +92,7 @@ def _translated(given: Mapping[str, str]) -> dict[str, str]:
         if name == "targetServerType":
             parameters["target_session_attrs"] = _SERVER_TYPES.get(value, value)
         elif name == "tcpKeepAlive":
-            parameters["keepalives"] = "1" if value == "true" else "0"
+            parameters["keepalives"] = "1" if value.lower() == "true" else "0"
         elif libpq in known:
             parameters[libpq] = value
         elif name not in {"ssl", "sslfactory", "currentSchema"}:
@@ -110,7 +110,7 @@ def _translated(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tls(given: Mapping[str, str]) -> dict[str, str]:
-    if "sslmode" in given or given.get("ssl", "false") == "false":
+    if "sslmode" in given or given.get("ssl", "false").lower() == "false":
         return {}
     # The JDBC driver verifies unless it is told not to; so do we.
     lax = given.get("sslfactory", "").endswith(".NonValidatingFactory")

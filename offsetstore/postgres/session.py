@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -31,6 +32,7 @@ from offsetstore.postgres.errors import (
     printing,
     refusals,
     refused_at_commit,
+    stripped,
     translate,
     translated,
 )
@@ -69,6 +71,10 @@ _EXPECTED: Final = {"session_replication_role": "origin", "row_security": "on"}
 _PASSED_OVER: Final = {"session_replication_role": "triggers and foreign keys", "row_security": "policies"}
 _NO_CLAIM = uuid.UUID(int=0)
 _DISCARD = "offsetstore_discard"
+_LEAVE_IT: Final = (
+    "Leave both to offsetstore. To go on after an error, use a savepoint: connection.begin_nested(), or an ORM "
+    'Session(connection, join_transaction_mode="create_savepoint"), whose commit and rollback end its own.'
+)
 # How many ids are consumed after each failed attempt; some millions in all, which takes a minute.
 _IDS_TO_TAKE: Final = tuple(1000 * 2**power for power in range(13))
 
@@ -101,6 +107,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         self._ending = False
         self._was_ended = False
         """Whether user code has tried to end the transaction."""
+        self._ended_for: BaseException | None = None
+        """The error for which user code has tried to roll it back."""
+        self._is_tried = False
         self._has_failed = False
         """Whether a savepoint has saved it."""
         self._closed = False
@@ -111,9 +120,16 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
 
     def _open(self) -> None:
         self._connection = self._connect()
-        event.listen(self._connection, "commit", self._refuse)
-        event.listen(self._connection, "rollback", self._refuse)
-        event.listen(self._connection, "rollback_savepoint", self._note_failed)
+        for name, hears in self._listeners():
+            event.listen(self._connection, name, hears)
+
+    def _listeners(self) -> list[tuple[str, Callable[..., None]]]:
+        return [
+            ("begin", self._refuse_more),
+            ("commit", self._refuse),
+            ("rollback", self._refuse_rollback),
+            ("rollback_savepoint", self._note_failed),
+        ]
 
     @property
     def connection(self) -> Connection:
@@ -147,7 +163,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         return self._is_whole(self.one(sql.IS_WHOLE))
 
     def _is_whole(self, row: Any) -> bool:
-        return not self._was_ended and (row.transaction_number, row.moved) == (self._number, str(self._moved))
+        return (row.transaction_number, row.moved) == (self._number, str(self._moved))
 
     def check_deferred(self) -> None:
         with refusals(None):
@@ -155,8 +171,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
 
     def commit(self) -> None:
         # The COMMIT of a transaction that has failed, or that SQLAlchemy has forgotten, rolls back without an error.
+        self._expect_not_ended()
         is_over = self._psycopg.pgconn.transaction_status in _OVER or not self._connection.in_transaction()
-        if self._number and (self._was_ended or is_over):
+        if self._number and is_over:
             raise UnexpectedCommit("the transaction had failed, or was ended, before its COMMIT")
         self._ending = True
         with translated(), refused_at_commit():
@@ -176,6 +193,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         self._ending = True
         try:
             self._connection.rollback()
+            if self._was_ended and not self._connection.invalidated:
+                self._psycopg.rollback()  # of what psycopg has begun since, unknown to SQLAlchemy
             if not self._connection.invalidated and self._is_read_only():
                 self._connection.invalidate()  # a new one may reach the new primary
             self._close()
@@ -193,9 +212,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         if self._closed:
             return
         self._closed = True
-        event.remove(self._connection, "commit", self._refuse)
-        event.remove(self._connection, "rollback", self._refuse)
-        event.remove(self._connection, "rollback_savepoint", self._note_failed)
+        self._ended_for = None  # its traceback refers to this transaction
+        for name, hears in self._listeners():
+            event.remove(self._connection, name, hears)
         if self._connection.get_execution_options().get(_DISCARD):
             self._connection.invalidate()
         self._connection.close()
@@ -203,9 +222,47 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def _refuse(self, _: Connection) -> None:
         if not self._ending:
             self._was_ended = True
-            raise UnexpectedCommit("COMMIT or ROLLBACK was called on tx.connection")
+            raise self._unexpected()
+
+    def _refuse_rollback(self, connection: Connection) -> None:
+        """Refuse a ROLLBACK, or if it is for an error, as an ORM Session's in `flush`, what may follow it.
+
+        The error is then the function's to raise, which rolls back anyway.
+        """
+        if self._ending:
+            return
+        expect_own(self._pid)
+        self._note_failed()
+        self._was_ended, self._ended_for = True, sys.exc_info()[1]
+        if self._ended_for is None:
+            raise self._unexpected()
+        if self._is_tried and not connection.invalidated:
+            driver = self._psycopg  # SQLAlchemy is about to call its rollback, once: trials need their savepoints
+            vars(driver)["rollback"] = lambda: vars(driver).pop("rollback")
+
+    def _refuse_more(self, _: Connection) -> None:
+        if not self._ending:
+            self._expect_not_ended()
+
+    def _expect_not_ended(self) -> None:
+        if self._was_ended:
+            raise self._unexpected()
+
+    def _unexpected(self) -> UnexpectedCommit:
+        error = self._ended_for
+        found = None
+        if error is not None:
+            trace = error.__traceback__
+            place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
+            found = f"a ROLLBACK for {type(error).__name__}{place}, after which the function went on"
+        unexpected = UnexpectedCommit(
+            "COMMIT or ROLLBACK was called on tx.connection", found=found, next_step=_LEAVE_IT
+        )
+        unexpected.__cause__ = None if error is None else stripped(error)
+        return unexpected
 
     def begin_trials(self) -> float | None:
+        self._is_tried = True
         with translated():
             timeout, deferred, _ = self.together(
                 sql.TRANSACTION_TIMEOUT, sql.INITIALLY_DEFERRED, sql.SAVEPOINT.format(number=0)
@@ -224,6 +281,9 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
             execute_together(self._psycopg, self._check, sql.SAVEPOINT.format(number=number))
 
     def rollback_to(self, number: int) -> None:
+        if self._was_ended:  # by what is undone now
+            self._was_ended, self._ended_for = False, None
+            self._connection.begin()
         self.run(sql.ROLLBACK_TO.format(number=number))
 
     def lock_group(self, group: str) -> Token:
@@ -318,6 +378,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         self._moved += 1
 
     def finish(self, move: Advance) -> tuple[int, bool]:
+        self._expect_not_ended()
         with refusals(None):
             advanced, _, whole = execute_together(
                 self._psycopg,
@@ -509,6 +570,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
 
     def _send(self, statement: str, **values: object) -> Result:
         """Send a statement, the first one with BEGIN before it."""
+        self._expect_not_ended()
         if self._number:
             # As text, psycopg can read neither times nor intervals in another style than ISO's and PostgreSQL's own.
             cursor = self._psycopg.cursor(row_factory=namedtuple_row, binary=True)

@@ -255,6 +255,8 @@ class Session(LetterSession, StoredLetterSession, RunSession, FleetSession, Outb
 
         ``False`` after a COMMIT or ROLLBACK in user code, and after ROLLBACK TO a savepoint that is older than an
         advance.
+
+        :raises UnexpectedCommit: it can say more about that.
         """
         ...
 

@@ -94,6 +94,7 @@ def check_reader(option: Callable[[str], str | None]) -> None:
 
     :param option: the value of an option by its name, whose case does not matter; ``None`` if it was not given.
     :raises UnsupportedQuery: naming the option.
+    :raises ConfigurationError: one of them is no boolean.
     """
     found = {name: option(name) for name in (*_OTHER_STARTS, *_ENDS)}
     given = next((name for name, value in found.items() if value is not None), None)
@@ -113,13 +114,23 @@ def check_reader(option: Callable[[str], str | None]) -> None:
             next_step="Leave the option out; to end where the log ends now, use the trigger availableNow=True.",
         )
     loss = option("failOnDataLoss")
-    if loss is not None and loss.strip().lower() != "true":
+    if loss is not None and not spark_boolean("failOnDataLoss", loss):
         raise UnsupportedQuery(
             "the Kafka source has failOnDataLoss=false: it would skip lost records silently",
             found=f"failOnDataLoss={loss}",
             expected="true, which is Spark's default",
             next_step='Leave the option out; to accept a loss, start with StartPolicy(on_data_loss="earliest").',
         )
+
+
+def spark_boolean(name: str, value: str) -> bool:
+    """Read a boolean of Spark's settings or of a reader's options as Spark does, in any case.
+
+    :raises ConfigurationError: it is none; Spark fails at it, too.
+    """
+    if (word := value.strip().lower()) not in {"true", "false"}:
+        raise ConfigurationError(f"{name} is not a boolean", found=repr(value), expected="true or false")
+    return word == "true"
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -38,6 +38,7 @@ from offsetstore.processing.handling import (
     outage_of_call,
 )
 from offsetstore.processing.unit import UNNAMED, Ranges
+from offsetstore.protocol.policy import spark_boolean
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.plans.scan import is_in_order
 from offsetstore.spark.rejects import COLUMN as REJECT
@@ -361,12 +362,17 @@ def records_of(batch: pa.RecordBatch, topic_ids: TopicIds) -> list[Record]:
     ]
 
 
+def is_speculative(spark: SparkSession) -> bool:
+    """Whether Spark runs slow tasks twice. It reads that at the start of its context, and never of a session."""
+    return spark_boolean("spark.speculation", spark.sparkContext.getConf().get("spark.speculation", "false"))
+
+
 def refuse_speculation(spark: SparkSession) -> None:
     """Refuse a session that runs slow tasks twice.
 
     :raises UnsupportedQuery: it does.
     """
-    if spark.sparkContext.getConf().get("spark.speculation", "false") == "true":
+    if is_speculative(spark):
         raise UnsupportedQuery(
             "a task that waits for a service is slow, and Spark would run it twice at once, with all its calls",
             found="spark.speculation=true",

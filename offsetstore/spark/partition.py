@@ -42,6 +42,7 @@ from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
 from offsetstore.spark.function_errors import is_over_limit
+from offsetstore.spark.handlers import is_speculative
 from offsetstore.spark.kafka_columns import with_checked_coordinates
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.outputs import Outputs
@@ -247,8 +248,7 @@ class PerPartition:
         If a speculative copy of a task times out, that also ends the original: right if it is frozen, wrong if it is
         only slow. So each attempt waits twice as long as the last.
         """
-        is_speculative = session.sparkContext.getConf().get("spark.speculation", "false") == "true"
-        return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative else 1)
+        return self._claim.timeouts.lock * (2 ** (attempt - 1) if is_speculative(session) else 1)
 
 
 def _with_seconds(later: Written | None, seconds: Mapping[str, float]) -> Written | None:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
 from offsetstore.spark.sink import TransactionalSink
-from offsetstore.text import TRACE, describe_error, describe_other, error_text
+from offsetstore.text import TRACE, describe_error, describe_other, error_text, print_trace
 
 _LOOK: Final = 0.5  # seconds between two looks at the query
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -235,8 +234,7 @@ def _told(error: BaseException) -> BaseException:
 
 
 def _tell(error: BaseException) -> None:
-    if os.environ.get(TRACE):
-        traceback.print_exception(error)
+    print_trace(error)
     if isinstance(error, KeyboardInterrupt):
         _write("Interrupted.\n")
     elif isinstance(error, OffsetStoreError):

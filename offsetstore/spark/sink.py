@@ -332,8 +332,11 @@ class TransactionalSink:
         :param spark: computes their rows.
         :return: how many letters are in the results now.
         :raises ConfigurationError: the sink has no ``dead_letters``.
+        :raises UnsupportedQuery: it calls a handler, and ``spark.speculation`` is set.
         :raises OffsetStoreError: as for a batch.
         """
+        if self._outputs.handler is not None:
+            refuse_speculation(spark)
         return self._runner.drain(lambda letters: computed_letters(self._outputs, spark, letters, None))
 
     def _check_claimed(self, ranges: Collection[TopicPartition]) -> None:

@@ -13,6 +13,12 @@ from tests.mutants.mutant import Mutant, mutant, text
 
 _CONTRACT: Final = "tests/contract/test_postgres.py::TestPostgresOffsetStore::"
 _STORE: Final = "tests/integration/store/"
+_ORM: Final = f"{_STORE}test_transaction_orm.py::"
+_GOES_ON: Final = f"{_ORM}test_a_function_that_goes_on_after_a_rollback_is_refused_and_sees_its_own_error"
+_USED_AFTER: Final = f"{_ORM}test_a_session_that_is_used_after_its_failed_flush_shows_no_row"
+_TRIED_SESSION: Final = (
+    "tests/integration/processing/test_discovery.py::test_a_function_whose_session_rolls_back_can_be_tried[True]"
+)
 _TARGETS: Final = "tests/integration/writers/test_targets.py::"
 
 ENDS: Final[tuple[Mutant, ...]] = (
@@ -79,8 +85,8 @@ ENDS: Final[tuple[Mutant, ...]] = (
         "commit-that-rolls-back",
         (
             "PostgresSession.commit",
-            "self._number and (self._was_ended or is_over)",
-            "self._number and self._was_ended and is_over",
+            "self._number and is_over",
+            "False",
         ),
         tests=(
             (
@@ -92,12 +98,81 @@ ENDS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "end-that-was-refused",
-        ("PostgresSession._is_whole", "not self._was_ended and ...", "..."),
-        ("PostgresSession.commit", "self._was_ended or is_over", "False"),
+        ("PostgresSession._expect_not_ended", "self._was_ended", "False"),
+        ("PostgresSession.commit", "self._number and is_over", "False"),
         tests=(
             "tests/contract/test_postgres.py::TestPostgresOffsetStore::test_an_end_whose_refusal_was_swallowed_is_noticed[advance-rollback]",
         ),
         why="SQLAlchemy forgets a transaction whose end was refused, and then sends no COMMIT: it would look stored.",
+    ),
+    mutant(
+        "error-for-which-a-session-rolls-back",
+        ("PostgresSession._refuse_rollback", "self._ended_for is None", "True"),
+        tests=(f"{_ORM}test_an_outage_for_which_a_session_rolls_back_is_repeated[run-cancel]",),
+        why="The refusal of the ROLLBACK would hide the error: an outage would not be repeated, no record named.",
+    ),
+    mutant(
+        "rollback-without-an-error",
+        ("PostgresSession._refuse_rollback", "if self._ended_for is None: ...", ""),
+        tests=(f"{_ORM}test_an_end_without_an_error_is_refused_with_the_way_to_do_it[run-roll_back_and_go_on]",),
+        why="It would be told at the end, without the line that has called it.",
+    ),
+    mutant(
+        "begin-after-a-rollback",
+        ("PostgresSession._refuse_more", "self._expect_not_ended()", "pass"),
+        tests=(
+            f"{_GOES_ON}[run-begin_after_an_error-IntegrityError]",
+            f"{_GOES_ON}[run-go_on_after_a_statement-IntegrityError]",
+        ),
+        why="A function that goes on would meet the failed transaction, and not see which error it has handled.",
+    ),
+    mutant(
+        "advance-after-a-rollback",
+        ("PostgresSession._send", "self._expect_not_ended()", ""),
+        tests=(f"{_GOES_ON}[run-return_after_an_error-IntegrityError]",),
+        why="The same, where it returns at once.",
+    ),
+    mutant(
+        "finish-after-a-rollback",
+        ("PostgresSession.finish", "self._expect_not_ended()", ""),
+        tests=(f"{_GOES_ON}[splittable-return_after_an_error-IntegrityError]",),
+        why="The same in the sink.",
+    ),
+    mutant(
+        "rollback-that-the-server-gets",
+        ("PostgresSession._refuse_rollback", "self._is_tried and not connection.invalidated", "False"),
+        tests=(_TRIED_SESSION,),
+        why="The search for a bad record would lose its savepoints, with what it has accepted.",
+    ),
+    mutant(
+        "search-after-a-rollback",
+        ("PostgresSession.rollback_to", "if self._was_ended: ...", ""),
+        tests=(_TRIED_SESSION,),
+        why="After the first bad record no other could be tried.",
+    ),
+    mutant(
+        "rows-after-a-rollback",
+        ("PostgresSession.rollback", "self._psycopg.rollback()", "pass"),
+        tests=(f"{_ORM}test_what_follows_a_rollback_is_not_left_open_where_the_pool_resets_nothing",),
+        why="With a pool that resets nothing, the connection would keep its transaction, and be lost to the pool.",
+    ),
+    mutant(
+        "outage-for-which-a-session-rolls-back",
+        ("PostgresSession._refuse_rollback", "self._note_failed()", ""),
+        tests=(f"{_ORM}test_an_outage_for_which_a_session_rolls_back_is_repeated[run-cancel]",),
+        why="The transaction no longer looks failed, so that the outage would be taken for one of another database.",
+    ),
+    mutant(
+        "session-after-a-failed-flush",
+        ("refusals", "(psycopg.Error, StatementError, PendingRollbackError)", "(psycopg.Error, StatementError)"),
+        tests=(f"{_USED_AFTER}[True-False]",),
+        why="SQLAlchemy's own error quotes the row.",
+    ),
+    mutant(
+        "session-after-a-failed-flush-as-a-cause",
+        ("stripped", "isinstance(error, PendingRollbackError)", "False"),
+        tests=(f"{_USED_AFTER}[False-False]",),
+        why="The same where the function raises its own error from it.",
     ),
     mutant(
         "rows-moved-at-the-finish",

@@ -126,6 +126,40 @@ BATCHES: Final[tuple[Mutant, ...]] = (
         why="A query that begins elsewhere than the claim has resolved would end in a gap, or read for nothing.",
     ),
     mutant(
+        "booleans-in-small-letters",
+        ("spark_boolean", "value.strip().lower()", "value.strip()"),
+        tests=(
+            "tests/unit/spark/test_sink.py::test_a_sink_with_a_handler_replays_no_letters_where_tasks_run_twice[TRUE]",
+        ),
+        why="Spark reads TRUE as true, and would run slow tasks twice, with their calls.",
+    ),
+    mutant(
+        "booleans-that-are-none",
+        (
+            "spark_boolean",
+            "(word := value.strip().lower()) not in {'true', 'false'}",
+            "not (word := value.strip().lower())",
+        ),
+        tests=(
+            "tests/unit/kafka/test_options.py::test_what_spark_takes_for_no_boolean_is_none_here[yes-includeHeaders]",
+        ),
+        why="A setting that Spark refuses would be read as false.",
+    ),
+    mutant(
+        "drain-where-tasks-run-twice",
+        ("TransactionalSink.drain", "if self._outputs.handler is not None: ...", ""),
+        tests=(
+            "tests/unit/spark/test_sink.py::test_a_sink_with_a_handler_replays_no_letters_where_tasks_run_twice[true]",
+        ),
+        why="The calls of a replay would be made twice at once.",
+    ),
+    mutant(
+        "query-where-tasks-run-twice",
+        ("TransactionalSink._begin", "refuse_speculation(spark)", ""),
+        tests=(f"{_SPARK}test_handlers.py::test_a_query_where_spark_runs_slow_tasks_twice_makes_no_call",),
+        why="The calls of a batch would be made twice at once.",
+    ),
+    mutant(
         "crop",
         ("MicroBatch.part", "self.frame if part == self.ranges and not without else ...", "self.frame"),
         tests=(f"{_SPARK}test_replay.py::test_each_partition_of_a_batch_is_cropped_at_its_own_stored_offset",),

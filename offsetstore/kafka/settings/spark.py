@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.kafka.settings.java import PREFIX, librdkafka_settings
-from offsetstore.protocol.policy import check_reader
+from offsetstore.protocol.policy import check_reader, spark_boolean
 
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 _SOURCES: Final = ("subscribe", "assign", "subscribepattern")
@@ -36,7 +36,8 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
 
     As in Spark, the case of keys does not matter, and values become text as in PySpark.
 
-    :raises ConfigurationError: a setting can't be translated, or topics are given twice, by a pattern, or by no name.
+    :raises ConfigurationError: a setting can't be translated, a boolean is none, or topics are given twice, by a
+        pattern, or by no name.
     :raises UnsupportedQuery: ``failOnDataLoss=false``, an option that overrides ``startingOffsets``, or Spark Connect.
     """
     _refuse_connect()
@@ -44,7 +45,7 @@ def read_options(options: Mapping[str, object]) -> ReaderOptions:
     check_reader(lambda name: lowered.get(name.lower()))
     topics, partitions = _topics(lowered)
     kafka = {key.removeprefix(PREFIX): value for key, value in lowered.items() if key.startswith(PREFIX)}
-    headers = lowered.get("includeheaders", "").lower() == "true"
+    headers = spark_boolean("includeHeaders", lowered.get("includeheaders", "false"))
     return ReaderOptions(librdkafka_settings(kafka), topics, partitions, headers)
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from offsetstore import (
     Append,
@@ -771,6 +773,66 @@ def test_a_flush_without_records_has_all_outputs(store: OffsetStore, joins: Call
     assert stored(store)[P0] == 3
     assert member.metadata(P0, cache=False) == "0"
     assert not calls.of
+
+
+@pytest.mark.behaviour("DLQ-1", "SINK-2")
+def test_a_record_for_which_a_function_s_session_rolls_back_becomes_a_letter_and_the_others_are_written(
+    store: OffsetStore, joins: Callable[[], Member], query: Query
+) -> None:
+    def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        with Session(work.connection) as session, session.begin():
+            for row in (row for rows in batches for row in rows.to_pylist()):
+                if row["record"] == 4:
+                    raise ValueError("four")
+                session.execute(text("INSERT INTO results VALUES (:record)"), {"record": row["record"]})
+
+    member = joins()
+    member.assign([P0])
+    into = {"own": Execute(write, splittable=True), "other": Append("results")}
+    polling = Polling(
+        member, lambda records: dict.fromkeys(into, parse(records)), into, dead_letters=DeadLetters(max_retries=0)
+    )
+    polling.write(polling.polled({P0: ["1", "13", "3", "4", "5"]}))
+    assert numbers(query) == [1, 1, 3, 3, 5, 5]
+    assert query(LETTERS) == [
+        (0, 1, "refused", "dead", "RowsRefused"),
+        (0, 3, "raised", "dead", "ValueError"),
+    ]
+    assert stored(store)[P0] == 5
+
+
+@pytest.mark.behaviour("META-10")
+def test_a_delivery_s_note_is_that_of_the_record_below_its_end_whichever_finished_last(
+    store: OffsetStore, joins: Callable[[], Member]
+) -> None:
+    """The records finish in reverse. One that fails ends the second delivery before it."""
+    finished: list[int] = []
+    last = 3
+
+    def handle(record: handling.Record) -> tuple[int]:
+        wait_until(lambda: record.offset == last or record.offset + 1 in finished)
+        finished.append(record.offset)
+        if record.value == b"bad":
+            raise ValueError
+        return (record.offset,)
+
+    def of_the_record_below(info: BatchInfo) -> object:
+        return {tp: f"record {range_.until - 1}, of {len(finished)}" for tp, range_ in info.ranges.items()}
+
+    member = joins()
+    member.assign([P0])
+    handler = Handler(handle, "record long", ordering="none", retries=Retries(attempts=1))
+    polling = Polling(member, handler, metadata=of_the_record_below)
+    polling.write(polling.polled({P0: ["a", "b", "c", "d"]}))
+    assert finished == [3, 2, 1, 0]
+    assert member.metadata(P0, cache=False) == "record 3, of 4"
+
+    last = 7
+    with pytest.raises(FunctionFailed, match="payments-0@6"):
+        polling.write(polling.polled({P0: ["e", "f", "bad", "g"]}, begin=4))
+    assert finished[4:8] == [7, 6, 5, 4]
+    assert stored(store)[P0] == 6
+    assert str(member.metadata(P0, cache=False)).startswith("record 5, of ")
 
 
 @pytest.mark.behaviour("HAND-7", "CONS-3")

@@ -12,9 +12,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Upsert
-from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
+from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable, UnexpectedCommit
 from offsetstore.processing.blame import Halve, TooManyFailed, discover
 from offsetstore.processing.unit import Decisions
 from offsetstore.protocol import failpoints
@@ -323,6 +325,50 @@ def test_a_function_that_uses_savepoints_of_its_own_can_be_tried(claim: Claim, q
 
     assert found.keys() == {3}
     assert query("SELECT * FROM parents") == []
+
+
+def insert_by_a_session(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+    """It commits the parent, and leaves the rows to the end of the function's transaction."""
+    for rows in batches:
+        with Session(work.connection) as session, session.begin():
+            session.execute(text("INSERT INTO parents VALUES (1)"))
+        with Session(work.connection) as session:
+            try:
+                session.execute(text("INSERT INTO results VALUES (:record)"), rows.to_pylist())
+            except BaseException:
+                session.rollback()
+                raise
+
+
+@pytest.mark.behaviour("DLQ-8")
+@pytest.mark.parametrize("splittable", [False, True])
+def test_a_function_whose_session_rolls_back_can_be_tried(claim: Claim, query: Query, *, splittable: bool) -> None:
+    query("CREATE TABLE parents (id int); CREATE TABLE results (record int CHECK (record NOT IN (3, 6)))")
+
+    writer = Execute(insert_by_a_session, splittable=splittable)
+    found = search(claim, each(writer, *({"record": number} for number in range(8))))
+
+    assert found.keys() == {3, 6}
+    assert {one.sqlstate for one in found.values()} == {"23514"}
+    assert query("SELECT * FROM parents") == []
+
+
+@pytest.mark.behaviour("DLQ-8", "TX-3")
+def test_a_record_for_which_a_function_rolls_back_and_goes_on_is_not_blamed(claim: Claim, query: Query) -> None:
+    query("CREATE TABLE parents (id int); CREATE TABLE results (record int CHECK (record NOT IN (3, 6)))")
+
+    def passing_over_6(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
+        for row in (row for rows in batches for row in rows.to_pylist()):
+            try:
+                insert_by_a_session(work, [batch({"record": [row["record"]]})])
+            except IntegrityError:
+                if row["record"] != 6:
+                    raise
+        work.connection.execute(text("INSERT INTO parents VALUES (2)"))
+
+    writer = Execute(passing_over_6, splittable=True)
+    with pytest.raises(UnexpectedCommit, match="a ROLLBACK for IntegrityError at"):
+        search(claim, each(writer, *({"record": number} for number in range(8))))
 
 
 @pytest.mark.behaviour("DLQ-8")

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -427,6 +427,20 @@ def test_what_does_not_go_together(world: World, calls: Calls) -> None:
         TransactionalSink(claim, only_keys, into=Upsert("latest", key=["name"]))
     failure = _kept(world, topic, calls.handler)
     assert isinstance(failure, UnsupportedQuery)
+
+
+def test_a_query_where_spark_runs_slow_tasks_twice_makes_no_call(
+    world: World, calls: Calls, request: pytest.FixtureRequest
+) -> None:
+    conf = cast("Any", world.spark.sparkContext)._conf
+    conf.set("spark.speculation", "True")  # Spark has read it at its start, so that nothing else changes
+    request.addfinalizer(lambda: conf.set("spark.speculation", "false"))
+    topic = world.events_topic(["a"])
+
+    failed = world.run_to_failure(world.claim(topic), calls.handler(), Append("events"))
+
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert calls.of == Counter()
 
 
 def _kept(world: World, topic: str, handler: Callable[[], Handler]) -> BaseException | None:

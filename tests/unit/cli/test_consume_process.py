@@ -103,6 +103,27 @@ def test_the_database_s_errors_in_the_function_are_told_as_the_store_s(ended: En
     assert "the connection to the database was lost" in said
 
 
+@pytest.mark.parametrize("kind", ["SinkError", "OperationalError"])
+def test_the_trace_of_an_error_that_is_told_as_ours_shows_its_cause(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    source = f"""
+from psycopg import OperationalError
+from offsetstore.errors import SinkError
+def consumer():
+    try:
+        print(1 / 0)
+    except ZeroDivisionError as error:
+        raise {kind}("it refuses") from error
+"""
+    assert "Traceback" not in ended(source)[1]
+    monkeypatch.setenv(TRACE, "1")
+    trace, _, told = ended(source)[1].rpartition("\nError: ")
+    assert trace.count("Traceback (most recent call last)") >= 2
+    assert "ZeroDivisionError: division by zero" in trace
+    assert told
+
+
 def test_an_outage_that_ends_the_consumer_is_told_in_three_lines_with_its_line(ended: Ended) -> None:
     source = """
 from offsetstore.consumer import Consumer

@@ -75,6 +75,19 @@ def test_losing_records_silently_is_refused_before_anything_is_asked(value: obje
         read_options({**SERVERS, "subscribe": "payments", "failOnDataLoss": value})
 
 
+@pytest.mark.parametrize("option", ["failOnDataLoss", "includeHeaders"])
+@pytest.mark.parametrize("value", ["yes", "1", "", "tru", 1])
+def test_what_spark_takes_for_no_boolean_is_none_here(option: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"{option} is not a boolean"):
+        read_options({**SERVERS, "subscribe": "payments", option: value})
+
+
+@pytest.mark.parametrize(("value", "expected"), [("TRUE", True), ("True", True), (True, True), ("False", False)])
+def test_booleans_are_read_in_any_case(value: object, *, expected: bool) -> None:
+    options = {**SERVERS, "subscribe": "payments", "INCLUDEHEADERS": value, "failOnDataLoss": "True"}
+    assert read_options(options).headers is expected
+
+
 @pytest.mark.behaviour("START-28")
 @pytest.mark.parametrize(
     ("option", "told"),

@@ -84,6 +84,7 @@ def test_libpqs_own_parameters_pass(url: str, expected: dict[str, object]) -> No
         ("jdbc:postgresql://db/?ssl=true", {"host": "db", "port": "5432", "sslmode": "verify-full"}),
         ("jdbc:postgresql://db/?ssl", {"host": "db", "port": "5432", "sslmode": "verify-full"}),
         ("jdbc:postgresql://db/?ssl=false", {"host": "db", "port": "5432"}),
+        ("jdbc:postgresql://db/?ssl=FALSE&tcpKeepAlive=True", {"host": "db", "port": "5432", "keepalives": "1"}),
         ("jdbc:postgresql://db/?ssl=true&sslmode=require", {"host": "db", "port": "5432", "sslmode": "require"}),
         (
             "jdbc:postgresql://db/?ssl=true&sslfactory=org.postgresql.ssl.NonValidatingFactory",

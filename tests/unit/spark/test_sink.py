@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from offsetstore import Append, Flush, OffsetStore, TopicPartition, TransactionalSink
-from offsetstore.errors import ColumnMismatch, LogTruncated, MissingDependency
+from offsetstore import Append, DeadLetters, Flush, Handler, OffsetStore, TopicPartition, TransactionalSink
+from offsetstore.errors import ColumnMismatch, ConfigurationError, LogTruncated, MissingDependency, UnsupportedQuery
 from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.events import SinkMade
 from offsetstore.spark import sink as module
+from offsetstore.spark.handlers import is_speculative
 from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase
 from tests.support.recorder import Recorder
@@ -121,3 +122,43 @@ def test_a_missing_connector_is_told_when_the_sink_is_made_and_keeps_nobody_from
     with InMemoryOffsetStore() as store:
         TransactionalSink(store.claim("billing", topics=["payments"]), lambda frame: frame, into=Append("events"))
     assert [one.getMessage() for one in caplog.records] == ["Spark has no Kafka connector. spark-submit --packages ..."]
+
+
+class Speculative:
+    """A session whose context has this for ``spark.speculation``; ``None`` if it is not set."""
+
+    def __init__(self, value: str | None) -> None:
+        self.sparkContext = self
+        self._value = value
+
+    def getConf(self) -> Speculative:  # noqa: N802 - PySpark's
+        return self
+
+    def get(self, name: str, default: str) -> str:
+        assert name == "spark.speculation"
+        return default if self._value is None else self._value
+
+
+@pytest.mark.parametrize("value", ["true", "True", "TRUE", " true "])
+def test_a_sink_with_a_handler_replays_no_letters_where_tasks_run_twice(value: str) -> None:
+    spark: Any = Speculative(value)
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        handler = Handler(lambda record: (record.offset,), "n long")
+        sink = TransactionalSink(claim, handler, into=Append("events"), dead_letters=DeadLetters())
+        with pytest.raises(UnsupportedQuery, match=r"spark\.speculation=true"):
+            sink.drain(spark)
+
+
+@pytest.mark.parametrize("value", [None, "false", "FALSE", " False"])
+def test_a_sink_with_a_handler_replays_letters_otherwise(value: str | None) -> None:
+    spark: Any = Speculative(value)
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        handler = Handler(lambda record: (record.offset,), "n long")
+        assert TransactionalSink(claim, handler, into=Append("events"), dead_letters=DeadLetters()).drain(spark) == 0
+
+
+def test_what_spark_takes_for_no_boolean_is_not_guessed() -> None:
+    with pytest.raises(ConfigurationError, match=r"spark\.speculation is not a boolean; found 'yes'"):
+        is_speculative(cast("Any", Speculative("yes")))
