@@ -13,7 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from offsetstore.writers.arrow.casts import SparkType, find_cast, lossless_type
+from offsetstore.writers.arrow.casts import find_cast, lossless_type
+from offsetstore.writers.arrow.kinds import SparkType
 from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.conversions import conversion
 

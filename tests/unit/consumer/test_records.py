@@ -27,7 +27,7 @@ from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, batch_of, read_messages
 from offsetstore.errors import BrokerError, ConfigurationError
-from offsetstore.processing.handled_rows import schema_of
+from offsetstore.processing.handler_schemas import schema_of
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
 from offsetstore.testing import InMemoryOffsetStore
@@ -239,7 +239,7 @@ def test_a_handler_s_schema_is_read_without_spark() -> None:
     for wrong in (
         "",
         "id",
-        "id array<int>",
+        "id array<int",
         "id long, id long",
         "_kafka long",
         "id long; name string",
