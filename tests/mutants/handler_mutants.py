@@ -133,7 +133,7 @@ ROWS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "handled-digits",
-        ("_is_float_of", "== number", "is not None"),
+        ("_is_float_of", "next(..., narrow) == number", "True"),
         tests=(_KEPT,),
         why="1e-50 in a float would become 0.",
     ),
