@@ -20,8 +20,7 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
 from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handled_rows import arrow_rows, as_failed
-from offsetstore.processing.handler_schemas import columns_of
+from offsetstore.processing.handled_rows import arrow_rows, as_failed, columns_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,

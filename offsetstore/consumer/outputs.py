@@ -10,7 +10,7 @@ import pyarrow as pa
 from offsetstore.consumer.records import Record, batch_of
 from offsetstore.errors import ConfigurationError, FunctionFailed
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handler_schemas import schemas_of
+from offsetstore.processing.handled_rows import schemas_of
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.outputs import CheckedOutputs, check_reject_column, reject_of
 from offsetstore.protocol.letters import REJECT

@@ -25,8 +25,7 @@ from pyspark.sql.types import ArrayType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
-from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists
-from offsetstore.processing.handler_schemas import columns_of, schemas_of
+from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists, columns_of, schemas_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,

@@ -121,6 +121,8 @@ def _moments(unit: str, step: int, zone: str | None) -> Case:
     )
     other = INSTANT if zone is None else WALL
     bad = ([whole] if step > 1 else []) + [other, 1_700_000_000, dt.date(2024, 7, 1), "2024-07-01"]
+    if zone is not None:
+        bad.append(INSTANT.replace(microsecond=0, tzinfo=dt.timezone(dt.timedelta(microseconds=7))))
     column = "timestamp" if zone is None else "timestamptz"
     stored = text if zone is None else f"{text}+00"
     kind = arrow.timestamp(unit, zone)

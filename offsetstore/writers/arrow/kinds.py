@@ -24,7 +24,6 @@ _arrow: Any = pa
 _TYPES: Any = pa.types
 
 UUID_BYTES: Final = 16
-_STEPS: Final = {"s": 1_000_000, "ms": 1000}  # microseconds
 _MOST_DIGITS: Final = 38  # of PostgreSQL's numeric that pgpq writes, and of Spark's decimals
 
 _EXACT: Final[dict[int, frozenset[type]]] = {
@@ -97,8 +96,12 @@ def stored(values: Sequence[Any], kind: Any) -> _Array:
 
     :raises Exception: one does not fit; of many classes.
     """
-    given = [getattr(one, "bytes", one) for one in values] if is_uuid(kind) else values
-    return _arrow.array(given, held(kind))
+    target = held(kind)
+    if is_uuid(kind):
+        values = [getattr(one, "bytes", one) for one in values]
+    elif _TYPES.is_decimal(target):  # of NumPy's integers Arrow makes none
+        values = [int(one) if isinstance(one, Integral) else one for one in values]
+    return _arrow.array(values, target)
 
 
 def is_json(kind: Any) -> bool:
@@ -185,10 +188,11 @@ def rebuilt(array: _Array, change: Callable[[_Array], _Array]) -> _Array:
 
 
 def _run_ends_decoded(array: Any) -> _Array:
-    """Arrow decodes some types alone: the numbers of the runs, by which any value can be taken."""
-    runs = pa.array(range(len(array.values)), pa.int64())
-    numbers = _arrow.RunEndEncodedArray.from_arrays(array.run_ends, runs).slice(array.offset, len(array))
-    return plain_values(array.values).take(_KERNELS.run_end_decode(numbers))
+    """Arrow decodes few types; so of the runs that the array shows, their numbers, by which any value can be taken."""
+    first, count = array.find_physical_offset(), array.find_physical_length()
+    runs = _arrow.RunEndEncodedArray.from_arrays(array.run_ends.slice(first, count), pa.array(range(count), pa.int64()))
+    numbers = _KERNELS.run_end_decode(runs.slice(array.offset, len(array)))
+    return plain_values(array.values.slice(first, count)).take(numbers)
 
 
 def _exact(kind: Any) -> Exact | None:
@@ -274,23 +278,27 @@ def _is_date(value: object, _: Any) -> bool:
 
 
 def _is_moment(value: Any, kind: Any) -> bool:
-    """Whether it is a time with what the unit keeps; pandas' may have nanoseconds."""
-    return (
-        isinstance(value, datetime)
-        and not getattr(value, "nanosecond", 0)
-        and (value.tzinfo is None) is (kind.tz is None)
-        and not value.microsecond % _STEPS.get(kind.unit, 1)
-    )
+    """Whether it is a time with what the unit keeps; pandas' may have nanoseconds, and an offset microseconds."""
+    if not isinstance(value, datetime) or getattr(value, "nanosecond", 0) or value.microsecond % _unit(kind):
+        return False
+    if kind.tz is None or value.tzinfo is None:
+        return kind.tz is None and value.tzinfo is None
+    offset = value.utcoffset()
+    return offset is not None and not offset.microseconds
 
 
 def _is_time(value: Any, kind: Any) -> bool:
-    return isinstance(value, time) and value.tzinfo is None and not value.microsecond % _STEPS.get(kind.unit, 1)
+    return isinstance(value, time) and value.tzinfo is None and not value.microsecond % _unit(kind)
 
 
 def _is_duration(value: Any, kind: Any) -> bool:
     if not isinstance(value, timedelta) or getattr(value, "nanoseconds", 0):
         return False
-    return not value.microseconds % _STEPS.get(kind.unit, 1)
+    return not value.microseconds % _unit(kind)
+
+
+def _unit(kind: Any) -> int:
+    return {"s": 1_000_000, "ms": 1000}.get(kind.unit, 1)
 
 
 def _is_uuid(value: Any, _: Any) -> bool:
@@ -387,10 +395,6 @@ def _plain_json(kind: Any) -> Any:
     return storage and _arrow.json_(storage)
 
 
-def _text_type(kind: Any) -> Any:
-    return _always(pa.string())(kind)
-
-
 def _wide(fits: Callable[[Any, Any], bool], narrow: pa.DataType, wide: pa.DataType) -> Exact:
     """Views have no limit of 2 GB, as the wide layouts."""
     return Exact(fits, _always(wide), _always(narrow))
@@ -445,7 +449,7 @@ _BY_ID: Final[Mapping[int, Exact]] = {
 }
 
 _EXTENSIONS: Final[Mapping[str, Exact]] = {
-    "arrow.json": Exact(_is_text, _plain_json, _text_type),
+    "arrow.json": Exact(_is_text, _plain_json, _always(pa.string())),
     "arrow.uuid": Exact(_is_uuid, _same, _always(pa.binary())),
     "arrow.bool8": Exact(lambda _, __: True, _always(pa.bool_()), _always(pa.bool_())),
 }

@@ -29,7 +29,7 @@ from offsetstore import (
     Work,
 )
 from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, SinkError, UnsupportedQuery
-from offsetstore.processing.handler_schemas import columns_of, schema_of
+from offsetstore.processing.handled_rows import columns_of, schema_of
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
 from offsetstore.spark.schemas import spark_columns
@@ -441,7 +441,7 @@ def _kept(world: World, topic: str, handler: Callable[[], Handler]) -> BaseExcep
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("id lung", "schema can't be read; found 'id lung': the type lung is unknown"),
+        ("id lung", "schema can't be read; found 'id lung': column id: the type lung is unknown"),
         (7, "schema can't be read; found 7"),
         ("_reject string", "uses itself"),
         (pa.schema([("id", arrow_types.arrow.month_day_nano_interval())]), "In id, replace month_day_nano_interval by"),

@@ -27,7 +27,7 @@ from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record, batch_of, read_messages
 from offsetstore.errors import BrokerError, ConfigurationError
-from offsetstore.processing.handler_schemas import schema_of
+from offsetstore.processing.handled_rows import schema_of
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
 from offsetstore.testing import InMemoryOffsetStore
@@ -243,11 +243,34 @@ def test_a_handler_s_schema_is_read_without_spark() -> None:
         "id long, id long",
         "_kafka long",
         "id long; name string",
+        "id decimal(99)",
+        "id decimal(",
+        "id struct<",
+        "id map<int>",
+        "id interval year to month",
+        "id long name string",
+        "id long not",
+        "`id` long,",
+        "id " + "array<" * 5000,
         7,
         pa.schema([]),
     ):
         with pytest.raises(ConfigurationError):
             schema_of(wrong)
+    with pytest.raises(ConfigurationError, match=r"column a: column b: the type varchar\(5\) is unknown"):
+        schema_of("a struct<b varchar(5)>")
+
+
+@pytest.mark.behaviour("HAND-10")
+def test_nested_columns_are_read_without_spark() -> None:
+    text = (
+        "a array<struct<b: map<string, timestamp> not null comment 'x, y', `c d` dec(5,1)>>, e interval day to second"
+    )
+    inner: Any = [
+        pa.field("b", pa.map_(pa.string(), pa.timestamp("us", "UTC")), nullable=False),
+        pa.field("c d", pa.decimal128(5, 1)),
+    ]
+    assert schema_of(text) == pa.schema([("a", pa.list_(pa.struct(inner))), ("e", pa.duration("us"))])
 
 
 @pytest.mark.behaviour("DLQ-11")

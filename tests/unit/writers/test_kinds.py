@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from offsetstore.errors import ConfigurationError
-from offsetstore.processing.handled_rows import arrow_rows
-from offsetstore.processing.handler_schemas import schema_of
+from offsetstore.processing.by_record import RowsByRecord
+from offsetstore.processing.handled_rows import arrow_rows, schema_of
 from offsetstore.processing.handling import Outcome, Record
+from offsetstore.writers import Append
 from offsetstore.writers.arrow import kinds
 from offsetstore.writers.arrow.casts import find_cast
 from offsetstore.writers.arrow.kinds import plain, plain_values
@@ -87,11 +89,11 @@ def test_plain_values_are_the_same_also_of_a_slice(case: Case) -> None:
         assert not any(find_cast(case.kind, column) for column in COLUMNS.values())
         return
     whole = arrow.concat_arrays([case.array, case.array.slice(1), case.array])
-    for array in (whole, whole.slice(2), whole.slice(1, 2)):
-        made = plain_values(array)
+    for given in (whole, whole.slice(2), whole.slice(1, 2)):
+        made = plain_values(given)
         made.validate(full=True)
-        assert made.to_pylist() == array.to_pylist()
-        assert made.type == plain(array.type)
+        assert made.to_pylist() == given.to_pylist()
+        assert made.type == plain(given.type)
 
 
 @pytest.mark.behaviour("HAND-10", "SINK-26")
@@ -101,6 +103,16 @@ def test_a_type_that_is_not_in_the_table_is_refused(kind: Any, monkeypatch: pyte
     with pytest.raises(ConfigurationError, match=r"In v, replace int64 by string"):
         schema_of(pa.schema([("v", kind)]))
     assert not any(find_cast(kind, column) for column in COLUMNS.values())
+
+
+@pytest.mark.behaviour("SINK-26")
+@pytest.mark.parametrize("kind", [arrow.string_view(), arrow.run_end_encoded(pa.int32(), pa.string())], ids=str)
+def test_rows_of_many_records_are_those_of_their_records(kind: Any) -> None:
+    case = next(one for one in CASES if one.kind == kind)
+    table = arrow.table({"v": arrow.concat_arrays([case.array] * 200)})
+    rows = RowsByRecord(Append("kinds"), table, array("q", range(401)))
+    batches: list[Any] = [*rows.rows_of(range(0, 400, 2)).batches()]
+    assert [one for batch in batches for one in plain_values(batch.column("v")).to_pylist()] == [case.value] * 200
 
 
 @pytest.mark.behaviour("SINK-26")
