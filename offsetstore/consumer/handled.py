@@ -20,7 +20,7 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.processing import handling
 from offsetstore.processing.by_record import ArrowRows, RowsByRecord
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handled_rows import arrow_rows, as_failed
+from offsetstore.processing.handled_rows import arrow_rows, as_failed, columns_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -155,7 +155,7 @@ def handled(
     assert outputs.handler is not None
     coordinates = cast("Any", outputs.given([])).schema.field(KAFKA)
     outputs.check_tables(
-        claim, {name: pa.schema([*cast("Any", one), coordinates]) for name, one in outputs.schemas.items()}
+        claim, {name: pa.schema([*cast("Any", columns_of(one)), coordinates]) for name, one in outputs.schemas.items()}
     )
     found, at, unwanted = dict[int, Outcome](), dict[int, int](), set[int]()
 
@@ -235,7 +235,7 @@ def _as_rows(
         lists = column.field(number)
         first = array("q", lists.offsets.to_pylist())
         arrow: Any = pa
-        table = arrow.Table.from_batches([arrow.RecordBatch.from_struct_array(lists.values)]).cast(schema)
+        table = arrow.Table.from_batches([arrow.RecordBatch.from_struct_array(lists.values)]).cast(columns_of(schema))
         if outputs.uses_kafka(name):
             of_rows = [n for n in range(len(records)) for _ in range(first[n], first[n + 1])]
             places = cast("Any", outputs.given(records)).column(KAFKA)

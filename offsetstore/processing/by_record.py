@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Final, Protocol
@@ -98,7 +99,8 @@ class RowsByRecord:
                 runs.append([begin, end])
         if len(runs) > _FEW:
             rows = array("q", chain.from_iterable(range(*run) for run in runs))
-            return self.table.take(pa.array(rows, pa.int64()))
+            with suppress(pa.ArrowNotImplementedError):  # of views and runs, Arrow takes nothing
+                return self.table.take(pa.array(rows, pa.int64()))
         slices = [self.table.slice(begin, end - begin) for begin, end in runs]
         return pa.concat_tables(slices) if slices else self.table.slice(0, 0)
 

@@ -1,4 +1,7 @@
-"""What a handler returns, as Arrow: nothing is changed without a word, and a row that doesn't fit fails its record."""
+"""A handler's schema, and its rows as Arrow: no value is changed, and a row that doesn't fit fails its record.
+
+A schema is read in one way, in Spark and in a consumer: Spark's DDL, a schema of pyarrow, or a StructType.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,8 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import date, datetime, time, timedelta
+from functools import partial
 from itertools import accumulate, repeat
-from math import isfinite
-from numbers import Integral, Real
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -19,11 +20,12 @@ from offsetstore.processing.handling import RESULT, Handler, HandlerError, Outco
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.letters import REJECT, writable
 from offsetstore.writers.arrow.batches import KAFKA
+from offsetstore.writers.arrow.kinds import check_exact, held, held_inside, replacement, stored, unknown
 
 ONLY: Final = "rows"
 """The field of the only output, which has no name."""
 
-SQL_TYPES: Final[Mapping[str, pa.DataType]] = {
+_TYPES: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -34,87 +36,71 @@ SQL_TYPES: Final[Mapping[str, pa.DataType]] = {
     "string": pa.string(),
     "binary": pa.binary(),
     "date": pa.date32(),
+    "time": pa.time64("us"),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
+    "interval day to second": pa.duration("us"),
+    "void": pa.null(),
 }
-"""Spark's names of types."""
+"""By Spark's names."""
 
-_SYNONYMS: Final = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
-_DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
-_COLUMN: Final = re.compile(
-    r"\s*(`(?:[^`]|``)+`|\w+)(?:\s*:\s*|\s+)(\w+(?:\s*\([\d\s,]*\))?)(\s+not\s+null)?\s*", re.IGNORECASE
-)
-_NAMES: Final = {str(kind): name for name, kind in SQL_TYPES.items()}
-_EXACT: Final[dict[int, frozenset[type]]] = {
-    **dict.fromkeys((one.id for one in (pa.int8(), pa.int16(), pa.int32(), pa.int64())), frozenset({int})),
-    pa.float64().id: frozenset({float}),
-    pa.string().id: frozenset({str}),
-    pa.binary().id: frozenset({bytes}),
-    pa.bool_().id: frozenset({bool}),
+_SYNONYMS: Final = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "time(6)": "time",
+    "timestamp_ltz": "timestamp",
 }
-"""Types of which Arrow keeps each value as it is, or says that it can't; most rows have no others."""
-_LARGEST_FLOAT32: Final = 3.4028234663852886e38
+_NAMES: Final = {str(kind): name for name, kind in _TYPES.items()}
+_DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\((\d+)(?:,(-?\d+))?\))?")
+_TOKEN: Final = re.compile(r"""\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|[<>(),:])\s*""")
+_INTERVAL: Final = {"year", "month", "day", "hour", "minute", "second", "to"}
+_EXPECTED: Final = (
+    'Spark\'s DDL ("id long, scores array<double>"), a schema of pyarrow or Spark, or a mapping of outputs to these'
+)
 _arrow: Any = pa  # its stubs know too little of some kinds of arrays
 _log = logging.getLogger(__name__)
 
 
-def schema_of(given: object) -> pa.Schema:
-    """A handler's schema, without Spark to parse its DDL: columns of types with one word, or a schema of pyarrow.
-
-    :raises ConfigurationError: it is neither, or has a column with a name of ours.
-    """
-    schema = given
-    if isinstance(given, str):
-        columns = [_COLUMN.fullmatch(one) for one in re.split(r",(?![^(]*\))", given)]
-        fields: list[Any] = [None if one is None else _field(*one.groups()) for one in columns]
-        schema = None if any(one is None for one in fields) else pa.schema([*fields])
-    if not isinstance(schema, pa.Schema):
-        raise ConfigurationError(
-            "a handler's schema can't be read",
-            found=repr(given),
-            expected='columns of simple types ("id long, score double"), or a schema of pyarrow, or these by output',
-        )
-    return checked(schema)
+class _UnreadableError(ValueError):
+    """What of a schema can't be read."""
 
 
-def schemas_of(handler: Handler, parse: Callable[[object], pa.Schema] = schema_of) -> dict[str, pa.Schema]:
+def schemas_of(handler: Handler) -> dict[str, pa.Schema]:
     """The schema of each of a handler's outputs.
 
     :raises ConfigurationError: see `schema_of`.
     """
     given: object = handler.schema
     outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
-    return {name: parse(one) for name, one in outputs.items()}
+    return {name: schema_of(one) for name, one in outputs.items()}
 
 
-def checked(schema: pa.Schema) -> pa.Schema:
-    """The schema of a handler's rows, if the names of its columns are valid.
+def schema_of(given: Any) -> pa.Schema:
+    """A handler's schema in Arrow, as it was given: `columns_of` are its columns.
 
-    :raises ConfigurationError: they are not.
+    :raises ConfigurationError: it is none, has a type whose values can't be stored as they are, or a name of ours.
     """
-    names = schema.names
-    if not names or len({*names}) < len(names):
-        raise ConfigurationError(
-            "a handler's schema must have columns, each with a name of its own", found=", ".join(names) or "no column"
-        )
-    if ours := [name for name in names if name.startswith("_offsetstore") or name in {KAFKA, REJECT}]:
-        raise ConfigurationError(
-            "a column of a handler's schema has a name that offsetstore uses itself",
-            found=", ".join(ours),
-            next_step="Give it another name. To reject a record, raise an error.",
-        )
-    return schema
+    schema = given
+    try:
+        if isinstance(given, str):
+            schema = pa.schema(_Ddl(given).columns())
+        elif hasattr(given, "jsonValue"):  # Spark's StructType; a consumer has no Spark
+            schema = pa.schema([*_of_json(given.jsonValue())])
+    except (_UnreadableError, TypeError, LookupError, RecursionError) as error:
+        found, schema = f"{given!r}: {error}", None
+    else:
+        found = repr(given)
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError("a handler's schema can't be read", found=found, expected=_EXPECTED)
+    return _checked(schema)
 
 
-def _field(name: str, kind: str, not_null: str | None) -> Any:
-    """A column of Spark's DDL; ``None`` if its type is unknown here."""
-    word = kind.lower()
-    decimal = _DECIMAL.fullmatch(word)
-    found: Any = SQL_TYPES.get(_SYNONYMS.get(word, word))
-    if decimal is not None:
-        found = pa.decimal128(int(decimal[1] or 10), int(decimal[2] or 0))
-    plain = name[1:-1].replace("``", "`") if name.startswith("`") else name
-    return None if found is None else pa.field(plain, found, not_null is None)
+def columns_of(schema: pa.Schema) -> pa.Schema:
+    """The columns of the rows: the schema's, with the types that hold the same values in Spark, too."""
+    return pa.schema([field.with_type(held(field.type)) for field in cast("Any", schema)])
 
 
 def arrow_rows(
@@ -151,7 +137,7 @@ def as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) ->
         ends = accumulate((len(one) for one in of_output), initial=0)
         by_column: Iterable[Sequence[Any]] = zip(*values, strict=True) if values else repeat(())
         arrays = [_as_column(field, column) for field, column in zip(cast("Any", schema), by_column, strict=False)]
-        structs = _arrow.StructArray.from_arrays(arrays, fields=[*schema])
+        structs = _arrow.StructArray.from_arrays(arrays, fields=[*columns_of(schema)])
         columns.append(_arrow.ListArray.from_arrays(pa.array([*ends], pa.int32()), structs))
     return _arrow.StructArray.from_arrays(columns, [name or ONLY for name in schemas])
 
@@ -171,91 +157,11 @@ def _as_column(field: Any, values: Sequence[Any]) -> Any:
     if not field.nullable and None in values:
         raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
     try:
-        _check_exact(values, field.type)
-        return _arrow.array(values, field.type)
+        check_exact(values, field.type)
+        return stored(values, field.type)
     except Exception as error:  # noqa: BLE001 - of many classes
         kind = _NAMES.get(str(field.type), str(field.type))
         raise ValueError(f"the column {field.name} ({kind}): {error}") from None
-
-
-def _check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
-    """Refuse what Arrow would change without a word: the fraction of a number, the time of a day, a number as a time.
-
-    :raises TypeError: it would.
-    """
-    found = [one for one in values if one is not None] if nullable else [*values]
-    if {type(one) for one in found} <= _EXACT.get(kind.id, frozenset()):
-        return
-    for one in found:
-        if one is None or not _fits(one, kind):
-            raise TypeError(_unfit(one, kind))
-
-
-def _unfit(value: object, kind: Any) -> str:
-    name = "None" if value is None else f"a value of type {type(value).__name__}"
-    if not isinstance(value, datetime) or not pa.types.is_timestamp(kind):
-        return f"{name}; expected {kind}"
-    return f"a datetime with{'out' if value.tzinfo is None else ''} a time zone, or with nanoseconds; expected {kind}"
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether Arrow keeps the value as it is, or says that it can't."""
-    types: Any = pa.types
-    return next((fits(value, kind) for name, fits in _FITS.items() if getattr(types, name)(kind)), True)
-
-
-def _fits_list(value: Any, kind: Any) -> bool:
-    if not isinstance(value, (list, tuple)):
-        return False
-    _check_exact(cast("Sequence[Any]", value), kind.value_type, nullable=kind.value_field.nullable)
-    return True
-
-
-def _fits_map(value: Any, kind: Any) -> bool:
-    pairs: list[Any] = [*(cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value)]
-    _check_exact((key for key, _ in pairs), kind.key_type, nullable=False)
-    _check_exact((one for _, one in pairs), kind.item_type, nullable=kind.item_field.nullable)
-    return True
-
-
-def _fits_struct(value: Any, kind: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    given = cast("Mapping[str, Any]", value)
-    for inner in kind:
-        _check_exact([given.get(inner.name)], inner.type, nullable=inner.nullable)
-    return not given.keys() - {inner.name for inner in kind}
-
-
-def _is_flag(value: object) -> bool:
-    """Whether it is a bool, which is a number to Python alone."""
-    return isinstance(value, bool)
-
-
-def _is_moment(value: Any) -> bool:
-    """Whether it is a time in microseconds; pandas' may have nanoseconds."""
-    return isinstance(value, datetime) and not getattr(value, "nanosecond", 0)
-
-
-def _is_float32(value: Any) -> bool:
-    return not isfinite(value) or abs(value) <= _LARGEST_FLOAT32
-
-
-_FITS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "is_integer": lambda value, _: isinstance(value, Integral) and not _is_flag(value),
-    "is_float32": lambda value, _: isinstance(value, Real) and not _is_flag(value) and _is_float32(value),
-    "is_floating": lambda value, _: isinstance(value, Real) and not _is_flag(value),
-    "is_date": lambda value, _: isinstance(value, date) and not isinstance(value, datetime),
-    "is_timestamp": lambda value, kind: _is_moment(value) and (value.tzinfo is None) == (kind.tz is None),
-    "is_duration": lambda value, _: isinstance(value, timedelta) and not getattr(value, "nanoseconds", 0),
-    "is_time": lambda value, _: isinstance(value, time) and value.tzinfo is None,
-    "is_string": lambda value, _: isinstance(value, str),
-    "is_binary": lambda value, _: isinstance(value, (bytes, bytearray, memoryview)),
-    "is_list": _fits_list,
-    "is_map": _fits_map,
-    "is_struct": _fits_struct,
-}
-"""By the names of Arrow's own tests of types; the first that is true of a type counts."""
 
 
 def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
@@ -267,3 +173,138 @@ def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
     if unknown := row.keys() - {*names}:
         raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(names)}")
     return values
+
+
+def _checked(schema: pa.Schema) -> pa.Schema:
+    names = schema.names
+    if not names or len({*names}) < len(names):
+        raise ConfigurationError(
+            "a handler's schema must have columns, each with a name of its own", found=", ".join(names) or "no column"
+        )
+    if ours := [name for name in names if name.startswith("_offsetstore") or name in {KAFKA, REJECT}]:
+        raise ConfigurationError(
+            "a column of a handler's schema has a name that offsetstore uses itself",
+            found=", ".join(ours),
+            next_step="Give it another name. To reject a record, raise an error.",
+        )
+    if not_held := {name: kind for name, kind in zip(names, schema.types, strict=True) if held(kind) is None}:
+        raise ConfigurationError(
+            "a handler's schema has a type whose values can't be stored as they are",
+            found=", ".join(f"{name}: {kind}" for name, kind in not_held.items()),
+            next_step=" ".join(
+                f"In {name}, replace {unknown(kind, held_inside)} by {replacement(kind, held_inside)}."
+                for name, kind in not_held.items()
+            ),
+        )
+    return schema
+
+
+def _named(name: str) -> pa.DataType:
+    decimal = _DECIMAL.fullmatch(name)
+    if decimal is not None:
+        return pa.decimal128(int(decimal[1] or 10), int(decimal[2] or 0))
+    found = _TYPES.get(_SYNONYMS.get(name, name))
+    if found is None:
+        raise _UnreadableError(f"the type {name} is unknown; a string may hold its values")
+    return found
+
+
+def _of_json(kind: Any) -> Any:
+    """A type of Spark, as it writes it in JSON."""
+    match kind:
+        case str():
+            return _named(kind)
+        case {"type": "array", "elementType": element, "containsNull": nullable}:
+            return pa.list_(pa.field("item", _of_json(element), nullable))
+        case {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": nullable}:
+            return _arrow.map_(_of_json(key), pa.field("value", _of_json(value), nullable))
+        case {"type": "struct", "fields": fields}:
+            return pa.struct([_field(one["name"], partial(_of_json, one["type"]), one["nullable"]) for one in fields])
+        case _:
+            raise _UnreadableError("a type of the application's own")
+
+
+def _field(name: str, kind: Callable[[], pa.DataType], nullable: bool = True) -> Any:  # noqa: FBT001, FBT002
+    try:
+        return _arrow.field(name, kind(), nullable)
+    except ValueError as error:  # ours, and Arrow's for decimal(99)
+        raise _UnreadableError(f"column {name}: {error}") from None
+
+
+class _Ddl:
+    """Spark's text of columns, read word by word."""
+
+    def __init__(self, text: str) -> None:
+        self._words: list[str] = []
+        at = 0
+        while at < len(text):
+            found = _TOKEN.match(text, at)
+            if found is None:
+                raise _UnreadableError(f"at {text[at:]!r}")
+            self._words.append(found[1])
+            at = found.end()
+        self._words.append("")
+
+    def columns(self, end: str = "") -> Sequence[Any]:
+        """The columns up to the word that ends them."""
+        found = [self._column()]
+        while self._next_is(","):
+            found.append(self._column())
+        self._expect(end)
+        return found
+
+    def _column(self) -> Any:
+        word = self._words.pop(0)
+        name = word[1:-1].replace("``", "`") if word.startswith("`") else word
+        if not re.fullmatch(r"`.*`|\w+", word, re.DOTALL):
+            raise _UnreadableError(f"a column's name is missing before {word or 'the end'!r}")
+        self._next_is(":")
+        field = _field(name, self._type)
+        if self._next_is("not"):
+            self._expect("null")
+            field = field.with_nullable(nullable=False)
+        if self._next_is("comment"):
+            self._words.pop(0)
+        return field
+
+    def _type(self) -> pa.DataType:
+        name = self._words.pop(0).lower()
+        match name:
+            case "array":
+                self._expect("<")
+                kind = pa.list_(self._type())
+                self._expect(">")
+                return kind
+            case "map":
+                self._expect("<")
+                key = self._type()
+                self._expect(",")
+                kind = pa.map_(key, self._type())
+                self._expect(">")
+                return kind
+            case "struct":
+                self._expect("<")
+                return pa.struct(self.columns(">"))
+            case "interval":
+                while self._words[0].lower() in _INTERVAL:
+                    name += " " + self._words.pop(0).lower()
+            case _:
+                pass
+        if self._next_is("("):
+            name += "("
+            while not name.endswith(")"):
+                if not self._words[0]:
+                    raise _UnreadableError("a parenthesis is not closed")
+                name += self._words.pop(0)
+        return _named(name)
+
+    def _next_is(self, word: str) -> bool:
+        """Take the next word if it is this one."""
+        if self._words[0].lower() != word:
+            return False
+        self._words.pop(0)
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._next_is(word):
+            raise _UnreadableError(f"{self._words[0] or 'the end'!r} in the place of {word or 'the end'!r}")

@@ -21,12 +21,11 @@ import pyarrow as pa
 from pyspark import Accumulator, AccumulatorParam, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, StructType
+from pyspark.sql.types import ArrayType, StructType
 
 from offsetstore.errors import ConfigurationError, UnsupportedQuery
 from offsetstore.offsets import TopicPartition
-from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists, checked, schemas_of
+from offsetstore.processing.handled_rows import ONLY, arrow_rows, as_failed, as_lists, columns_of, schemas_of
 from offsetstore.processing.handling import (
     Figures,
     Handler,
@@ -42,6 +41,7 @@ from offsetstore.protocol.policy import spark_boolean
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, headers_of, within
 from offsetstore.spark.plans.scan import is_in_order
 from offsetstore.spark.rejects import COLUMN as REJECT
+from offsetstore.spark.schemas import spark_columns
 from offsetstore.writers.arrow.batches import KAFKA
 
 ROWS: Final = "_offsetstore_rows"
@@ -101,7 +101,8 @@ class HandlerTransform:
         self.topic_ids: Mapping[str, str] = {}
         self._handler = handler
         self._propagate = propagate
-        self._parsed: dict[str, pa.Schema] | None = None
+        self._schemas = schemas_of(handler)
+        self._columns = {name: spark_columns(columns_of(one)) for name, one in self._schemas.items()}
         self._figures: Accumulator[Figures] | None = None
 
     def figures(self) -> Figures:
@@ -125,15 +126,14 @@ class HandlerTransform:
         if self._handler.ordering != "none" and (ranges is None or not is_in_order(records, ranges)):
             place = ("topic", "partition")
             records = records.repartition(max(1, len(ranges or ())), *place).sortWithinPartitions(*place, "offset")
-        schemas = self._schemas()
-        rows, failed = StructType(), _spark_type(_FAILED)
-        for name, schema in schemas.items():
-            rows = rows.add(name or ONLY, ArrayType(_spark_type(schema)))
+        rows, failed = StructType(), spark_columns(_FAILED)
+        for name, columns in self._columns.items():
+            rows = rows.add(name or ONLY, ArrayType(columns))
         made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
         if self._figures is None:
             self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
         calls = HandlerCalls(
-            self._handler, topic_ids or TopicIds(self.topic_ids), schemas, self._figures, self._propagate
+            self._handler, topic_ids or TopicIds(self.topic_ids), self._schemas, self._figures, self._propagate
         )
         try:
             return records.mapInArrow(calls, made)
@@ -148,46 +148,12 @@ class HandlerTransform:
     def __call__(self, batch: DataFrame) -> DataFrame | dict[str, DataFrame]:
         """The rows of records that have these columns; a record that has failed has one row, with the error."""
         made: dict[str, DataFrame] = {}
-        for name in self._schemas():
+        for name in self._schemas:
             rows, failed = F.col(ROWS)[name or ONLY], F.col(FAILED)
             with_any = batch.where(failed.isNotNull() | (F.size(rows) > 0))
             each = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(ONLY))
             made[name] = each.select(KAFKA, f"{ONLY}.*", REJECT)
         return made.get(UNNAMED, made)
-
-    def _schemas(self) -> dict[str, pa.Schema]:
-        """The schema of each output; only with a session can Spark's DDL be parsed."""
-        if self._parsed is None:
-            self._parsed = schemas_of(self._handler, _parsed)
-        return self._parsed
-
-
-def _parsed(schema: object) -> pa.Schema:
-    """The schema in Arrow, as Spark has it.
-
-    :raises ConfigurationError: it is none, or has a column with a name of ours.
-    """
-    if not isinstance(schema, (str, pa.Schema, StructType)):
-        raise ConfigurationError(
-            "a handler's schema is of another kind",
-            found=type(schema).__name__,
-            expected='a text ("id long, score double"), a schema of pyarrow or Spark, or a mapping of outputs to these',
-        )
-    try:
-        given = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-        kind = given if isinstance(given, DataType) else _spark_type(given)
-        made: pa.Schema = cast("Any", to_arrow_schema)(kind)
-    except Exception as error:  # noqa: BLE001 - of many classes: a type that Spark lacks, a text that it can't parse
-        raise ConfigurationError(
-            "a handler's schema can't be read",
-            found=f"{schema!r}: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
-            expected='Spark\'s DDL, like "id long, score double"',
-        ) from None
-    return checked(made)
-
-
-def _spark_type(schema: pa.Schema) -> StructType:
-    return cast("Any", from_arrow_schema)(schema)
 
 
 class Handled:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, UserDefinedType
 
-from offsetstore.errors import ColumnMismatch
-from offsetstore.writers.arrow.casts import SparkType, is_variant
+from offsetstore.errors import ColumnMismatch, ConfigurationError
+from offsetstore.writers.arrow.casts import is_variant
+from offsetstore.writers.arrow.kinds import SparkType
 from offsetstore.writers.arrow.values import has_type
 from offsetstore.writers.table.conversions import quoted
 
@@ -50,6 +51,26 @@ def arrow_schema(frame: DataFrame, *, as_collected: bool = False) -> pa.Schema:
             next_step=f"Convert it in the transform: {casts}.",
         )
     return pa.schema([arrow for _, arrow in made])
+
+
+def spark_columns(schema: pa.Schema) -> StructType:
+    """Spark's columns with the same values.
+
+    :raises ConfigurationError: this release of Spark has no type for a column.
+    """
+    made = StructType()
+    for field in cast("Any", schema):
+        try:
+            made = made.add(
+                StructField(field.name, from_arrow_type(field.type, prefer_timestamp_ntz=True), field.nullable)
+            )
+        except PySparkTypeError:
+            raise ConfigurationError(
+                "a handler's schema has a type that this release of Spark lacks",
+                found=f"{field.name}: {field.type}",
+                next_step=f"Declare {field.name} as a string.",
+            ) from None
+    return made
 
 
 def table_schema(frame: DataFrame) -> pa.Schema:

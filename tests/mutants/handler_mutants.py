@@ -9,6 +9,8 @@ from tests.mutants.mutant import Mutant, mutant
 _MODEL: Final = "tests/property/test_handling_model.py::test_calls_are_those_of_the_model"
 _CALLS: Final = "tests/unit/processing/test_handling.py::"
 _ROWS: Final = "tests/unit/spark/test_handled_rows.py::"
+_KINDS: Final = "tests/unit/writers/test_kinds.py::"
+_KEPT: Final = f"{_KINDS}test_a_handler_s_value_is_kept_as_it_is_or_fails_its_record"
 _SPARK: Final = "tests/integration/spark/test_handlers.py::"
 _CONTEXT: Final = "tests/unit/processing/test_context.py::"
 _LETTER: Final = (
@@ -137,9 +139,33 @@ CALLS: Final[tuple[Mutant, ...]] = (
 ROWS: Final[tuple[Mutant, ...]] = (
     mutant(
         "handled-values",
-        ("handled_rows:_fits", "fits(value, kind)", "True"),
+        ("check_exact", "not exact.fits(one, kind)", "False"),
         tests=(f"{_ROWS}test_values_that_do_not_fit",),
         why="Arrow cuts fractions off, and the time of a day: 1.5 would be stored as 1.",
+    ),
+    mutant(
+        "handled-units",
+        ("_is_moment", "value.microsecond % _unit(kind)", "False"),
+        tests=(_KEPT,),
+        why="A timestamp in seconds would lose its microseconds.",
+    ),
+    mutant(
+        "handled-digits",
+        ("_is_float_of", "next(..., narrow) == number", "True"),
+        tests=(_KEPT,),
+        why="1e-50 in a float would become 0.",
+    ),
+    mutant(
+        "handled-types-that-are-unknown",
+        ("handled_rows:_checked", "held(kind) is None", "False"),
+        tests=(f"{_KINDS}test_a_type_that_is_not_in_the_table_is_refused",),
+        why="A type of a later Arrow would count as fitting, whatever Arrow makes of its values.",
+    ),
+    mutant(
+        "handled-inside-another-type",
+        ("held_inside", "None if is_json(kind) or is_uuid(kind) else held(kind)", "held(kind)"),
+        tests=(f"{_KINDS}test_the_same_inside_a_list",),
+        why="JSON inside a list would be stored as a text of JSON, with quotes.",
     ),
     mutant(
         "handled-names",

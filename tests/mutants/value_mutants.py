@@ -12,6 +12,7 @@ _HOSTILE: Final = "tests/property/test_hostile_values.py::"
 _EXACT: Final = "tests/property/test_append_exact.py::"
 _MISFITS: Final = "tests/integration/writers/test_misfits.py::"
 _TYPES: Final = "tests/integration/writers/test_types.py::"
+_KINDS: Final = "tests/unit/writers/test_kinds.py::"
 _PAIRS: Final = "tests/integration/spark/test_type_pairs.py::"
 _TASKS: Final = "tests/unit/spark/test_task.py::"
 _URL: Final = "tests/unit/postgres/test_url.py::"
@@ -128,8 +129,45 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
         why="Python's time of day begins anew at midnight: the next day's first second would be written.",
     ),
     mutant(
+        "nanoseconds-in-json",
+        ("CHECKS", "(NO_TIME_OF_DAY, NOT_FINITE, CUT)", "(NO_TIME_OF_DAY, NOT_FINITE)"),
+        tests=(f"{_TYPES}test_a_part_that_python_leaves_out_is_refused",),
+        why="Python's time of day and duration leave nanoseconds out.",
+    ),
+    mutant(
+        "types-that-are-unknown",
+        ("kinds:plain", "exact and exact.plain(kind)", "kind if exact is None else exact.plain(kind)"),
+        tests=(
+            f"{_KINDS}test_a_type_that_is_not_in_the_table_is_refused",
+            f"{_KINDS}test_plain_values_are_the_same_also_of_a_slice",
+        ),
+        why="Into JSON would go what Python's text of a value happens to be.",
+    ),
+    mutant(
+        "views-in-any-order",
+        (
+            "plain_values",
+            "rebuilt(array, plain_values) if _TYPES.is_nested(kind) else array.cast(target)",
+            "array.cast(target)",
+        ),
+        tests=(f"{_KINDS}test_views_in_any_order_are_lists_in_theirs",),
+        why="Arrow's cast of a list view takes the values of other rows.",
+    ),
+    mutant(
+        "json-inside-json",
+        ("json_text:_marked", "json.loads(value)", "pass"),
+        tests=(f"{_TYPES}test_a_text_that_is_not_json_cannot_end_the_object_that_it_is_in",),
+        why="A text could add fields to the object that it is in.",
+    ),
+    mutant(
+        "columns-as-their-plain-type",
+        ("encoding:_columns", "plain_values(array)", "array"),
+        tests=(f"{_TYPES}test_each_type_of_arrow_is_stored_by_value_also_inside_a_list",),
+        why="Views, dictionaries and extensions would be cast as they are, which Arrow does for few of them.",
+    ),
+    mutant(
         "times-in-json",
-        ("CHECKS", "(NO_TIME_OF_DAY, NOT_FINITE)", "(NOT_FINITE,)"),
+        ("CHECKS", "(NO_TIME_OF_DAY, NOT_FINITE, CUT)", "(NOT_FINITE, CUT)"),
         tests=(f"{_HOSTILE}test_what_json_can_t_hold_is_refused",),
         why="The same inside JSON.",
     ),
@@ -203,7 +241,7 @@ CONVERSIONS: Final[tuple[Mutant, ...]] = (
 MISFITS: Final[tuple[Mutant, ...]] = (
     mutant(
         "values-of-the-next-rows",
-        ("cast_values", "array.type == target or not is_list(array.type)", "True"),
+        ("cast_values", "is_list(array.type) and array.type != target", "False"),
         tests=(f"{_MISFITS}test_a_list_is_not_refused_for_a_value_of_the_row_after_it",),
         why="Arrow casts what is in a list's buffers: a good record would become a letter for its neighbour's value.",
     ),

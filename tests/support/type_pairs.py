@@ -13,9 +13,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from offsetstore.writers.arrow.casts import SparkType, find_cast, lossless_type
+from offsetstore.writers.arrow.casts import find_cast, lossless_type
+from offsetstore.writers.arrow.kinds import SparkType, held, plain, replacement
 from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.conversions import conversion
+from tests.support.arrow_types import CASES
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "types.md"
 
@@ -499,7 +501,29 @@ infinite, or written like `2024-07-01`, `2024-07-01 12:30:15.123456` (or a date)
 
 def text() -> str:
     """Return the page."""
-    return _HEAD + "\n".join(line for source in SOURCES for line in _section(source))
+    lines = [line for source in SOURCES for line in _section(source)]
+    return _HEAD + "\n".join([*lines, _ARROW, *_arrow_types(), ""])
+
+
+_ARROW = """\
+## Arrow's other types
+
+What a consumer's transform returns, and the schema of a `Handler` in a consumer or in Spark, may have these types of
+Arrow too, also inside lists, structs and maps. They are written as the type beside them. Types that are not on this
+page, such as those of a later Arrow, are refused before the first record. A test stores a value of each.
+
+Into `json` and `jsonb`, Arrow's JSON goes as it is, and a UUID as its text. Inside another type of a handler's schema
+both are refused: use `string`.
+
+| type | from a transform | from a handler |
+|---|---|---|"""
+
+
+def _arrow_types() -> Iterator[str]:
+    for kind in dict.fromkeys(case.kind for case in CASES if case.kind is not None):
+        if not plain(kind) == held(kind) == kind:
+            forms = (f"`{one}`" if one else f"refused; use {replacement(kind)}" for one in (plain(kind), held(kind)))
+            yield f"| `{kind}` | {' | '.join(forms)} |"
 
 
 def _section(source: str) -> Iterator[str]:

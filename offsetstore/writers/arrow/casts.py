@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, cast
 
 import pyarrow as pa
 
 from offsetstore.writers.arrow.json_text import CHECKS as JSON_CHECKS
 from offsetstore.writers.arrow.json_text import json_texts
+from offsetstore.writers.arrow.kinds import SparkType, is_uuid, plain
 from offsetstore.writers.arrow.values import (
     HOLLOW,
     LOSSY_TEXTS,
@@ -60,27 +61,6 @@ _SILENT = {"char": "text", "money": "numeric", "name": "text"}
 _BINARY_ELEMENTS = frozenset(
     {"bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "bytea", "date", "timestamp"}
 )
-
-
-class SparkType(pa.ExtensionType):
-    """Stands, where a DataFrame is compared with a table, for a Spark type that Arrow can't hold by value.
-
-    :param name: as in Spark's SQL: ``interval year to month``.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(pa.null(), name)
-
-    def __str__(self) -> str:
-        return f"Spark's {self.name}"
-
-    def __arrow_ext_serialize__(self) -> bytes:
-        return self.name.encode()
-
-    @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Self:
-        return cls(serialized.decode())
 
 
 def is_variant(kind: pa.DataType) -> bool:
@@ -136,11 +116,12 @@ class Cast:
         return cast_values(array, self.arrow) if self.make is None else self.make(array)
 
 
-def find_cast(source: pa.DataType, column: Column) -> Cast | None:
-    """Find the cast from an Arrow type to a column, or ``None`` if no cast is safe."""
-    if pa.types.is_null(source):  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
-        return Cast(pa.bool_())
-    if lossless_type(column):
+def find_cast(given: pa.DataType, column: Column) -> Cast | None:
+    """Find the cast of `plain_values` of an Arrow type to a column, or ``None`` if no cast is safe."""
+    source = plain(given)
+    if source is not None and pa.types.is_null(source):
+        return Cast(pa.bool_())  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
+    if source is None or lossless_type(column):
         return None
     is_json = column.kind in {"json", "jsonb"}
     if has_type(source, _is_only_spark_s) or (has_type(source, is_variant) and not is_json):
@@ -163,7 +144,7 @@ def lossless_type(column: Column) -> str | None:
 
 def _arrow_can(source: pa.DataType, target: pa.DataType) -> bool:
     try:
-        pa.array([], source).cast(target)
+        cast_values(cast("Any", pa).nulls(0, source), target)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return False
     return True
@@ -187,12 +168,13 @@ def _array(source: pa.DataType, column: Column) -> Cast | None:
 def _uuid(source: pa.DataType) -> Cast | None:
     if is_string(source):
         return Cast(UUID_TYPE, before=(NOT_A_UUID,), make=uuids_from_strings)
-    fits = is_binary(source) and (source == UUID_TYPE or not pa.types.is_fixed_size_binary(source))
+    fits = is_uuid(source) or (is_binary(source) and (source == UUID_TYPE or not pa.types.is_fixed_size_binary(source)))
     return Cast(UUID_TYPE) if fits else None
 
 
 def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # noqa: PLR0911 - a table, row by row
     known = pa.types
+    source = _stored(source, kind)
     match kind:
         case "int2" | "int4" | "int8":
             fits = known.is_integer(source) or known.is_floating(source) or known.is_decimal(source)
@@ -217,6 +199,13 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
             return _moment(source, kind, modifier)
         case _:  # inet, citext, int4range, ...: in their text form, which PostgreSQL checks
             return _text(source, binary=False)
+
+
+def _stored(source: pa.DataType, kind: str) -> pa.DataType:
+    """Return what of a UUID is cast: to bytea its bytes, to others its text, which is no JSON."""
+    if not is_uuid(source):
+        return source
+    return UUID_TYPE if kind in {"bytea", "json", "jsonb"} else pa.string()
 
 
 def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Cast | None:
@@ -250,8 +239,9 @@ def _numeric(source: pa.DataType, modifier: int) -> Cast | None:
     after = () if modifier < 0 else (finer_than(scale), too_large(numeric_precision(modifier) - scale))
     if pa.types.is_integer(source):
         return Cast(pa.decimal128(_DIGITS[source.bit_width], 0), after=after)
-    if pa.types.is_decimal(source) and not pa.types.is_decimal256(source):
-        return Cast(pa.decimal128(source.precision, source.scale), after=after)
-    if pa.types.is_floating(source) and not after:  # as its shortest decimal text, which numeric(p,s) would round
+    if pa.types.is_decimal128(source):
+        return Cast(source, after=after)
+    # As its shortest decimal text, which numeric(p,s) would round.
+    if (pa.types.is_floating(source) or pa.types.is_decimal(source)) and not after:
         return Cast(pa.string(), binary=False)
     return None

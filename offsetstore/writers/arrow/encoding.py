@@ -14,6 +14,7 @@ from pgpq import schema as pgpq_schema
 
 from offsetstore.errors import RowsRefused
 from offsetstore.postgres.errors import VALUE_ERRORS
+from offsetstore.writers.arrow.kinds import plain_values
 from offsetstore.writers.arrow.misfits import Rows
 from offsetstore.writers.arrow.values import NO_FIT, UUID_TYPE, Unfit, has_type, uuid_objects
 from offsetstore.writers.table.catalogue import TableName
@@ -149,7 +150,7 @@ class Encoding:
 
 
 def _columns(batch: pa.RecordBatch) -> list[pa.Array[Any]]:
-    return cast("list[pa.Array[Any]]", cast("Any", batch).columns)
+    return [plain_values(array) for array in cast("Any", batch).columns]
 
 
 def _builder(name: str, arrow: pa.DataType, kind: str) -> Any:

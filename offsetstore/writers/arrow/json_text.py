@@ -1,7 +1,8 @@
 """Arrow's values as JSON text.
 
 Numbers keep all their digits (the standard encoder knows no Decimal), and a float32 has its own, 0.1; timestamps are
-ISO 8601 with their offset; binary is base64 and a duration SQL's literal, as Spark's ``to_json`` writes them.
+ISO 8601 with their offset; binary is base64 and a duration SQL's literal, as Spark's ``to_json`` writes them. What is
+JSON already stays as it is.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.writers.arrow.values import NO_TIME_OF_DAY, NOT_FINITE, Unfit, with_own_digits
+from offsetstore.writers.arrow.kinds import is_json
+from offsetstore.writers.arrow.values import CUT, NO_TIME_OF_DAY, NOT_FINITE, Unfit, has_type, with_own_digits
 
-CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE)
+CHECKS: Final = (NO_TIME_OF_DAY, NOT_FINITE, CUT)
 """What is refused before the texts are made."""
 
 
@@ -25,18 +27,50 @@ def json_texts(array: pa.Array[Any]) -> pa.Array[Any]:
 
     `CHECKS` come first: Python's times of day wrap around at midnight, without an error.
 
-    :raises Unfit: a map with a duplicate key.
+    :raises Unfit: a map with a duplicate key, or a text inside that is not JSON.
     """
     try:
         values = with_own_digits(array).to_pylist(maps_as_pydicts="strict")
     except KeyError:
         reason = "a map with a duplicate key"
         raise Unfit(reason) from None
+    if has_type(array.type, is_json):
+        values = [_marked(value, array.type) for value in values]
     return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+class _Json(str):
+    """A text that is JSON."""
+
+    __slots__ = ()
+
+
+def _marked(value: Any, kind: Any) -> Any:
+    """The value with its texts that are JSON marked.
+
+    :raises Unfit: one is not: it could end the object that it is in.
+    """
+    types: Any = pa.types
+    if value is None:
+        return None
+    if is_json(kind):
+        try:
+            json.loads(value)
+        except (ValueError, RecursionError):
+            reason = "a text that is not JSON"
+            raise Unfit(reason) from None
+        return _Json(value)
+    if types.is_struct(kind):
+        return {field.name: _marked(value[field.name], field.type) for field in kind}
+    if types.is_map(kind):
+        return {key: _marked(one, kind.item_type) for key, one in value.items()}
+    return [_marked(one, kind.value_type) for one in value] if types.is_list(kind) else value
 
 
 def _text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better than a table
     match value:
+        case _Json():
+            return value
         case dict():
             items = cast("dict[Any, Any]", value).items()
             return "{" + ",".join(f"{_key(key)}:{_text(item)}" for key, item in items) + "}"
@@ -52,7 +86,7 @@ def _text(value: Any) -> str:  # noqa: PLR0911 - one case a line reads better th
             return json.dumps(value, ensure_ascii=False, allow_nan=False)
         case timedelta():
             return json.dumps(_interval(value))
-        case _:  # types that Arrow may add
+        case _:  # a UUID
             return json.dumps(str(value))
 
 

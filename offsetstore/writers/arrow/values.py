@@ -16,6 +16,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from offsetstore.writers.arrow.kinds import UUID_BYTES, is_json, is_uuid, plain_values, rebuilt
+
 _Mask: TypeAlias = "Callable[[pa.Array[Any]], pa.Array[Any] | None]"
 
 # The ranges leave out a type's smallest and largest number: PostgreSQL reads them as infinities.
@@ -26,7 +28,6 @@ _MICROSECONDS = (-_EPOCH_JULIAN * 86_400_000_000, 2**63 - 1)
 _OF_A_DAY = (0, 86_400_000_000 - 1)
 
 _NUL = re.compile(b"\0")
-_UUID_BYTES = 16
 _CLOCK = r"\d{1,2}:\d\d(:[0-5]\d(\.\d{1,6}0*)?)?(\s*[AaPp][Mm])?"
 _OFFSET = r"\s*([Zz]|[-+]\d{1,2}(:?\d\d(:\d\d)?)?)"
 # PostgreSQL rounds a year's fraction to months, and all below a microsecond; of a month it makes 30 days, of a day 24
@@ -52,8 +53,8 @@ _INTERVAL = rf"(?i:{_LENGTHS}|P{_ISO_DATE}{_ISO_TIME}|[-+]?infinity)"
 _DAY = r"\d{4,7}-\d\d-\d\d"
 _BC = r"(\s*BC)?"
 _INFINITY = "-?infinity"
-UUID_TYPE = pa.binary(_UUID_BYTES)
-_UUID_HEX = f"^[0-9a-fA-F]{{{2 * _UUID_BYTES}}}$"
+UUID_TYPE = pa.binary(UUID_BYTES)
+_UUID_HEX = f"^[0-9a-fA-F]{{{2 * UUID_BYTES}}}$"
 
 NO_FIT: Final = "a value that does not fit without loss"
 
@@ -66,38 +67,29 @@ class Unfit(ValueError):
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Tell whether Arrow's type holds text, in any of its layouts."""
-    if pa.types.is_dictionary(kind):
-        return is_string(value_type(kind))
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    """Tell whether a plain type holds text."""
+    return is_json(kind) or _is_plain_string(kind)
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Tell whether Arrow's type holds bytes, in any of its layouts."""
-    if pa.types.is_dictionary(kind):
-        return is_binary(value_type(kind))
-    return (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
+    """Tell whether a plain type holds bytes."""
+    types = pa.types
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
 
 
-def is_wide(kind: pa.DataType) -> bool:
-    """Tell whether Arrow's type counts its bytes in 64 bits, so that one array may hold more than 2 GB."""
-    if pa.types.is_dictionary(kind):
-        return is_wide(value_type(kind))
-    return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+def is_wide(kind: Any) -> bool:
+    """Tell whether a plain type counts its bytes in 64 bits, so that one array may hold more than 2 GB."""
+    storage = kind.storage_type if is_json(kind) else kind
+    return pa.types.is_large_string(storage) or pa.types.is_large_binary(storage)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Tell whether Arrow's type is a list, in any of its layouts that Spark or pandas makes."""
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    """Tell whether a plain type is a list."""
+    return pa.types.is_list(kind)
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a list's or a dictionary's values."""
+    """Return the type of a list's values."""
     return cast("Any", kind).value_type
 
 
@@ -148,8 +140,6 @@ def _find(array: pa.Array[Any], mask: _Mask) -> pa.Array[Any]:
 def _children(array: pa.Array[Any]) -> list[tuple[pa.Array[Any], pa.Array[Any] | None]]:
     """Return the arrays inside, without what NULLs hide, and the lists that they are the values of, if they are."""
     kind: Any = array.type
-    if pa.types.is_dictionary(kind):
-        return [(cast("Any", array).dictionary_decode(), None)]
     if pa.types.is_struct(kind):
         return [(child, None) for child in cast("Any", array).flatten()]
     if pa.types.is_map(kind):  # its own `keys` and `items` are those of the whole array, whose slice this may be
@@ -182,51 +172,34 @@ def _changed(array: pa.Array[Any], target: pa.DataType) -> pa.Array[Any] | None:
 
 def null_rows(batch: pa.RecordBatch, name: str) -> list[int]:
     """Return the indices of the rows with NULL in a column."""
-    array = cast("Any", batch).column(name)
+    array = plain_values(cast("Any", batch).column(name))
     return _KERNELS.indices_nonzero(array.is_null()).to_pylist() if array.null_count else []
 
 
 def cast_values(array: pa.Array[Any], target: Any) -> pa.Array[Any]:
-    """Cast safely, and only the values that the array shows.
-
-    Arrow's own cast of a list takes all values in its buffers: those of the rows after a slice too, and those that a
-    NULL hides. One that does not fit would be blamed on another row.
+    """Cast safely, and only the values that the array shows: one that does not fit would be blamed on another row.
 
     :raises pyarrow.ArrowInvalid: a value does not fit; the text quotes it.
     """
-    if array.type == target or not is_list(array.type):
-        return array.cast(target)
-    values = cast_values(pc.list_flatten(array), target.value_type)
-    lengths = _KERNELS.fill_null(_KERNELS.list_value_length(array), 0)
-    ends = _KERNELS.cumulative_sum_checked(lengths.cast(pa.int32()))
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    mask = array.is_null() if array.null_count else None
-    return cast("Any", pa).ListArray.from_arrays(offsets, values, type=target, mask=mask)
+    if is_list(array.type) and array.type != target:
+        return rebuilt(array, partial(cast_values, target=target.value_type))
+    if is_uuid(array.type) and _is_plain_string(target):
+        return cast("Any", pa).array([None if value is None else str(value) for value in uuid_objects(array)], target)
+    return _stored(array).cast(target)
 
 
 def with_own_digits(array: pa.Array[Any]) -> pa.Array[Any]:
     """Widen each float32, at any depth, to the double with the same shortest digits: 0.1, not 0.10000000149011612."""
     if not has_type(array.type, pa.types.is_float32):
         return array
-    return array.cast(_replaced(array.type, pa.string())).cast(_replaced(array.type, pa.float64()))
+    if pa.types.is_float32(array.type):
+        return array.cast(pa.string()).cast(pa.float64())
+    return rebuilt(array, with_own_digits)
 
 
 def has_type(kind: Any, test: Callable[[pa.DataType], bool]) -> bool:
     """Tell whether the type, or one inside it, passes the test."""
     return test(kind) or any(has_type(kind.field(number).type, test) for number in range(kind.num_fields))
-
-
-def _replaced(kind: Any, instead: pa.DataType) -> Any:
-    """Return the type with another in the place of each float32."""
-    types = pa.types
-    if types.is_map(kind):
-        return pa.map_(_replaced(kind.key_type, instead), _replaced(kind.item_type, instead))
-    if types.is_struct(kind):
-        fields: Any = kind
-        return pa.struct([(field.name, _replaced(field.type, instead)) for field in fields])
-    if is_list(kind):
-        return pa.list_(_replaced(kind.value_type, instead))
-    return instead if types.is_float32(kind) else kind
 
 
 def _nul(array: pa.Array[Any]) -> pa.Array[Any] | None:
@@ -351,8 +324,11 @@ def off_step(step: int) -> Check:
 def _off_step(array: pa.Array[Any], step: int) -> pa.Array[Any] | None:
     if is_list(array.type):
         return None
-    micros = array.cast(pa.int64())
-    return _KERNELS.not_equal(_KERNELS.multiply(_KERNELS.divide(micros, step), step), micros)
+    return _unlike_step(array.cast(pa.int64()), step)
+
+
+def _unlike_step(numbers: pa.Array[Any], step: int) -> pa.Array[Any]:
+    return _KERNELS.not_equal(_KERNELS.multiply(_KERNELS.divide(numbers, step), step), numbers)
 
 
 def _out_of_range(array: pa.Array[Any]) -> pa.Array[Any] | None:
@@ -384,6 +360,18 @@ OUT_OF_RANGE: Final = of_values("a date or time that is out of range", _out_of_r
 
 NO_TIME_OF_DAY: Final = of_values(OUT_OF_RANGE.reason, _no_time_of_day)
 """Times of day outside of the day."""
+
+
+_FINEST = {"time64[ns]": 1000, "duration[ns]": 1000, "date64[ms]": 86_400_000}
+
+
+def _cut(array: pa.Array[Any]) -> pa.Array[Any] | None:
+    step = _FINEST.get(str(array.type))
+    return None if step is None else _unlike_step(array.cast(pa.int64()), step)
+
+
+CUT: Final = of_values("a date or time with a part that Python leaves out", _cut)
+"""Of a nanosecond, or of a day."""
 
 
 def _not_finite(array: pa.Array[Any]) -> pa.Array[Any] | None:
@@ -422,7 +410,7 @@ NOT_A_UUID: Final = Check("a text that is not a UUID", _find_non_uuids)
 
 def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
     """Parse UUIDs, with or without hyphens, to 16 bytes each; half a million take a tenth of a second."""
-    digits = _KERNELS.fill_null(_hex_digits(array), "0" * 2 * _UUID_BYTES)
+    digits = _KERNELS.fill_null(_hex_digits(array), "0" * 2 * UUID_BYTES)
     joined = "".join(digits.to_pylist())
     parsed = pa.Array.from_buffers(UUID_TYPE, len(array), [None, pa.py_buffer(bytes.fromhex(joined))])
     return pc.if_else(array.is_valid(), parsed, pa.scalar(None, UUID_TYPE))
@@ -430,4 +418,8 @@ def uuids_from_strings(array: pa.Array[Any]) -> pa.Array[Any]:
 
 def uuid_objects(array: pa.Array[Any]) -> Iterator[UUID | None]:
     """Yield 16-byte values as Python's UUIDs."""
-    return (None if value is None else UUID(bytes=value) for value in array.to_pylist())
+    return (None if value is None else UUID(bytes=value) for value in _stored(array).to_pylist())
+
+
+def _stored(array: Any) -> pa.Array[Any]:
+    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array

@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from offsetstore.writers.arrow.casts import SparkType, find_cast, is_variant
+from offsetstore.writers.arrow.casts import find_cast, is_variant
+from offsetstore.writers.arrow.kinds import SparkType, is_json, is_uuid, plain
 from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_string, value_type
 from offsetstore.writers.table.catalogue import Column, numeric_precision, numeric_scale
 
@@ -40,6 +41,8 @@ _SPARK_TYPES = {
 
 # What Arrow's type is, and the type of PostgreSQL that holds all its values.
 _FAMILIES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (is_json, "json", "jsonb"),
+    (is_uuid, "uuid", "uuid"),
     (pa.types.is_boolean, "boolean", "boolean"),
     (pa.types.is_int8, "number", "smallint"),
     (pa.types.is_int16, "number", "smallint"),
@@ -105,7 +108,8 @@ class Conversion:
 
 
 def conversion(name: str, source: pa.DataType, column: Column) -> Conversion:
-    """Find the next step for a column that `find_cast` knows no cast for."""
+    """Find the next step for a column that `find_cast` knows no cast for, and that has a plain type."""
+    source = plain(source) or source
     expressions = _expressions(f"col({quoted(name)})", source, column)
     # PostgreSQL would round such a string: only a column without a precision keeps it.
     is_rounded = _family(source) in _OF_TEXT and column.kind in {"interval", "time", "timetz"}

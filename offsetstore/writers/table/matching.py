@@ -11,6 +11,7 @@ import pyarrow as pa
 from offsetstore.errors import ColumnMismatch, MissingPrivilege
 from offsetstore.protocol.letters import REJECT
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
+from offsetstore.writers.arrow.kinds import plain, replacement, unknown
 from offsetstore.writers.table.catalogue import Column, TableName
 from offsetstore.writers.table.conversions import conversion
 
@@ -99,6 +100,11 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
     elif column.computed:
         step = f"Drop {name} in the transform: the database generates it."
         mismatch.add(name, "is GENERATED ALWAYS", found=str(arrow), next_step=step)
+    elif plain(arrow) is None:
+        problem = f"has a type that offsetstore does not write to tables, {unknown(arrow)}"
+        step = f"Convert {unknown(arrow)} to {replacement(arrow)} in the transform"
+        step += f": batch.column({name!r}).storage." if isinstance(arrow, pa.BaseExtensionType) else "."
+        mismatch.add(name, problem, found=str(arrow), expected=column.type_name, next_step=step)
     elif (cast := find_cast(arrow, column)) is None and (instead := lossless_type(column)):
         problem = f"is {column.type_name} in the table, which can change values without an error"
         step = f"Change {name} to {instead} in the table."

@@ -72,6 +72,7 @@ from offsetstore.store.term import Term
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.store.committing import BOTH
+from tests.support import arrow_types
 from tests.support.proxy import CommitProxy, Lost
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -927,6 +928,21 @@ def test_a_handler_s_rows_of_several_outputs_and_of_an_upsert_in_the_order_of_of
     polling.write(polling.polled({P0: [json.dumps({"id": n % 3, "value": str(n)}) for n in range(8)]}))
     assert query("SELECT id, value FROM latest ORDER BY id") == [(0, "6"), (1, "7")]
     assert numbers(query) == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.behaviour("HAND-10", "SINK-26")
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_each_type_of_arrow_is_stored_by_value(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
+) -> None:
+    query(arrow_types.TABLE)
+    member = joins()
+    member.assign([P0])
+    handler = Handler(lambda _: arrow_types.row(), arrow_types.schema())
+    polling = Polling(member, handler if has_handler else lambda _: arrow_types.batch().slice(0, 1), Append("kinds"))
+    polling.write(polling.polled({P0: ["1"]}))
+    assert query(arrow_types.differing(handled=has_handler)) == [([],)]
+    assert stored(store)[P0] == 1
 
 
 @pytest.mark.behaviour("HAND-3", "HAND-8")

@@ -37,8 +37,11 @@ from offsetstore.errors import (
     UnsupportedQuery,
     exit_code,
 )
+from offsetstore.processing.handled_rows import columns_of, schema_of
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
+from offsetstore.spark.schemas import spark_columns
+from tests.support import arrow_types
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 from tests.support.world import World, made_unchecked
@@ -127,6 +130,14 @@ def test_a_record_that_fails_is_a_letter_and_every_other_is_called_once(
     assert told.seconds > 0
     [ended] = seen.of(BatchEnded)
     assert seen.events.index(told) < seen.events.index(ended)
+
+
+@pytest.mark.behaviour("HAND-10")
+def test_each_type_of_arrow_is_stored_by_value(world: World) -> None:
+    topic = world.topic(["1"])
+    world.database.execute(arrow_types.TABLE)
+    world.run(world.claim(topic), Handler(lambda _: arrow_types.row(), arrow_types.schema()), Append("kinds"))
+    assert world.database.rows(arrow_types.differing(handled=True)) == [([],)]
 
 
 @pytest.mark.behaviour("HAND-2")
@@ -452,13 +463,37 @@ def _kept(world: World, topic: str, handler: Callable[[], Handler]) -> BaseExcep
 @pytest.mark.behaviour("HAND-3")
 @pytest.mark.parametrize(
     ("schema", "said"),
-    [("id lung", "schema can't be read"), (7, "of another kind"), ("_reject string", "uses itself")],
+    [
+        ("id lung", "schema can't be read; found 'id lung': column id: the type lung is unknown"),
+        (7, "schema can't be read; found 7"),
+        ("_reject string", "uses itself"),
+        (pa.schema([("id", arrow_types.arrow.month_day_nano_interval())]), "In id, replace month_day_nano_interval by"),
+    ],
 )
 def test_schemas_that_are_none(world: World, schema: Any, said: str) -> None:
     topic = world.events_topic(["a"])
-    failure = world.run_to_failure(world.claim(topic), Handler(lambda _: None, schema), Append("events"))
-    assert isinstance(failure.error, ConfigurationError)
-    assert said in str(failure.error)
+    with world.claim(topic) as claim, pytest.raises(ConfigurationError) as refused:
+        TransactionalSink(claim, Handler(lambda _: None, schema), into=Append("events"))
+    assert said in str(refused.value)
+
+
+@pytest.mark.behaviour("HAND-10")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id LONG NOT NULL, `a ``b``` string,at: timestamp ,x decimal(10, 2) not null, y numeric, z real, t time(6)",
+        r"a array<int>, b map<int, array<timestamp_ntz>> COMMENT 'it\'s', c struct<n: int NOT NULL, `m n` array<int>>",
+        'a byte, b short, c integer, d interval day to second, e void COMMENT "x, y", f dec, g timestamp_ltz, h date',
+        "s STRUCT<a STRUCT<b: BINARY, c: BOOLEAN>>",
+    ],
+)
+def test_a_text_is_read_as_spark_reads_it(world: World, text: str) -> None:
+    assert world.spark is not None  # which Spark needs for its own
+    theirs: Any = StructType.fromDDL(text)
+    for given in (text, theirs):
+        made: Any = schema_of(given)
+        assert spark_columns(columns_of(made)).simpleString() == theirs.simpleString()
+        assert [one.nullable for one in made] == [one.nullable for one in theirs]
 
 
 @pytest.mark.behaviour("HAND-3")

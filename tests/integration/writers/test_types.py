@@ -15,6 +15,7 @@ import pytest
 from offsetstore.errors import ColumnMismatch, RowsRefused
 from offsetstore.writers import Append
 from tests.integration.writers.writing import Database, batch, column
+from tests.support import arrow_types
 from tests.support.work import work_on
 
 UTC = dt.UTC
@@ -373,6 +374,107 @@ def test_a_duration_is_stored_in_hours_whatever_the_other_columns(database: Data
     assert [value for (value,) in database.rows("SELECT value::text FROM t ORDER BY ctid")] == shown * 2
     database.write(Append("t"), batch({"more": [[day, None], None]}, {"more": pa.list_(kind)}))
     assert database.rows("SELECT more::text FROM t WHERE more IS NOT NULL") == [("{24:00:00,NULL}",)]
+
+
+@pytest.mark.behaviour("SINK-26")
+def test_each_type_of_arrow_is_stored_by_value_also_inside_a_list(database: Database) -> None:
+    database.run(arrow_types.TABLE)
+    given = arrow_types.batch()
+    database.write(Append("kinds"), given, given.slice(1))
+    assert database.rows(arrow_types.differing()) == [([],)]
+    assert database.rows(arrow_types.NULLS) == [(2,)]
+
+
+@pytest.mark.behaviour("SINK-26")
+def test_what_holds_json_and_uuids_is_written_as_a_person_would(database: Database) -> None:
+    arrow: Any = pa
+    ids, texts = arrow.array([ID, None], arrow.uuid()), arrow.array(['{"a":1.50}', "null"], arrow.json_())
+    pair = arrow.StructArray.from_arrays([ids, texts, arrow.array([0.1, None], pa.float32())], ["i", "j", "f"])
+    pairs = arrow.ListArray.from_arrays([0, 1, 2], pair)
+    by_id = arrow.MapArray.from_arrays([0, 1, 2], arrow.array(["k", "k"]).dictionary_encode(), pair)
+    columns = {
+        "pair": pair,
+        "pairs": pairs,
+        "by_id": by_id,
+        "of_ids": arrow.ListArray.from_arrays([0, 1, 2], ids),
+        "of_texts": arrow.ListArray.from_arrays([0, 1, 2], texts),
+        "id": ids,
+        "raw": ids,
+        "shown": ids,
+        "text": texts,
+    }
+    database.run(
+        "CREATE TABLE t (pair json, pairs json, by_id json, of_ids uuid[], of_texts jsonb[], id json, raw bytea,"
+        " shown text, text varchar(10))"
+    )
+    database.write(Append("t"), batch(columns))
+    shown, null = f'{{"i":"{ID}","j":{{"a":1.50}},"f":0.1}}', '{"i":null,"j":null,"f":null}'
+    assert database.rows(f"SELECT {', '.join(f'{name}::text' for name in columns)} FROM t ORDER BY ctid") == [
+        (
+            shown,
+            f"[{shown}]",
+            f'{{"k":{shown}}}',
+            f"{{{ID}}}",
+            '{"{\\"a\\": 1.50}"}',
+            f'"{ID}"',
+            f"\\x{ID.hex}",
+            str(ID),
+            '{"a":1.50}',
+        ),
+        (null, f"[{null}]", f'{{"k":{null}}}', "{NULL}", '{"null"}', None, None, None, "null"),
+    ]
+
+
+@pytest.mark.behaviour("SINK-26")
+@pytest.mark.parametrize(
+    ("target", "kind", "values"),
+    [
+        ("json", pa.list_(pa.time64("ns")), [[1]]),
+        ("json", pa.list_(pa.duration("ns")), [[-1]]),
+        ("jsonb", pa.duration("ns"), [1]),
+        ("date", pa.date64(), [86_400_001]),
+        ("json", pa.list_(pa.date64()), [[86_400_001]]),
+    ],
+    ids=str,
+)
+def test_a_part_that_python_leaves_out_is_refused(
+    database: Database, target: str, kind: Any, values: list[Any]
+) -> None:
+    arrow: Any = pa
+    numbers = arrow.array([one[0] if isinstance(one, list) else one for one in values], pa.int64())
+    inside = numbers.view(kind.value_type if pa.types.is_list(kind) else kind)
+    made = arrow.ListArray.from_arrays([0, 1], inside) if pa.types.is_list(kind) else inside
+    database.run(f"CREATE TABLE t (value {target})")
+    database.refusal(RowsRefused, Append("t"), batch({"value": made}))
+
+
+@pytest.mark.behaviour("SINK-26")
+def test_a_text_that_is_not_json_cannot_end_the_object_that_it_is_in(database: Database) -> None:
+    arrow: Any = pa
+    database.run("CREATE TABLE t (value jsonb)")
+    for text in ['1, "b": 2', "}", "secret", "[" * 100_000]:
+        pair = arrow.StructArray.from_arrays([arrow.array([text], arrow.json_())], ["a"])
+        error = database.refusal(RowsRefused, Append("t"), batch({"value": pair}))
+        assert "a text that is not JSON" in str(error)
+        assert "secret" not in str(error)
+
+
+@pytest.mark.behaviour("SINK-26")
+@pytest.mark.parametrize(
+    "case", [one for one in arrow_types.CASES if one.kind and not one.column], ids=lambda one: one.of
+)
+def test_a_type_that_is_not_written_is_refused_with_what_to_write(database: Database, case: arrow_types.Case) -> None:
+    database.run("CREATE TABLE t (value jsonb, text text)")
+    for given in (case.array, case.lists):
+        error = database.refusal(ColumnMismatch, Append("t"), batch({"value": given, "text": given}))
+        assert error.found == dict.fromkeys(["value", "text"], str(given.type))
+        assert f"Convert {case.kind} to " in error.next_step
+        assert "jsonb" not in error.next_step
+    if isinstance(case.kind, pa.BaseExtensionType):
+        assert (
+            "batch.column('value').storage"
+            in database.refusal(ColumnMismatch, Append("t"), batch({"value": case.array})).next_step
+        )
 
 
 def test_a_column_of_nothing_but_null_fits_any_type(database: Database) -> None:

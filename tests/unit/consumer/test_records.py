@@ -239,15 +239,38 @@ def test_a_handler_s_schema_is_read_without_spark() -> None:
     for wrong in (
         "",
         "id",
-        "id array<int>",
+        "id array<int",
         "id long, id long",
         "_kafka long",
         "id long; name string",
+        "id decimal(99)",
+        "id decimal(",
+        "id struct<",
+        "id map<int>",
+        "id interval year to month",
+        "id long name string",
+        "id long not",
+        "`id` long,",
+        "id " + "array<" * 5000,
         7,
         pa.schema([]),
     ):
         with pytest.raises(ConfigurationError):
             schema_of(wrong)
+    with pytest.raises(ConfigurationError, match=r"column a: column b: the type varchar\(5\) is unknown"):
+        schema_of("a struct<b varchar(5)>")
+
+
+@pytest.mark.behaviour("HAND-10")
+def test_nested_columns_are_read_without_spark() -> None:
+    text = (
+        "a array<struct<b: map<string, timestamp> not null comment 'x, y', `c d` dec(5,1)>>, e interval day to second"
+    )
+    inner: Any = [
+        pa.field("b", pa.map_(pa.string(), pa.timestamp("us", "UTC")), nullable=False),
+        pa.field("c d", pa.decimal128(5, 1)),
+    ]
+    assert schema_of(text) == pa.schema([("a", pa.list_(pa.struct(inner))), ("e", pa.duration("us"))])
 
 
 @pytest.mark.behaviour("DLQ-11")

@@ -1,0 +1,145 @@
+"""The table of what is exact has each type of this pyarrow, and refuses all others."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from offsetstore.errors import ConfigurationError
+from offsetstore.processing.by_record import RowsByRecord
+from offsetstore.processing.handled_rows import arrow_rows, schema_of
+from offsetstore.processing.handling import Outcome, Record
+from offsetstore.writers import Append
+from offsetstore.writers.arrow import kinds
+from offsetstore.writers.arrow.casts import find_cast
+from offsetstore.writers.arrow.kinds import plain, plain_values
+from tests.support.arrow_types import CASES, ID, Case, arrow
+from tests.support.type_pairs import COLUMNS
+
+HELD = {"FLOAT": 0.10000000149011612, "MAP": [("k", 1)], "UuidType": ID.bytes}  # as Python shows them
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.of} {case.kind}")
+
+
+def made(kind: Any, value: Any) -> Any:
+    """The value as a handler's column has it, or the error of its record."""
+    column: Any
+    column, [one] = arrow_rows([Outcome(Record("payments", 0, 0), [{"v": value}])], {"": pa.schema([("v", kind)])})
+    return one.error or column.to_pylist()[0]["rows"][0]["v"]
+
+
+@pytest.mark.behaviour("HAND-10", "SINK-26")
+def test_each_type_of_pyarrow_has_a_case() -> None:
+    given = cast("dict[str, Any]", vars(arrow.lib))
+    extensions = {
+        name for name, one in given.items() if isinstance(one, type) and issubclass(one, pa.BaseExtensionType)
+    }
+    ours = {one.of for one in CASES}
+    assert ours == {one.name for one in arrow.types.TypesEnum} | extensions - {
+        *("BaseExtensionType", "ExtensionType", "UnknownExtensionType")
+    }
+    assert all(one.kind is None or one.of in {type(one.kind).__name__, _name(one.kind)} for one in CASES)
+
+
+def _name(kind: Any) -> str:
+    return next((one.name for one in arrow.types.TypesEnum if one == kind.id), "")
+
+
+@EACH
+@pytest.mark.behaviour("HAND-10")
+def test_a_handler_s_value_is_kept_as_it_is_or_fails_its_record(case: Case) -> None:
+    if case.kind is None:
+        return
+    if not case.handled:
+        with pytest.raises(ConfigurationError, match=r"In v, replace .* by .*"):
+            schema_of(pa.schema([("v", case.kind)]))
+        return
+    schema_of(pa.schema([("v", case.kind)]))
+    assert made(case.kind, case.value) == HELD.get(case.of, case.value)
+    assert made(case.kind, None) is None
+    for bad in case.bad:
+        error = made(case.kind, bad)
+        assert getattr(error, "error_class", None) == "HandlerResult", (bad, error)
+
+
+@EACH
+@pytest.mark.behaviour("HAND-10")
+def test_the_same_inside_a_list(case: Case) -> None:
+    if case.kind is None:
+        return
+    kind = arrow.list_(case.kind)
+    if not case.handled_inside:
+        with pytest.raises(ConfigurationError, match=r"In v, replace .* by .*"):
+            schema_of(pa.schema([("v", kind)]))
+        return
+    assert not hasattr(made(kind, [case.value]), "error_class")
+    assert all(made(kind, [bad]).error_class == "HandlerResult" for bad in case.bad)
+
+
+@EACH
+@pytest.mark.behaviour("SINK-26")
+def test_plain_values_are_the_same_also_of_a_slice(case: Case) -> None:
+    if case.kind is None:
+        return
+    if not case.column:
+        assert plain(case.kind) is None
+        assert plain(arrow.list_(case.kind)) is None
+        assert not any(find_cast(case.kind, column) for column in COLUMNS.values())
+        return
+    whole = arrow.concat_arrays([case.array, case.array.slice(1), case.array])
+    for given in (whole, whole.slice(2), whole.slice(1, 2)):
+        made = plain_values(given)
+        made.validate(full=True)
+        assert made.to_pylist() == given.to_pylist()
+        assert made.type == plain(given.type)
+
+
+@pytest.mark.behaviour("HAND-10", "SINK-26")
+@pytest.mark.parametrize("kind", [pa.int64(), pa.list_(pa.int64()), pa.struct([("n", pa.int64())])], ids=str)
+def test_a_type_that_is_not_in_the_table_is_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_BY_ID", {n: one for n, one in kinds._BY_ID.items() if n != pa.int64().id})
+    with pytest.raises(ConfigurationError, match=r"In v, replace int64 by string"):
+        schema_of(pa.schema([("v", kind)]))
+    assert not any(find_cast(kind, column) for column in COLUMNS.values())
+
+
+@pytest.mark.behaviour("SINK-26")
+@pytest.mark.parametrize("kind", [arrow.string_view(), arrow.run_end_encoded(pa.int32(), pa.string())], ids=str)
+def test_rows_of_many_records_are_those_of_their_records(kind: Any) -> None:
+    case = next(one for one in CASES if one.kind == kind)
+    table = arrow.table({"v": arrow.concat_arrays([case.array] * 200)})
+    rows = RowsByRecord(Append("kinds"), table, array("q", range(401)))
+    batches: list[Any] = [*rows.rows_of(range(0, 400, 2)).batches()]
+    assert [one for batch in batches for one in plain_values(batch.column("v")).to_pylist()] == [case.value] * 200
+
+
+@pytest.mark.behaviour("SINK-26")
+def test_views_in_any_order_are_lists_in_theirs() -> None:
+    offsets, sizes = (pa.array(one, pa.int32()) for one in ([2, 0, 1, 0], [1, 2, 2, 0]))
+    mask = pa.array([False, False, True, False])
+    views = arrow.ListViewArray.from_arrays(offsets, sizes, pa.array([1, 2, 3]), mask=mask)
+    assert plain_values(views).to_pylist() == [[3], [1, 2], None, []]
+    assert plain_values(views.slice(1)).to_pylist() == [[1, 2], None, []]
+
+
+@pytest.mark.behaviour("HAND-10")
+@pytest.mark.parametrize(
+    ("kind", "kept", "refused"),
+    [
+        (
+            pa.float32(),
+            [0.0, 0.3, 1e-45, 3.4028235e38, 3.4028234663852886e38, float("inf"), float("-inf"), 2**24, 1234.567, 1.5],
+            [1e-46, 1.4e-45, 3.5e38, 2**24 + 1, 0.1 + 1e-12, 0.123456789, 2.0**-150],
+        ),
+        (pa.float16(), [0.1, 65504, 6e-08, 1.5, float("-inf")], [1e-9, 65520.0, 0.12345]),
+        (pa.float64(), [2**53, 5e-324, 1.7976931348623157e308], [2**53 + 1, 2**60, 10**400]),
+    ],
+    ids=str,
+)
+def test_a_number_keeps_its_digits(kind: Any, kept: list[float], refused: list[float]) -> None:
+    assert [one for one in kept if hasattr(made(kind, one), "error_class")] == []
+    assert [one for one in refused if not hasattr(made(kind, one), "error_class")] == []
+    assert str(made(kind, -0.0)) == "-0.0"
+    assert str(made(kind, float("nan"))) == "nan"
