@@ -82,11 +82,13 @@ def consume(
     for max.poll.interval.ms, or writes one flush for 600 s. SIGTERM and Ctrl-C have all processes write what they
     polled, and end; a second one kills them.
 
-    The exit code is 0 after a signal. It is that of a process that ends with an error then, such as 5 if a flush has
-    not ended within the consumer's drain=, and 75 if one had to be killed. With a process's exit code 1, 2 or 6 all
-    end, with this code: a restart would not help. After 6 it goes on if another process of the same fleet has taken the
-    group over. A process that ends otherwise is replaced: by a signal, or with code 3, 4, 5 or 70. See
-    docs/consumer.md.
+    The exit code is 0 after a signal, or that of the last failure if no process was ever ready. It is that of a process
+    that ends with an error then, such as 5 if a flush has not ended within the consumer's drain=, and 75 if one had to
+    be killed. If a process reports that it ends with 1, 2 or 6, all end, with this code: a restart would not help.
+    After 6 it goes on if another process of the same fleet has taken the group over. A process that ends otherwise is
+    replaced. If none has worked yet, and five in a row end for what only someone can correct, such as a wrong password,
+    missing tables or a module that can't be imported, all end with that code. A record that kills its process is named.
+    See docs/consumer.md.
 
     \b
     Examples, with OFFSETSTORE_URL set:

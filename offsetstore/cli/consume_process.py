@@ -9,11 +9,10 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -25,21 +24,30 @@ from offsetstore.cli.output import print_error
 from offsetstore.errors import (
     ConfigurationError,
     ExitCode,
+    MissingDependency,
     OffsetStoreError,
     StaleClaim,
     exit_code,
+    is_lasting,
 )
 from offsetstore.lazy import find
 from offsetstore.monitoring.health import Limits, Verdict, judge
+from offsetstore.monitoring.page import End, Page, Words
 from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
+from offsetstore.offsets import Ranges, describe
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.background import Background
-from offsetstore.protocol.functions import tells_of_outage
+from offsetstore.protocol.functions import TermSignal, call, tells_of_outage
+from offsetstore.protocol.runs import JobError
 from offsetstore.text import describe_error, describe_other, place_of, print_trace
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
+    from offsetstore.store.claim import Claim
+
+FINAL: Final = frozenset({ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED})
+"""Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/health.md."""
 
 _EVERY: Final = 1.0
 _LEAVING: Final = 30.0  # seconds after its drain= in which a consumer leaves Kafka's group and the fleet
@@ -62,6 +70,10 @@ class Told:
     has_metrics: bool
 
 
+class NotLoaded(ConfigurationError):
+    """There is no such function; but there may be one in a moment, if the package is being replaced."""
+
+
 class FunctionRaised(Exception):
     """The user's module or function has raised its cause, which another call may not: a service may be away."""
 
@@ -69,7 +81,8 @@ class FunctionRaised(Exception):
 def load(text: str) -> Consumer:
     """Import the module, and call the function.
 
-    :raises ConfigurationError: there is none, or it returns no consumer.
+    :raises NotLoaded: there is none.
+    :raises ConfigurationError: it can't be one, or it returns no consumer.
     :raises MissingDependency: the extra ``consumer`` is not installed.
     :raises FunctionRaised: the module or the function raises an error that is not ours.
     """
@@ -84,7 +97,7 @@ def load(text: str) -> Consumer:
         )
     function = getattr(_imported(module, name), name, None)
     if not callable(function):
-        raise ConfigurationError(
+        raise NotLoaded(
             f"module {module} has no function {name}",
             found="no such name" if function is None else f"{type(function).__name__} {name}",
             expected="a function without arguments that returns an offsetstore.consumer.Consumer",
@@ -92,7 +105,7 @@ def load(text: str) -> Consumer:
         )
     _check_arguments(text, function)
     with _of_the_user():
-        made: Any = function()
+        made: Any = call(function)
     if not isinstance(made, kind):
         raise ConfigurationError(
             f"{text} returned no consumer",
@@ -116,10 +129,10 @@ def _corrected(module: str, name: str) -> str | None:
 def _imported(module: str, name: str) -> Any:
     try:
         with _of_the_user(ImportError, SyntaxError):
-            return import_module(module)
+            return call(import_module, module)
     except (ImportError, SyntaxError) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ConfigurationError(
+            raise NotLoaded(
                 f"there is no module {module}",
                 found=f"no {error.name} in {Path.cwd()}, nor where Python looks for modules",
                 expected="MODULE:FUNCTION, as in billing_app:consumer",
@@ -129,7 +142,7 @@ def _imported(module: str, name: str) -> Any:
         if isinstance(error, SyntaxError) and error.lineno is not None:
             place = f"{error.filename}:{error.lineno}"
         text = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ConfigurationError(
+        raise NotLoaded(
             f"module {module} can't be imported",
             found=f"{type(error).__name__}: {text}" + ("" if place is None else f", at {place}"),
             expected="a module that Python can import",
@@ -219,8 +232,6 @@ class Reporter:
             self._limits = replace(self._limits, starting=_FOR_EVER)
         self._clock = RunningClock()
         self._facts = FactCollector(self._clock, self._limits)
-        self._guard = threading.Lock()
-        self._rejoins = False
         store = consumer.store
         store.observers = store.observers.with_one(self._facts)
         self._collect: Callable[[], Sequence[Any]] = list
@@ -231,34 +242,76 @@ class Reporter:
         self._turns = Background("offsetstore-report", self._turn, lambda: _EVERY)
         self._turns.start()
 
-    def send(self, *, rejoins: bool = False) -> None:
-        """Send a report now.
-
-        :param rejoins: see `Report`. Later reports say it too: the thread sends them until the process is gone.
-        :raises OSError: the supervisor is gone.
-        """
-        verdict: Verdict = judge(self._facts.facts(), self._limits, self._clock())
-        with self._guard:
-            self._rejoins = self._rejoins or rejoins
-            self._connection.send(
-                Report(verdict, self._silence, self._drain, rejoins=self._rejoins, metrics=self._collect())
-            )
-
     def _turn(self) -> bool:
+        verdict: Verdict = judge(self._facts.facts(), self._limits, self._clock())
         try:
-            self.send()
-        except OSError:
+            self._connection.send(Report(verdict, self._silence, self._drain, metrics=self._collect()))
+        except OSError:  # the supervisor is gone
             self._on_lost()
             return False
         return True
 
 
+class Watched:
+    """Tells the supervisor on the process's page what it handles, and how it ends; see `offsetstore.consumer.watch`."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._words = Words()
+
+    def joined(self, claim: Claim) -> None:
+        """Record how earlier processes have died: the supervisor has no database."""
+        for death in self._page.orders().deaths:
+            of_one = next(iter(death.handled)) if len(death.handled) == 1 else None
+            claim.note_error(
+                JobError(
+                    source="job",
+                    error_class="ProcessDied",
+                    text=death.text,
+                    topic_partition=of_one,
+                    ranges=describe(death.handled),
+                )
+            )
+
+    def suspects(self) -> Ranges:
+        """See `Watch`."""
+        return self._page.orders().suspects
+
+    def handles(self, ranges: Ranges, skip: str) -> None:
+        """See `Watch`."""
+        self._tell(replace(self._words, handled=ranges, skip=skip))
+
+    def has_written(self) -> None:
+        """See `Watch`."""
+        if not self._words.has_written:
+            self._tell(replace(self._words, has_written=True))
+
+    def ends(self, end: End) -> int:
+        """Tell how the process ends, unless that was told before; return its exit code."""
+        told = self._words.end or end
+        self._tell(replace(self._words, end=told))
+        return told.code
+
+    def _tell(self, words: Words) -> None:
+        self._words = words
+        self._page.tell(words)
+
+
+def end_after(error: OffsetStoreError) -> End:
+    """How a process ends that this error ends."""
+    code = exit_code(error)
+    if isinstance(error, (NotLoaded, MissingDependency)):
+        return End(code, "repeats")
+    return End(code, "harms" if code in FINAL else "repeats" if is_lasting(error) else "helps")
+
+
 class Run:
     """The process, from its start to its end."""
 
-    def __init__(self, told: Told, connection: Connection) -> None:
+    def __init__(self, told: Told, connection: Connection, watched: Watched) -> None:
         self._told = told
         self._connection = connection
+        self._watched = watched
         self._consumer: Consumer | None = None
 
     def __call__(self) -> None:
@@ -269,54 +322,63 @@ class Run:
         signal.signal(signal.SIGTERM, self._on_signal)
         consumer = load(self._told.function)
         prepare(consumer, self._told)
-        reporter = Reporter(self._connection, consumer, consumer.stop, has_metrics=self._told.has_metrics)
+        Reporter(self._connection, consumer, consumer.stop, has_metrics=self._told.has_metrics)
+        consumer.watch = self._watched
         self._consumer = consumer
         with consumer.store:
             try:
                 consumer.run()
-            except StaleClaim:
-                with suppress(OSError):
-                    reporter.send(rejoins=rejoins(consumer))
+            except StaleClaim as error:  # told here, since it may be killed while it leaves
+                self._watched.ends(End(exit_code(error), "helps" if rejoins(consumer) else "harms"))
                 raise
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
         if self._consumer is None:
-            raise SystemExit(0)
+            raise TermSignal(0)
         self._consumer.stop()
 
 
-def main(told: Told, descriptor: int) -> int:
-    """Run the consumer, print its error, and return the exit code."""
-    os.set_inheritable(descriptor, False)  # noqa: FBT003 - Python's signature
+def main(told: Told, descriptor: int, page: int) -> int:
+    """Run the consumer, print its error, and return the exit code.
+
+    :param page: the descriptor of the process's `Page`.
+    """
+    for one in (descriptor, page):
+        os.set_inheritable(one, False)  # noqa: FBT003 - Python's signature
     faulthandler.register(STACKS, all_threads=True)
     sys.path.insert(0, str(Path.cwd()))
+    watched = Watched(Page(page))
+    return watched.ends(_run(told, Connection(descriptor), watched))
+
+
+def _run(told: Told, connection: Connection, watched: Watched) -> End:
     try:
-        Run(told, Connection(descriptor))()
+        Run(told, connection, watched)()
     except OffsetStoreError as error:
         print_trace(error)
         print_error(*describe_error(error))
-        return exit_code(error)
+        return end_after(error)
     except FunctionRaised as error:
         return _tell_raised(told.function, error.__cause__ or error)
     except Exception as error:  # noqa: BLE001 - of the user's code, which wants to see where
         if (ours := of_store(error)) is not None:
             print_trace(error)
             print_error(*describe_error(ours))
-            return exit_code(ours)
+            return end_after(ours)
         if tells_of_outage(error):
             return _tell_raised(told.function, error)
         traceback.print_exc()
-        return ExitCode.BUG
-    return ExitCode.OK
+        return End(ExitCode.BUG)
+    return End(ExitCode.OK)
 
 
-def _tell_raised(function: str, error: BaseException) -> ExitCode:
+def _tell_raised(function: str, error: BaseException) -> End:
     print_trace(error)
     what, details = describe_other(error)
     step = f"{details.pop('next step')} The process is started again meanwhile: a service may have been away."
     print_error(f"{function} failed: {what}", {**details, "next step": step})
-    return ExitCode.BUG
+    return End(ExitCode.BUG, "repeats" if isinstance(error, (ImportError, SyntaxError)) else "helps")
 
 
 if __name__ == "__main__":
-    sys.exit(main(Told(**json.loads(sys.argv[1])), int(sys.argv[2])))
+    sys.exit(main(Told(**json.loads(sys.argv[1])), *map(int, sys.argv[2:])))

@@ -23,12 +23,12 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from offsetstore.consumer.commits import Commits
-from offsetstore.consumer.delivery import Polled, PolledRecords
-from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.delivery import ComputedRecords, Polled, PolledRecords
 from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import read_messages
+from offsetstore.consumer.watch import CarefulFeed, Unwatched, Watch, ranges_of, single
 from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -48,8 +48,9 @@ from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import EpochPair, TopicPartition
+from offsetstore.offsets import EpochPair, Ranges, TopicPartition
 from offsetstore.processing.between import Flush, Tick
+from offsetstore.processing.blame import skipping
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
@@ -57,6 +58,7 @@ from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
 from offsetstore.protocol.functions import InterruptSignal
+from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
 from offsetstore.protocol.numbers import check_seconds
@@ -184,6 +186,7 @@ class Consumer:
         )
         self.asked = Broker(self.kafka, timeout=LAST_COMMIT)
         self.fleet_name: str | None = None  # of the fleet that it has joined last
+        self.watch: Watch = Unwatched()
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -197,6 +200,7 @@ class Consumer:
                 if (joined := self._join()) is not None:
                     self.fleet_name = joined.fleet_name
                     with joined as member:
+                        self.watch.joined(member)
                         Membership(self, member, self._stopping).run()
         finally:
             self._stopping.clear()  # here, since `stop` may be called before this
@@ -270,12 +274,14 @@ class Membership:
         self._drain = consumer.drain
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
-        self._feed = Feed(consumer.flush, consumer.filters, metadata=partial(_metadata, member))
+        self._watch = consumer.watch
+        self._handled: tuple[Ranges, str] = ({}, "")  # of the runner's thread
+        self._feed = CarefulFeed(
+            consumer.flush, consumer.filters, metadata=partial(_metadata, member), suspects=consumer.watch.suspects
+        )
         self._runner = Runner(member, self, consumer.settings)
         if self._runner.requests is not None:
-            self._runner.requests.compute = lambda letters: computed_letters(
-                self._outputs, member, letters, self.is_running
-            )
+            self._runner.requests.compute = self._compute_letters
         self._runner.begin()
         self._writing: Future[None] | None = None
         self._number = 0
@@ -351,8 +357,11 @@ class Membership:
             self._hand_over()
         writing = self._writing
         if room := self._feed.room:
-            self._hold({*self._feed.deferred})
-            self._poll(min(_MOST, room), _POLL)
+            self._hold({*self._feed.held})
+            is_careful = self._feed.is_careful  # one delivery follows the other
+            if is_careful and writing is not None:
+                wait([writing], timeout=_POLL)
+            self._poll(min(_MOST, room), 0.0 if is_careful else _POLL)
         elif writing is None:
             self._hold({*self._feed.partitions})
             self._poll(1, _POLL)
@@ -533,13 +542,34 @@ class Membership:
 
         @contextmanager
         def take() -> Generator[Taken | None]:
-            yield Taken(delivery)
+            one = single(polled)
+            with self._handling(delivery.ranges, "" if one is None else skipping(self._member, *one)):
+                yield Taken(delivery)
 
         try:
             self._runner.run(number, take)
+            self._watch.has_written()
         except Interrupted:
             self._is_interrupted = True
             _log.warning("what was polled of group %r is read again by the next start", self._member.group)
+
+    @contextmanager
+    def _handling(self, ranges: Ranges, skip: str = "") -> Generator[None]:
+        """Tell what is handled: the user's function may end the process without a word."""
+        before, self._handled = self._handled, (ranges, skip)
+        self._watch.handles(*self._handled)
+        try:
+            yield
+        finally:
+            self._handled = before
+            self._watch.handles(*before)
+
+    @contextmanager
+    def _compute_letters(self, letters: Sequence[Letter]) -> Generator[ComputedRecords]:
+        places = ranges_of((one.topic_partition, one.offset) for one in letters)
+        computing = computed_letters(self._outputs, self._member, letters, self.is_running)
+        with self._handling(places), computing as computed:
+            yield computed
 
     def _is_busy(self) -> bool:
         """Whether a delivery is being written.

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from socket import socketpair
 from types import FrameType
@@ -17,15 +17,14 @@ from typing import Any, Final, cast
 
 from offsetstore.errors import ExitCode
 from offsetstore.monitoring.health import Code, Finding, Limits, Verdict
+from offsetstore.monitoring.page import Death, End, Orders, Page, Words
 from offsetstore.monitoring.supervision import RunningClock
+from offsetstore.offsets import OffsetRange, Ranges, TopicPartition, describe
 from offsetstore.protocol.retries import doubled
 from offsetstore.store.run_record import resident_bytes
 
 STACKS: Final = signal.SIGUSR2
 """At this signal a process writes the stacks of its threads to standard error."""
-
-FINAL: Final = frozenset({ExitCode.NO, ExitCode.USAGE, ExitCode.FENCED})
-"""Exit codes after which a restart does harm, or nothing: an operator has to decide; see docs/health.md."""
 
 DRAIN: Final = 60.0
 """Seconds from SIGTERM to SIGKILL for a process that has told no limit of its own yet."""
@@ -36,6 +35,10 @@ _STACKS_SECONDS: Final = 2.0
 _STILL: Final = 30.0
 _SILENCE: Final = 10.0  # seconds without a report after which a process is not ready
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_TRIES: Final = 5  # ends in a row for a reason that no restart mends, while none has ever worked
+_OF_OPERATORS: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
+_SUSPECT: Final = 2  # processes that died while they handled the same records
+_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,12 @@ class Report:
 
     :param silence: seconds without another report after which it hangs.
     :param drain: seconds that it may take to end, by its own limits, once it is told to.
-    :param rejoins: at its end: whether the group is still that of the fleet of which it was a member, so that another
-        process may join in its place. Otherwise one that was fenced is not started again.
     :param metrics: of prometheus_client; nothing if they are not served.
     """
 
     verdict: Verdict
     silence: float
     drain: float = DRAIN
-    rejoins: bool = False
     metrics: Sequence[Any] = ()
 
 
@@ -74,30 +74,46 @@ class Process:
 
     Signals go through its pidfd, where there is one: they never reach another process that has got its number.
 
-    :param command: is given the number of the descriptor on which it reports, at the end.
+    ``was_ready`` tells whether it ever was.
+
+    :param command: is given the numbers of the descriptors of its reports and of its page, at the end.
+    :param orders: for its page.
     """
 
-    def __init__(self, command: Sequence[str], clock: Callable[[], float]) -> None:
-        ours, theirs = socketpair()
-        with ours, theirs:
-            # A group of its own: Ctrl-C at a terminal is told to the supervisor alone, and the whole can be killed.
-            self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
-            )
-            connection = Connection(ours.detach())
+    def __init__(self, command: Sequence[str], clock: Callable[[], float], orders: Orders | None = None) -> None:
+        self.orders = orders or Orders()
+        self._page = Page.make()
+        self._page.order(self.orders)
+        try:
+            connection = self._start(command)
+        except BaseException:
+            self._page.close()
+            raise
         opens = getattr(os, "pidfd_open", None)  # Linux only
         try:
             self._pidfd: int | None = None if opens is None else opens(self._popen.pid)
         except OSError:  # no more descriptors: nobody would look after it
             self._popen.kill()
             self._popen.wait()
+            self._page.close()
             raise
         self._clock = clock
         self.began = self.heard = clock()
         self.report: Report | None = None
+        self.was_ready = False
         # A process that is stopped while it sends must not stop the supervisor.
         self._reader = threading.Thread(target=self._read, args=(connection,), daemon=True)
         self._reader.start()
+
+    def _start(self, command: Sequence[str]) -> Connection:
+        ours, theirs = socketpair()
+        with ours, theirs:
+            descriptors = [theirs.fileno(), self._page.descriptor]
+            # A group of its own: Ctrl-C at a terminal is told to the supervisor alone, and the whole can be killed.
+            self._popen = subprocess.Popen(  # noqa: S603 - our own program
+                [*command, *map(str, descriptors)], pass_fds=descriptors, stdin=subprocess.DEVNULL, process_group=0
+            )
+            return Connection(ours.detach())
 
     @property
     def pid(self) -> int:
@@ -127,6 +143,20 @@ class Process:
         """Whether it has told that another claim has its group."""
         return self.report is not None and Code.CLAIM_LOST in self.report.verdict.codes
 
+    @property
+    def words(self) -> Words:
+        """What it has told so far."""
+        return self._page.words()
+
+    def order(self, orders: Orders) -> None:
+        """Tell it this from now on."""
+        self.orders = orders
+        self._page.order(orders)
+
+    def close(self) -> None:
+        """Forget what it has told, once it has ended."""
+        self._page.close()
+
     def send(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self._pidfd is None:
@@ -152,6 +182,7 @@ class Process:
                 report = cast("Report", connection.recv())
                 self.heard = self._clock()  # first: the report says how old that may be
                 self.report = report
+                self.was_ready = self.was_ready or report.verdict.is_ready
 
 
 @dataclass(slots=True)
@@ -159,6 +190,7 @@ class Place:
     """One of the processes, with those that it replaces.
 
     :param failures: how many have ended in a row without having lived for a minute.
+    :param repeated: how many have ended in a row for a reason that no restart mends.
     :param starts_at: when the next one is started.
     :param kill_at: when it is killed: it was told to end, or hangs.
     :param within: the seconds that it was given to end, until it is told that it is killed.
@@ -169,6 +201,7 @@ class Place:
     number: int
     process: Process | None = None
     failures: int = 0
+    repeated: int = 0
     starts_at: float = 0.0
     kill_at: float | None = None
     within: float | None = None
@@ -207,7 +240,10 @@ class Supervisor:
         self._say = say
         self._care = care or Care()
         self._clock = clock or RunningClock()
-        self._has_begun = self._are_ready = False
+        self._has_begun = self._has_worked = self._are_ready = False
+        self._failed_with = 0  # the exit code for the last process that has ended with an error
+        self._died_at: dict[TopicPartition, tuple[OffsetRange, int]] = {}  # and how many did
+        self._unrecorded: list[Death] = []
         self._signals = 0
         self._is_stopping = False
         self._code = 0
@@ -220,8 +256,8 @@ class Supervisor:
     def run(self) -> int:
         """Run the processes; return the exit code for the whole.
 
-        It is 0 after a signal, if all processes have ended well; that of a process for which no restart helps; and
-        `ExitCode.DEAD` if one had to be killed.
+        It is 0 after a signal, if all processes have ended well, or that of the last failure if none was ever ready;
+        that of a process for which no restart helps; and `ExitCode.DEAD` if one had to be killed.
         """
         with self._on_signal():
             try:
@@ -231,6 +267,7 @@ class Supervisor:
                 for place in self.places:
                     if place.process is not None:
                         place.process.kill()
+                        place.process.close()
         self._say(f"ended with exit code {self._code:d}")
         return self._code
 
@@ -262,13 +299,13 @@ class Supervisor:
         """Look at each process; return whether all is over."""
         self._turned = now = self._clock()
         if self._signals and not self._is_stopping:
+            self._code = 0 if self._has_begun else self._failed_with
             self._end_all(now, "ending")
         for place in self.places:
             if place.process is not None:
                 self._look(place, place.process, now)
         if self._is_stopping:
             return all(place.process is None for place in self.places)
-        self._has_begun = self._has_begun or any(place.is_ready for place in self.places)
         if not self._are_ready and all(place.is_ready for place in self.places):
             self._are_ready = True
             self._say("the process is ready" if len(self.places) == 1 else "all processes are ready")
@@ -279,16 +316,21 @@ class Supervisor:
 
     def _start(self, place: Place, now: float) -> None:
         try:
-            place.process = Process(self._command(place.number), self._clock)
+            orders = Orders(self._suspects, tuple(self._unrecorded))
+            place.process = Process(self._command(place.number), self._clock, orders)
         except OSError as error:  # no memory, no more processes
             self._pause(place, f"could not be started ({error.strerror})", now)
             return
+        self._unrecorded.clear()
         place.dead_since = place.kill_at = None
         place.why = "starting"
 
     def _look(self, place: Place, process: Process, now: float) -> None:
-        if (status := process.exit_status) is not None:
+        status = process.exit_status
+        self._has_begun = self._has_begun or process.was_ready
+        if status is not None:
             self._bury(place, process, status, now)
+            process.close()
         elif place.kill_at is not None:
             if now >= place.kill_at or self._signals > 1:
                 self._kill(place, process)
@@ -328,31 +370,83 @@ class Supervisor:
         return rss if limit is not None and (rss := resident_bytes(process.pid)) > limit else None
 
     def _bury(self, place: Place, process: Process, status: int, now: float) -> None:
-        """Take note of a process's end, and decide what follows."""
+        """Decide what follows a process's end. Only what it has told itself is a verdict: any library can exit."""
+        is_ours = place.kill_at is not None
         place.process = place.kill_at = place.within = None
         self._are_ready = False
-        how = f"exit code {status}" if status >= 0 else signal.Signals(-status).name
-        if status < 0 and process.is_fenced:  # it could not say so by its exit code
-            status, how = ExitCode.FENCED, f"{how}, and another claim has its group"
+        words = process.words
+        end, how = words.end, f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+        if end is None and process.is_fenced:  # it could not say so by its end
+            end, how = End(ExitCode.FENCED, "harms"), f"{how}, and another claim has its group"
         if self._is_stopping:
-            # One that had not got so far as to handle SIGTERM has polled nothing.
-            if status not in {0, -signal.SIGTERM} and self._code == 0:
-                self._code = status if status > 0 else ExitCode.DEAD
-                self._say(f"process {place.number} has ended with {how}")
+            self._end_with(place, end, status, how)
             return
-        can_rejoin = process.report is not None and process.report.rejoins
-        if status in FINAL and not can_rejoin:
-            self._code = status
-            self._end_all(now, f"process {place.number} has ended with {how}, and a restart does not help: ending")
+        if not process.was_ready:
+            self._unrecorded += process.orders.deaths
+        step = ""
+        if end is None:
+            end, how = (
+                End(ExitCode.DEAD if is_ours else ExitCode.BUG),
+                how if status < 0 else f"{how}, and told no error",
+            )
+            if words.handled and not is_ours and status not in _OF_OPERATORS:
+                how, step = self._note_death(place, words, how)
+        self._failed_with = end.code
+        repeats = end.restart == "repeats"
+        has_worked = self._has_begun and (not process.was_ready or self._works(process, now))
+        place.repeated = place.repeated + 1 if repeats and not has_worked else 0
+        if end.restart == "harms" or place.repeated >= _TRIES:
+            why = f"{place.repeated} times in a row, " if place.repeated else ""
+            self._code = end.code
+            self._end_all(now, f"process {place.number} has ended with {how}, {why}and a restart does not help: ending")
             return
         place.failures = 0 if now - process.began >= _LONGEST_PAUSE else place.failures
-        self._pause(place, f"has ended with {how}", now)
+        self._pause(place, f"has ended with {how}", now, step)
 
-    def _pause(self, place: Place, why: str, now: float) -> None:
+    def _end_with(self, place: Place, end: End | None, status: int, how: str) -> None:
+        """Take the exit code of a process that has ended as it was told to, or not."""
+        # One that had not got so far as to handle SIGTERM has polled nothing.
+        bare = 0 if status in {0, -signal.SIGTERM} else ExitCode.DEAD if status < 0 else ExitCode.BUG
+        code = bare if end is None else end.code
+        if code != 0 and self._code == 0:
+            self._code = code
+            self._say(f"process {place.number} has ended with {how}")
+
+    def _works(self, process: Process, now: float) -> bool:
+        """Whether this one, or any other, has written anything, or has been ready for long: at first each one is."""
+        for one in (process, *(place.process for place in self.places)):
+            if one is not None and (one.words.has_written or (one.was_ready and now - one.began >= _LONGEST_PAUSE)):
+                self._has_worked = True
+        return self._has_worked
+
+    def _note_death(self, place: Place, words: Words, how: str) -> tuple[str, str]:
+        """Record what a process handled that nobody has ended; return how it has ended, and how to go on."""
+        count = 1
+        for tp, range_ in words.handled.items():
+            before, times = self._died_at.get(tp, (range_, 0))
+            begin, until = max(before.from_, range_.from_), min(before.until, range_.until)
+            self._died_at[tp] = (OffsetRange(begin, until), times + 1) if begin < until else (range_, 1)
+            count = max(count, self._died_at[tp][1])
+        how, step = f"{how} while it handled {describe(words.handled)}", ""
+        if count >= _SUSPECT:
+            how += f", as did {count - 1} before it"
+            is_named = count >= _NAMED and words.skip
+            step = f".{words.skip}" if is_named else ". These records are handled one by one from now on."
+            for other in self.places:
+                if other.process is not None:
+                    other.process.order(replace(other.process.orders, suspects=self._suspects))
+        self._unrecorded.append(Death(f"process {place.number} has ended with {how}{step}", words.handled))
+        return how, step
+
+    @property
+    def _suspects(self) -> Ranges:
+        return {tp: range_ for tp, (range_, times) in self._died_at.items() if times >= _SUSPECT}
+
+    def _pause(self, place: Place, why: str, now: float, step: str = "") -> None:
         pause = doubled(1.0, place.failures, _LONGEST_PAUSE)
         place.failures += 1
         place.starts_at, place.why = now + pause, why
-        self._say(f"process {place.number} {why}; the next one starts in {pause:g} s")
+        self._say(f"process {place.number} {why}; the next one starts in {pause:g} s{step}")
 
     def _end_all(self, now: float, why: str) -> None:
         self._is_stopping = True

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
+from uuid import uuid4
 
 import psycopg
 from psycopg.pq import DiagnosticField
@@ -87,6 +88,7 @@ _OF_A_FUNCTION = (
     "PostgreSQL's log has its message, which may quote the row: correct such rows in the transform, or the function or "
     "trigger."
 )
+_REFUSABLE: Final = ("password", "dbname")
 _CHANGED_TABLES = "Undo what was changed in offsetstore's tables (names, columns, constraints, triggers, rules)."
 
 # Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
@@ -477,6 +479,32 @@ def is_connection_lost(error: BaseException) -> bool:
     # What names no source file is a pooler's: it may close the connection after a mere ERROR.
     severity, is_of_pooler = inner.diag.severity_nonlocalized, inner.diag.source_file is None
     return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))
+
+
+def is_refused(error: psycopg.Error | None) -> bool:
+    """Whether a server that has asked for a password does not take the one it was given, or has no such database.
+
+    libpq gives no SQLSTATE for that, and the text may be in any language; so it is tried: the server's answer is the
+    same to a password that nobody has, or but for the name to a database that nobody has. After the password it may
+    also be out of connections: that answer is another one.
+    """
+    made = None if error is None else error.pgconn
+    if made is None or not (made.used_password or made.needs_password):
+        return False
+    given = {one.keyword.decode(): one.val.decode() for one in made.info if one.val}
+    return made.needs_password or any(_is_answered_alike(made.error_message, given, name) for name in _REFUSABLE)
+
+
+def _is_answered_alike(answer: bytes, given: Mapping[str, str], name: str) -> bool:
+    other = uuid4().hex
+    try:
+        psycopg.connect(**cast("dict[str, Any]", {**given, name: other})).close()
+    except psycopg.OperationalError as error:
+        if error.pgconn is None:
+            return False
+        named = error.pgconn.error_message.replace(other.encode(), given.get(name, "").encode())
+        return named == answer and (name == "password" or named != error.pgconn.error_message)
+    return False
 
 
 def is_of_server(error: BaseException) -> bool:

@@ -814,10 +814,17 @@ def named(
 
 
 def _by_a_reset(claim: Claim, record: Coordinates) -> str:
-    """The command that moves the partition's stored offset past the record, if it is still at the record."""
     tp, offset = record
+    return skipping(claim, tp, OffsetRange(offset, offset + 1))
+
+
+def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange) -> str:
+    """The command that moves the partition's stored offset past the one record in a range that begins there.
+
+    If the offset has moved since, it is refused.
+    """
     words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
-    words += ["--from-offset", str(offset), "--to-offset", str(offset + 1)]
+    words += ["--from-offset", str(range_.from_), "--to-offset", str(range_.until)]
     return f' To skip only this record: {command(*words, schema=claim.database.schema)} --reason "…" --execute'
 
 

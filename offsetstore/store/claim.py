@@ -27,6 +27,7 @@ from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets, CheckpointFiles
 from offsetstore.protocol.retries import may_pass
+from offsetstore.protocol.runs import JobError
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.texts import check_new_name, check_text
@@ -515,6 +516,11 @@ class Claim:
             error = error.__context__ if isinstance(error.__context__, Exception) else RuntimeError()
         if isinstance(error, Exception) and not self.is_closed:
             self._run.end_with(error)
+
+    def note_error(self, error: JobError) -> None:
+        """Record an error of the group that no event tells of, now."""
+        self._run.add(error)
+        self.record_run()
 
     def record_run(self) -> None:
         """Write what the run has done and met to the database: the process may end before the next heartbeat.

@@ -86,7 +86,7 @@ class RunRecord:
                 case QueryStarted():
                     self._query_id = UUID(event.query_id)
                 case MirrorTried(reason=str() as reason) if before.mirror_error is None:  # once, until it succeeds
-                    self._add(JobError(source="mirror", error_class="MirrorFailed", text=reason[:_LONGEST]))
+                    self.add(JobError(source="mirror", error_class="MirrorFailed", text=reason[:_LONGEST]))
                 case _:
                     pass
 
@@ -100,7 +100,7 @@ class RunRecord:
     def _note(self, error: BaseException, source: Source, batch: int | None = None, ranges: str | None = None) -> None:
         ours = error if isinstance(error, OffsetStoreError) else None
         sqlstate = getattr(error, "sqlstate", None) or getattr(error.__cause__, "sqlstate", None)
-        self._add(
+        self.add(
             JobError(
                 source=source,
                 error_class=type(error).__name__,
@@ -112,7 +112,8 @@ class RunRecord:
             )
         )
 
-    def _add(self, error: JobError) -> None:
+    def add(self, error: JobError) -> None:
+        """Have it saved; one that is like another is counted with that."""
         key = (error.source, error.error_class, error.sqlstate, error.topic_partition, error.batch)
         before = self._errors.pop(key, None)
         if before is None and len(self._errors) >= _MOST:
@@ -152,7 +153,7 @@ class RunRecord:
             with self._lock:
                 later, self._errors = self._errors, errors
                 for one in later.values():
-                    self._add(one)
+                    self.add(one)
             if not self._has_failed:
                 self._has_failed = True
                 text = f": {error}" if isinstance(error, OffsetStoreError) else ""

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from offsetstore.cli.commands import cli
 from offsetstore.cli.consume import consume
+from offsetstore.cli.consume_process import FINAL
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
 from offsetstore.consumer.records import Record, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.monitoring.processes import FINAL
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.letters import Payload
 from offsetstore.testing.fixtures import NewTopic

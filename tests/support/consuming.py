@@ -36,11 +36,11 @@ class Consuming:
     :param given: for CONSUMER_APP.
     """
 
-    def __init__(self, *arguments: str, url: str, given: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, *arguments: str, url: str, given: Mapping[str, Any], log: Path, app: str = APP) -> None:
         self._log = log
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "consume", APP, *arguments],
+                [sys.executable, "-c", _MAIN, "consume", app, *arguments],
                 cwd=ROOT,
                 env={**os.environ, "OFFSETSTORE_URL": url, "CONSUMER_APP": json.dumps(given)},
                 stderr=out,

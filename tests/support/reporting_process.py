@@ -1,9 +1,10 @@
-"""A process that reports as a consumer's does: ``python tests/support/reporting_process.py STEPS DESCRIPTOR``.
+"""A process that reports as a consumer's does: ``python tests/support/reporting_process.py STEPS DESCRIPTOR PAGE``.
 
-STEPS are words: ``report=BASE64`` sends what is pickled there; ``exit=CODE`` ends it, ``grow=BYTES`` makes it larger,
-``child=FILE`` starts another process and writes its number there, ``stop`` is SIGSTOP, ``deaf`` ignores SIGTERM,
-``deaf=CODE`` ends with that code then, ``wait`` repeats the last report until it comes, and ``hush`` waits for it
-without a report. It imports nothing of ours: a test starts many of them.
+STEPS are words: ``report=BASE64`` sends that, and ``words=BASE64`` writes it to the page; ``exit=CODE``
+ends it, ``kill=NUMBER`` by a signal, as ``stop`` stops it; ``grow=BYTES`` makes it larger, ``child=FILE`` starts
+another process and writes its number there, ``deaf`` ignores SIGTERM, ``deaf=CODE`` ends with that code then, ``wait``
+repeats the last report until it comes, and ``hush`` waits for it without a report. It imports nothing of ours: a test
+starts many of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import base64
 import faulthandler
 import os
 import signal
+import struct
 import sys
 import time
 from functools import partial
@@ -33,13 +35,17 @@ def _start_child(file: str) -> None:
         opened.write(str(child))
 
 
+def _write(page: int, words: bytes) -> None:
+    os.pwrite(page, struct.pack("<Q", len(words)) + words, 0)
+
+
 def _repeat(connection: Connection, report: bytes) -> None:
     for _ in range(int(SECONDS * 10)):
         time.sleep(0.1)
         connection.send_bytes(report)
 
 
-def _main(steps: str, descriptor: int) -> None:
+def _main(steps: str, descriptor: int, page: int) -> None:  # noqa: C901 - one case for each word
     connection = Connection(descriptor)
     kept: list[bytearray] = []
     last = b""
@@ -55,14 +61,16 @@ def _main(steps: str, descriptor: int) -> None:
             case "report":
                 last = base64.b64decode(value)
                 connection.send_bytes(last)
+            case "words":
+                _write(page, base64.b64decode(value))
+            case "kill" | "stop":
+                os.kill(os.getpid(), int(value or signal.SIGSTOP))
             case "exit":
                 sys.exit(int(value))
             case "grow":
                 kept.append(bytearray(b"x" * int(value)))
             case "child":
                 _start_child(value)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
             case "deaf":
                 signal.signal(signal.SIGTERM, partial(_end, value) if value else signal.SIG_IGN)
             case "hush":
@@ -72,4 +80,4 @@ def _main(steps: str, descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))
+    _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

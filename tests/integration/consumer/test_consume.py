@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -12,9 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from offsetstore import OffsetStore
 from offsetstore.cli import consume_process
+from offsetstore.cli.commands import cli
 from offsetstore.cli.consume_process import Told, load, prepare, rejoins
 from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import Membership
@@ -208,6 +212,56 @@ class Blocked:
 
     def wait(self) -> None:
         soon(lambda: self.is_over)
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(("wrong", "code"), [("tables", 3), ("column", 5), ("module", 2)])
+def test_a_start_that_can_not_succeed_ends_with_its_code(
+    cluster: Cluster, offsetstore_database: str, tmp_path: Path, wrong: str, code: int
+) -> None:
+    cluster.produce(40)
+    url = offsetstore_database
+    given = {"bootstrap": cluster.bootstrap, "topic": cluster.topic}
+    if wrong == "tables":
+        url = f"{url.rpartition('/')[0]}/postgres"
+    elif wrong == "column":
+        given["column"] = "recrod"
+    app = "tests.no_such_app:consumer" if wrong == "module" else APP
+    with Consuming("--processes", "2", url=url, given=given, log=tmp_path / "log", app=app) as consuming:
+        assert consuming.process.wait(SECONDS) == code
+    assert f"exit code {code}, 5 times in a row, and a restart does not help: ending" in consuming.said
+
+
+@pytest.mark.behaviour("CONS-17")
+@pytest.mark.parametrize("how", ["transform", "handler"])
+def test_a_record_that_kills_its_process_is_named_with_the_command_that_skips_it(
+    cluster: Cluster,
+    query: Query,
+    offsetstore_database: str,
+    tmp_path: Path,
+    how: str,
+) -> None:
+    deadly, (tp, *_), env = 20, cluster.tps, {"OFFSETSTORE_URL": offsetstore_database}
+    given = {"bootstrap": cluster.bootstrap, "topic": cluster.topic, "deadly": deadly, "how": how}
+    cluster.produce(40)
+    with Consuming("--processes", "2", url=offsetstore_database, given=given, log=tmp_path / "log") as consuming:
+        soon(lambda: "To skip only this record" in consuming.said)
+        # The others are handled nevertheless, whichever process has their partitions.
+        soon(lambda: numbers(query) == [number for number in range(40) if number % 4 or number < deadly])
+        consuming.end()
+        named = next(line for line in consuming.said.splitlines() if "To skip only this record" in line)
+    assert f"has ended with SIGSEGV while it handled {tp} [5, 6), as did 2 before it; the next one starts in" in named
+    words = shlex.split(named.partition(": offsetstore ")[2])
+    soon(lambda: CliRunner(env=env).invoke(cli, words).exit_code == 0)  # once the dead ones don't count as live
+    met = json.loads(CliRunner(env=env).invoke(cli, ["errors", "-g", "billing", "--format", "json"]).output)["errors"]
+    died = [one for one in met if one["error_class"] == "ProcessDied"]
+    assert len(died) >= 2
+    assert all(f"{tp} [" in one["ranges"] and "SIGSEGV" in one["text"] for one in died)
+    with Consuming(url=offsetstore_database, given=given, log=tmp_path / "log") as again:
+        cluster.produce(40)
+        soon(lambda: numbers(query) == [number for number in range(80) if number != deadly])
+        assert again.end() == 0
+    assert "SIGSEGV" not in again.said
 
 
 @pytest.mark.behaviour("CONS-11")

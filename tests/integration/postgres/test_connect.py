@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import create_engine, event
 
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import SchemaMissing, StoreUnavailable, Unadvanced
+from offsetstore.errors import SchemaMissing, StoreRefused, StoreUnavailable, Unadvanced, is_lasting
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
@@ -80,6 +81,34 @@ def test_a_wrong_password_is_refused_and_not_shown(guarded: PostgresServer) -> N
 
     assert wrong not in told(caught.value)
     assert "OFFSETSTORE_URL" in caught.value.next_step
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({"password": "wr0ng-one"}, True),
+        ({"password": ""}, True),
+        ({"user": "nobody"}, True),
+        ({"dbname": "nowhere"}, True),
+        ({"user": "limited"}, False),
+        ({"port": None}, False),
+    ],
+)
+def test_a_server_that_refuses_who_asks_is_told_from_one_that_is_away_or_full(
+    guarded: PostgresServer, change: dict[str, str | None], *, is_refused: bool
+) -> None:
+    with psycopg.connect(guarded.url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS limited")
+        connection.execute(f"CREATE ROLE limited LOGIN PASSWORD '{SECRET}' CONNECTION LIMIT 0")
+    given = {"host": "127.0.0.1", "port": str(guarded.port), "dbname": "postgres", "user": "postgres"}
+    given |= {"password": SECRET} | {
+        name: str(free_port()) if value is None else value for name, value in change.items()
+    }
+    with pytest.raises(StoreUnavailable) as caught:
+        OffsetStore.connect(make_conninfo("", **given))
+    assert isinstance(caught.value, StoreRefused) == is_refused
+    assert is_lasting(caught.value) == is_refused
 
 
 @pytest.mark.behaviour("START-16")

@@ -6,23 +6,35 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from offsetstore.cli.consume_process import Told, load, main
+from offsetstore import errors
+from offsetstore.cli.consume_process import Told, end_after, load, main
 from offsetstore.errors import ConfigurationError
+from offsetstore.monitoring.page import End, Page, Words
 from offsetstore.monitoring.processes import STACKS
 from offsetstore.text import TRACE
 
 pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
 
 Ended = Callable[[str], tuple[int, str]]
+_RAISES = "from offsetstore.errors import *\ndef consumer():\n    raise "
 
 
 @pytest.fixture
-def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Ended]:
+def page() -> Iterator[Page]:
+    made = Page.make()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ended(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Ended]:
     """Run a process with a module of this source; its exit code, and what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -34,8 +46,13 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         made += 1
         (tmp_path / f"app_{made}.py").write_text(source)
         reads, writes = os.pipe()
-        code = main(Told(f"app_{made}:consumer", 0, 1, is_static=False, has_metrics=False), writes)
+        page.tell(Words())
+        code = main(
+            Told(f"app_{made}:consumer", 0, 1, is_static=False, has_metrics=False), writes, os.dup(page.descriptor)
+        )
         os.close(reads)
+        assert (end := page.words().end) is not None
+        assert end.code == code
         return code, capfd.readouterr().err.replace(f"app_{made}", "app")
 
     yield run
@@ -54,11 +71,12 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         ("def consumer(:\n", "SyntaxError: "),
     ],
 )
-def test_a_module_that_can_not_be_imported_is_told_with_its_line_and_ends_all(
-    source: str, found: str, ended: Ended
+def test_a_module_that_can_not_be_imported_is_told_with_its_line_and_may_be_mended_in_a_moment(
+    source: str, found: str, ended: Ended, page: Page
 ) -> None:
     code, said = ended(source)
     assert code == 2
+    assert page.words().end == End(2, "repeats")
     assert said.startswith("Error: module app can't be imported\n")
     assert f"  found:     {found}" in said
     assert f"app.py:{len(source.splitlines())}" in said
@@ -94,6 +112,71 @@ def test_what_the_function_raises_is_told_with_its_line_and_that_it_is_started_a
     assert "Traceback" not in said
     monkeypatch.setenv(TRACE, "1")
     assert "Traceback" in ended(source)[1]
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        ("import no_such_package\n", End(2, "repeats")),
+        ("def consumer():\n    import no_such_package\n", End(70, "repeats")),
+        ("def consumr():\n    pass\n", End(2, "repeats")),
+        ("def consumer():\n    raise KeyError\n", End(70, "helps")),
+        ("def consumer():\n    pass\n", End(2, "harms")),
+        ("def consumer(one):\n    pass\n", End(2, "harms")),
+        (f"{_RAISES}StoreRefused('it')\n", End(3, "repeats")),
+        (f"{_RAISES}StoreUnavailable('it')\n", End(3, "helps")),
+        (f"{_RAISES}MissingDependency('it')\n", End(2, "repeats")),
+        (f"{_RAISES}StaleClaim('it')\n", End(6, "harms")),
+    ],
+)
+def test_what_a_restart_does_is_told_by_the_type_of_the_error(source: str, end: End, ended: Ended, page: Page) -> None:
+    ended(source)
+    assert page.words().end == end
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(
+    ("restart", "kinds"),
+    [
+        (
+            "repeats",
+            [
+                errors.StoreRefused,
+                errors.MissingPrivilege,
+                errors.SchemaMissing,
+                errors.SchemaNotAtHead,
+                errors.SchemaError,
+                errors.BrokerRefused,
+                errors.ColumnMismatch,
+                errors.UnsafeTarget,
+                errors.TargetRefused,
+                errors.KafkaColumnsMissing,
+            ],
+        ),
+        ("harms", [errors.ConfigurationError, errors.StaleClaim, errors.GroupBusy, errors.StoreRewound]),
+        (
+            "helps",
+            [
+                errors.StoreUnavailable,
+                errors.ConnectionLost,
+                errors.LockTimeout,
+                errors.BrokerUnavailable,
+                errors.TlsFailed,
+                errors.TopicMissing,
+                errors.RowsRefused,
+                errors.HandlerStuck,
+                errors.SinkError,
+            ],
+        ),
+    ],
+)
+def test_only_what_stays_as_it_is_until_someone_mends_it_repeats(
+    restart: str, kinds: Sequence[type[errors.OffsetStoreError]]
+) -> None:
+    assert {kind.__name__: end_after(kind("it")).restart for kind in kinds} == dict.fromkeys(
+        [kind.__name__ for kind in kinds], restart
+    )
 
 
 def test_the_database_s_errors_in_the_function_are_told_as_the_store_s(ended: Ended) -> None:

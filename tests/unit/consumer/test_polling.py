@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from offsetstore.errors import (
     StoreUnavailable,
     TopicRecreated,
 )
-from offsetstore.offsets import EpochPair, StoredOffset
+from offsetstore.offsets import EpochPair, OffsetRange, Ranges, StoredOffset
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.policy import OnRecreated
 from offsetstore.store.fleet import Member
@@ -388,3 +389,100 @@ def test_a_database_that_fails_once_partitions_are_taken_does_not_end_the_consum
     wait_until(lambda: stored(store) == [11, 0], timeout=30.0)
     consumer.stop()
     running.result(timeout=30)
+
+
+class Watching:
+    """Whoever looks after the process, and is told what it handles.
+
+    :param suspect: ranges to be careful with.
+    """
+
+    def __init__(self, suspect: Ranges | None = None) -> None:
+        self.told: list[Any] = []
+        self.ranges: list[dict[str, str]] = []
+        self._suspect = suspect or {}
+
+    def joined(self, _: Any) -> None:
+        self.told.append("joined")
+
+    def suspects(self) -> Ranges:
+        return self._suspect
+
+    def handles(self, ranges: Ranges, skip: str) -> None:
+        self.ranges.append({str(tp): str(range_) for tp, range_ in ranges.items()})
+        self.told.append((self.ranges[-1], skip))
+
+    def has_written(self) -> None:
+        self.told.append("written")
+
+
+SKIP_1 = (
+    " To skip only this record: offsetstore reset -g billing -t payments:0 --from-offset 1 --to-offset 2 "
+    '--reason "…" --execute'
+)
+
+
+@pytest.mark.behaviour("CONS-17")
+def test_what_is_handled_is_told_before_the_function_is_called_and_taken_back_when_it_is_stored(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer
+) -> None:
+    watching = consumer.watch = Watching()
+
+    def transform(records: Any) -> Any:
+        watching.told.append(records.num_rows)
+        return records
+
+    consumer.outputs = Outputs(transform, Values())
+    consumer.flush = Flush(rows=2)
+    running = in_background(consumer.run)
+    client.give([record(P0, 0), record(P1, 0)])
+    wait_until(lambda: "written" in watching.told, timeout=30.0)
+    both = {"payments-0": "[0, 1)", "payments-1": "[0, 1)"}
+    assert watching.told == ["joined", (both, ""), 2, ({}, ""), "written"]
+    client.give([record(P0, 1)])
+    wait_until(lambda: not client.polls, timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    assert watching.told[5:] == [({"payments-0": "[1, 2)"}, SKIP_1), 1, ({}, ""), "written"]
+    assert stored(store) == [2, 1]
+
+
+@pytest.mark.behaviour("CONS-17")
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_records_in_whose_handling_processes_died_are_handled_one_by_one(
+    store: InMemoryOffsetStore, client: Client, consumer: Consumer, *, has_handler: bool
+) -> None:
+    """With a handler no two calls run at once there."""
+    watching = consumer.watch = Watching({P0: OffsetRange(0, 3)})
+    running_now, met = set[tuple[int, int]](), list[set[tuple[int, int]]]()
+    values = Values()
+
+    def transform(records: Any) -> Any:
+        watching.told.append(records.num_rows)
+        return records
+
+    def handle(one: Record) -> tuple[bytes]:
+        running_now.add((one.partition, one.offset))
+        met.append({*running_now})
+        threading.Event().wait(0.02)  # others that may run now begin meanwhile
+        running_now.discard((one.partition, one.offset))
+        return (one.value or b"",)
+
+    consumer.outputs = Outputs(Handler(handle, "value binary", ordering="none") if has_handler else transform, values)
+    running = in_background(consumer.run)
+    client.give([record(P0, offset) for offset in range(6)] + [record(P1, offset) for offset in range(4)])
+    wait_until(lambda: running.done() or stored(store) == [6, 4], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    handled = [ranges for ranges in watching.ranges if ranges]
+    assert handled == [
+        {"payments-1": "[0, 4)"},
+        {"payments-0": "[0, 1)"},
+        {"payments-0": "[1, 2)"},
+        {"payments-0": "[2, 3)"},
+        {"payments-0": "[3, 6)"},
+    ]
+    assert ({"payments-0": "[1, 2)"}, SKIP_1) in watching.told
+    assert sorted(values.written) == sorted(b"%d" % n for n in [*range(6), *range(4)])
+    assert not [some for some in met if len(some) > 1 and some & {(0, offset) for offset in range(3)}]
+    assert any(len(some) > 1 for some in met) == has_handler

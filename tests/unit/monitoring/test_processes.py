@@ -13,12 +13,15 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
 from offsetstore.monitoring.health import Code, Finding, Verdict
+from offsetstore.monitoring.page import Death, End, Orders, Restart, Words
 from offsetstore.monitoring.processes import STACKS, Care, Process, Report, Supervisor
+from offsetstore.offsets import OffsetRange, TopicPartition
 from tests.support.background import in_background
 from tests.support.clock import Clock
 from tests.support.waiting import wait_until
@@ -36,10 +39,10 @@ REPORTS = {
         "ready": Report(Verdict(), SILENCE),
         "dead": Report(DEAD, SILENCE),
         "slow": Report(Verdict(), SILENCE, drain=150.0),
-        "lost": Report(Verdict(), SILENCE, rejoins=True),
         "fenced": Report(LOST, SILENCE),
     }.items()
 }
+SKIP = " To skip only this record: offsetstore reset …"
 SECONDS = 60.0  # a busy machine takes some to start a process
 
 
@@ -48,9 +51,35 @@ def soon(condition: Callable[[], object]) -> None:
 
 
 def reporting(steps: str) -> list[str]:
-    """The command of a process that does this, and reports with the words of `REPORTS`."""
-    told = [f"report={REPORTS[word]}" if word in REPORTS else word for word in steps.split()]
-    return [sys.executable, "-S", PROCESS, " ".join(told)]
+    """The command of a process that does this, and reports with the words of `REPORTS`.
+
+    ``tells=CODE:RESTART`` is a told end, ``wrote`` tells that it has written, ``handles=P0:0:100,P1:0:50`` what it
+    handles, ``one=P0:7:8`` the same with the words that skip it.
+    """
+    return [sys.executable, "-S", PROCESS, " ".join(map(_as_step, steps.split()))]
+
+
+def _as_step(word: str) -> str:
+    if word in REPORTS:
+        return f"report={REPORTS[word]}"
+    name, _, value = word.partition("=")
+    match name:
+        case "tells":
+            code, _, restart = value.partition(":")
+            words = Words(end=End(int(code), cast("Restart", restart)))
+        case "wrote":
+            words = Words(has_written=True)
+        case "handles" | "one":
+            words = Words(places(value), skip=SKIP if name == "one" else "")
+        case _:
+            return word
+    return f"words={b64encode(pickle.dumps(words)).decode()}"
+
+
+def places(text: str) -> dict[TopicPartition, OffsetRange]:
+    """Such as ``P0:0:100,P1:0:50``."""
+    given = [one.split(":") for one in text.split(",") if one]
+    return {TopicPartition("payments", int(p[1:])): OffsetRange(int(begin), int(end)) for p, begin, end in given}
 
 
 class Supervised:
@@ -135,7 +164,10 @@ def test_all_processes_are_drained_at_the_end(supervised: list[Supervised]) -> N
 
 
 def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, ["ready exit=5", "ready exit=3", "exit=70", "ready wait"])
+    one = supervise(
+        supervised,
+        ["ready tells=5:helps exit=5", "ready tells=3:helps exit=3", "tells=70:helps exit=70", "ready wait"],
+    )
     for number, (code, pause) in enumerate([(5, 1), (3, 2), (70, 4)], 1):
         soon(lambda: len(one.said) == number)  # noqa: B023 - called at once
         assert one.said[-1] == f"process 0 has ended with exit code {code}; the next one starts in {pause} s"
@@ -179,20 +211,252 @@ def test_a_process_that_cant_be_started_is_started_later(
 
 @pytest.mark.parametrize("code", [1, 2, 6])
 def test_a_process_for_which_no_restart_helps_ends_all(supervised: list[Supervised], code: int) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: [f"ready exit={code}"]})
+    one = supervise(supervised, {0: ["ready wait"], 1: [f"ready tells={code}:harms exit={code}"]})
     assert one.end() == code
     assert one.started == {0: 1, 1: 1}
 
 
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 5, 6, 70, 75])
+def test_an_exit_code_that_the_process_has_not_told_is_a_crash(supervised: list[Supervised], code: int) -> None:
+    """A library's, the interpreter's, or that of a program in a transform."""
+    one = supervise(supervised, {0: ["ready wait"], 1: [f"ready exit={code}", "ready wait"]})
+    soon(lambda: one.said)
+    assert one.said == [f"process 1 has ended with exit code {code}, and told no error; the next one starts in 1 s"]
+    one.skip(1)
+    soon(lambda: one.started[1] == 2 and one.is_ready())
+    assert one.stop() == 0
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize("how", ["exit=70", "exit=0", f"kill={signal.SIGSEGV:d}"])
+def test_what_the_process_has_told_counts_whatever_its_interpreter_makes_of_it(
+    supervised: list[Supervised], how: str
+) -> None:
+    one = supervise(supervised, [f"ready tells=2:harms {how}"])
+    assert one.end() == 2
+    assert one.started == {0: 1}
+
+
+def fail(one: Supervised, times: int) -> None:
+    """Let the process fail so often."""
+    for number in range(1, times + 1):
+        soon(lambda: len(one.said) >= number or one.ended.done())  # noqa: B023 - called at once
+        one.skip(60)
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize("steps", ["tells=3:repeats exit=3", "ready tells=3:repeats exit=3"])
+def test_what_no_restart_mends_ends_all_at_the_fifth_time_if_no_process_has_ever_worked(
+    supervised: list[Supervised], steps: str
+) -> None:
+    """Each is ready while it waits for Kafka to assign something, so that is no proof for what is found at writing."""
+    one = supervise(supervised, [steps])
+    fail(one, 4)
+    assert one.end() == 3
+    assert one.started == {0: 5}
+    assert one.said[-1] == "process 0 has ended with exit code 3, 5 times in a row, and a restart does not help: ending"
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (["ready exit=5"], ["tells=3:repeats exit=3"] * 5),
+        (["ready wrote exit=5"], ["ready tells=5:repeats exit=5"] * 5),
+        (["tells=3:repeats exit=3"] * 4 + ["exit=5"], ["tells=3:repeats exit=3"] * 4),
+        ([], ["tells=3:helps exit=3"] * 5),
+        ([], ["exit=3"] * 5),
+    ],
+    ids=["was ready", "has written", "another failure between", "an outage", "a crash"],
+)
+def test_what_may_pass_is_retried_without_an_end(
+    supervised: list[Supervised], first: list[str], then: list[str]
+) -> None:
+    one = supervise(supervised, [*first, *then, "ready wait"])
+    fail(one, len(first) + len(then))
+    soon(one.is_ready)
+    assert one.stop() == 0
+
+
+@pytest.mark.behaviour("CONS-16")
+def test_a_process_that_was_ready_for_a_minute_without_a_record_has_worked(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, {0: ["ready wait"], 1: [*["ready tells=5:repeats exit=5"] * 6, "ready wait"]})
+    soon(lambda: one.supervisor.places[0].is_ready)
+    one.skip(61)
+    fail(one, 6)
+    soon(one.is_ready)
+    assert one.stop() == 0
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        (["tells=3:helps exit=3", "hush"], 3),
+        (["exit=1", "hush"], 70),
+        (["exit=0", "hush"], 70),
+        (["ready exit=1", "hush"], 0),
+        (["hush"], 0),
+    ],
+)
+def test_the_exit_code_is_that_of_the_last_failure_if_no_process_was_ever_ready(
+    supervised: list[Supervised], steps: list[str], code: int
+) -> None:
+    one = supervise(supervised, steps)
+    if len(steps) > 1:
+        soon(lambda: one.said)
+    assert one.stop() == code
+
+
+@pytest.mark.behaviour("CONS-16")
+@pytest.mark.parametrize(("steps", "code"), [("deaf=1", 70), ("deaf=0", 0), ("tells=5:helps deaf=5", 5)])
+def test_a_process_that_is_told_to_end_is_believed_no_more(supervised: list[Supervised], steps: str, code: int) -> None:
+    one = supervise(supervised, [f"{steps} ready wait"])
+    soon(one.is_ready)
+    assert one.stop() == code
+
+
+SEGV = f"kill={signal.SIGSEGV:d}"
+NEXT = "; the next one starts in"
+
+
+def orders(one: Supervised, number: int = 0) -> Orders:
+    process = one.supervisor.places[number].process
+    assert process is not None
+    return process.orders
+
+
+@pytest.mark.behaviour("CONS-17")
+@pytest.mark.parametrize("how", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "0", "1", "70"])
+def test_the_third_process_that_dies_at_a_record_names_it_and_what_they_handle_is_narrowed(
+    supervised: list[Supervised], how: str
+) -> None:
+    """A crash in C, the kernel that is out of memory, or a library that exits."""
+    death = f"exit={how}" if how.isdigit() else f"kill={signal.Signals[how]:d}"
+    ended = (
+        f"process 0 has ended with {f'exit code {how}, and told no error' if how.isdigit() else how} while it handled"
+    )
+    one = supervise(
+        supervised,
+        [
+            f"ready handles=P0:0:100,P1:0:50 {death}",
+            f"handles=P0:10:80,P2:0:9 {death}",
+            f"ready one=P0:40:41 {death}",
+            "ready wait",
+        ],
+    )
+    soon(lambda: one.said)
+    assert one.said[0] == f"{ended} payments-0 [0, 100), payments-1 [0, 50){NEXT} 1 s"
+    one.skip(1)
+    soon(lambda: len(one.said) == 2)
+    assert one.said[1] == (
+        f"{ended} payments-0 [10, 80), payments-2 [0, 9), as did 1 before it{NEXT} 2 s. "
+        "These records are handled one by one from now on."
+    )
+    one.skip(2)
+    soon(lambda: len(one.said) == 3)
+    assert one.said[2] == f"{ended} payments-0 [40, 41), as did 2 before it{NEXT} 4 s.{SKIP}"
+    one.skip(4)
+    soon(one.is_ready)
+    assert orders(one).suspects == places("P0:40:41")
+    assert one.stop() == 0
+
+
+@pytest.mark.behaviour("CONS-17")
+def test_a_record_that_was_handled_alone_by_chance_is_named_at_the_third_death_as_well(
+    supervised: list[Supervised],
+) -> None:
+    one = supervise(supervised, [*[f"ready one=P0:7:8 {SEGV}"] * 3, "ready wait"])
+    fail(one, 3)
+    soon(one.is_ready)
+    assert [line.endswith(SKIP) for line in one.said] == [False, False, True]
+
+
+@pytest.mark.behaviour("CONS-17")
+def test_processes_that_run_are_told_of_suspects_too_since_kafka_gives_them_the_partition_first(
+    supervised: list[Supervised],
+) -> None:
+    dies = f"ready handles=P0:0:9 {SEGV}"
+    one = supervise(supervised, {0: [dies, dies, "ready wait"], 1: ["ready wait"]})
+    soon(lambda: len(one.said) == 1 and one.supervisor.places[1].is_ready)
+    assert orders(one, 1).suspects == {}
+    one.skip(1)
+    soon(lambda: len(one.said) == 2)
+    assert orders(one, 1).suspects == places("P0:0:9")
+    one.skip(2)
+    soon(lambda: one.started[0] == 3 and one.is_ready())
+    assert orders(one).suspects == places("P0:0:9")
+
+
+@pytest.mark.behaviour("CONS-17")
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *(f"ready handles=P0:0:9 kill={number:d}" for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)),
+        "ready handles=P0:0:9 tells=5:helps exit=5",
+        "ready handles=P0:0:9 handles= exit=5",
+    ],
+)
+def test_an_operators_signal_an_error_that_is_told_and_a_death_between_flushes_name_no_record(
+    supervised: list[Supervised], steps: str
+) -> None:
+    one = supervise(supervised, [steps, steps, steps, "ready wait"])
+    fail(one, 3)
+    soon(one.is_ready)
+    assert not any("while it handled" in line for line in one.said)
+    assert orders(one) == Orders()
+
+
+@pytest.mark.behaviour("CONS-17")
+def test_a_process_that_the_supervisor_kills_names_no_record(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, ["ready handles=P0:0:9 hush", "ready handles=P0:0:9 hush", "ready wait"])
+    for _ in range(2):
+        soon(lambda: (process := one.supervisor.places[0].process) and process.words.handled)
+        one.skip(301)
+        one.skip(2)
+        soon(lambda: one.supervisor.places[0].process is None)
+        one.skip(60)
+    soon(one.is_ready)
+    assert not any("while it handled" in line for line in one.said)
+    assert orders(one) == Orders()
+
+
+@pytest.mark.behaviour("CONS-17")
+def test_deaths_at_different_records_are_no_reason_to_be_careful(supervised: list[Supervised]) -> None:
+    one = supervise(supervised, [f"ready handles=P0:0:9 {SEGV}", f"ready handles=P0:9:20,P1:0:9 {SEGV}", "ready wait"])
+    fail(one, 2)
+    soon(one.is_ready)
+    assert orders(one).suspects == {}
+
+
+@pytest.mark.behaviour("CONS-17")
+def test_the_next_process_that_gets_ready_is_given_the_deaths_to_record(supervised: list[Supervised]) -> None:
+    """One that dies before it is ready may have recorded nothing."""
+    one = supervise(
+        supervised,
+        [f"handles=P0:0:9 {SEGV}", "exit=3", "ready wait"],
+    )
+    fail(one, 2)
+    soon(one.is_ready)
+    death = Death("process 0 has ended with SIGSEGV while it handled payments-0 [0, 9)", places("P0:0:9"))
+    assert orders(one).deaths == (death,)
+    os.kill(one.pid(0), signal.SIGKILL)
+    soon(lambda: len(one.said) == 3)
+    one.skip(60)
+    soon(lambda: one.started[0] == 4 and one.is_ready())
+    assert orders(one).deaths == ()
+
+
 def test_what_is_wrong_with_all_processes_is_told_by_the_first(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["exit=2"], 1: ["exit=2"], 2: ["exit=2"]})
+    one = supervise(supervised, {number: ["tells=2:harms exit=2"] for number in range(3)})
     assert one.end() == 2
     assert one.started == {0: 1, 1: 0, 2: 0}
     assert len(one.said) == 1
 
 
 def test_a_fenced_process_whose_fleet_has_the_group_is_replaced(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, ["ready lost exit=6", "ready wait"])
+    one = supervise(supervised, ["ready fenced tells=6:helps exit=6", "ready wait"])
     soon(lambda: one.said)
     one.skip(1)
     soon(lambda: one.started[0] == 2 and one.is_ready())
@@ -248,7 +512,7 @@ def test_a_process_that_never_reports_is_killed_after_the_time_to_start(supervis
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
 def test_a_process_that_has_grown_is_drained_and_replaced(supervised: list[Supervised]) -> None:
     limit = 150 << 20
-    one = supervise(supervised, [f"ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
+    one = supervise(supervised, [f"tells=0:helps ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
     soon(lambda: len(one.said) == 2)
     one.skip(1)
     soon(lambda: one.started[0] == 2 and one.is_ready())
@@ -263,7 +527,9 @@ def test_a_process_that_is_drained_and_ends_with_an_error_for_which_no_restart_h
     supervised: list[Supervised], code: int
 ) -> None:
     limit = 150 << 20
-    one = supervise(supervised, [f"deaf={code} ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
+    one = supervise(
+        supervised, [f"tells={code}:harms deaf={code} ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit)
+    )
     assert one.end() == code
     assert one.started == {0: 1}
 

@@ -1,0 +1,169 @@
+"""What a consumer tells whoever looks after its process, and how it hands over records that may have killed others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from offsetstore.consumer.delivery import Polled
+from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.filters import Filter
+from offsetstore.consumer.records import Record
+from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
+from offsetstore.processing.between import Flush
+from offsetstore.store.claim import Claim
+from offsetstore.store.term import Term
+
+
+class Watch(Protocol):
+    """Whoever looks after a consumer's process."""
+
+    def joined(self, claim: Claim, /) -> None:
+        """The process has joined the fleet, and has handled nothing yet."""
+        ...
+
+    def suspects(self) -> Ranges:
+        """Where processes have died: these records are handled one by one."""
+        ...
+
+    def handles(self, ranges: Ranges, skip: str, /) -> None:
+        """The process handles these records from now on, or none.
+
+        :param skip: the words with the command that skips them, if they are a single record.
+        """
+        ...
+
+    def has_written(self) -> None:
+        """The process has stored records."""
+        ...
+
+
+class Unwatched:
+    """Nobody looks after the process."""
+
+    def joined(self, _: Claim) -> None:
+        """See `Watch`."""
+
+    def suspects(self) -> Ranges:
+        """See `Watch`."""
+        return {}
+
+    def handles(self, _: Ranges, __: str) -> None:
+        """See `Watch`."""
+
+    def has_written(self) -> None:
+        """See `Watch`."""
+
+
+@dataclass(slots=True)
+class _Apart:
+    """What was taken of a partition, and is not handed over yet."""
+
+    begin: int
+    until: int
+    records: deque[Record]
+    term: Term
+
+    def first(self) -> Polled:
+        """Take the first record, with what comes before it."""
+        until = self.records[0].offset + 1 if self.records else self.until
+        begin, self.begin = self.begin, until
+        return Polled(OffsetRange(begin, until), [self.records.popleft()] if self.records else [], self.term)
+
+    def rest(self) -> Polled:
+        """All of it."""
+        return Polled(OffsetRange(self.begin, self.until), [*self.records], self.term)
+
+
+class CarefulFeed(Feed):
+    """A feed that hands over the records of suspect ranges one by one, in turn with those of other partitions.
+
+    ``is_careful`` tells whether any of these wait.
+    """
+
+    def __init__(
+        self,
+        limits: Flush,
+        filters: Sequence[Filter] = (),
+        *,
+        metadata: Callable[[TopicPartition, Term], object] = lambda _, __: None,
+        suspects: Callable[[], Ranges] = dict,
+    ) -> None:
+        super().__init__(limits, filters, metadata=metadata)
+        self._suspects = suspects
+        self._apart: dict[TopicPartition, _Apart] = {}
+        self._was_one = False
+
+    @property
+    def is_careful(self) -> bool:  # noqa: D102 - see above
+        return bool(self._apart)
+
+    @property
+    def held(self) -> AbstractSet[TopicPartition]:
+        """Those of which no more is to be polled for now."""
+        return {*self.deferred, *self._apart}
+
+    @property
+    def is_due(self) -> bool:
+        """See `Feed`."""
+        return self.is_careful or super().is_due
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Feed`."""
+        given = [*partitions]
+        for tp in given:
+            self._apart.pop(tp, None)
+        super().drop(given)
+
+    def take(self) -> dict[TopicPartition, Polled]:
+        """Hand over all that is decided and not suspect, or a single record that is."""
+        suspects = self._suspects()
+        if not suspects and not self._apart:
+            return super().take()
+        if self._was_one or not self._apart:
+            self._was_one = False
+            if (taken := self._unsuspected(super().take(), suspects)) or not self._apart:
+                return taken
+        self._was_one = True
+        # The narrower a range is, the more likely is a death there, and what comes before it is stored.
+        tp = max(self._apart, key=lambda tp: suspects[tp].size if tp in suspects else 0)
+        one = self._apart.pop(tp)
+        polled = one.first()
+        if one.begin < one.until:
+            self._apart[tp] = one  # behind the others
+        return {tp: polled}
+
+    def _unsuspected(self, taken: Mapping[TopicPartition, Polled], suspects: Ranges) -> dict[TopicPartition, Polled]:
+        for tp, new in taken.items():
+            one = self._apart.setdefault(tp, _Apart(new.range.from_, new.range.from_, deque(), new.term))
+            one.records += new.records
+            one.until = new.range.until
+        apart, self._apart = self._apart, {}
+        passed: dict[TopicPartition, Polled] = {}
+        for tp, one in apart.items():
+            suspect = suspects.get(tp)
+            if suspect is not None and one.begin < suspect.until and suspect.from_ < one.until:
+                self._apart[tp] = one
+            else:
+                passed[tp] = one.rest()
+        return passed
+
+
+def ranges_of(places: Iterable[tuple[TopicPartition, int]]) -> Ranges:
+    """The ranges from the first to the last of some records."""
+    found: dict[TopicPartition, OffsetRange] = {}
+    for tp, offset in places:
+        known = found.get(tp, OffsetRange(offset, offset))
+        found[tp] = OffsetRange(min(known.from_, offset), max(known.until, offset + 1))
+    return found
+
+
+def single(polled: Mapping[TopicPartition, Polled]) -> tuple[TopicPartition, OffsetRange] | None:
+    """The place of the only record, if there is one."""
+    if len(polled) != 1:
+        return None
+    [(tp, one)] = polled.items()
+    return (tp, one.range) if len(one.records) == 1 else None

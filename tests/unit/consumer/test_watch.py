@@ -1,0 +1,104 @@
+"""Records in whose handling processes have died: handed over one by one, in turn with all others."""
+
+from __future__ import annotations
+
+import pytest
+
+from offsetstore import Flush, TopicPartition
+from offsetstore.consumer.records import Record
+from offsetstore.consumer.watch import CarefulFeed, ranges_of
+from offsetstore.offsets import OffsetRange, Ranges
+from offsetstore.protocol.letters import Payload
+from offsetstore.store.term import Term
+
+pytestmark = pytest.mark.behaviour("CONS-17")
+
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+
+
+class Fed:
+    """A feed of three partitions from offset 0 on, whose records don't wait.
+
+    :param suspects: may be changed.
+    """
+
+    def __init__(self, **suspects: tuple[int, int]) -> None:
+        self.suspects: dict[TopicPartition, OffsetRange] = {
+            TopicPartition("payments", int(name[1:])): OffsetRange(*range_) for name, range_ in suspects.items()
+        }
+        self.feed = CarefulFeed(Flush(rows=1000, seconds=1000), suspects=lambda: self.suspects)
+        self.feed.begin(dict.fromkeys((P0, P1, P2), 0), {tp: Term() for tp in (P0, P1, P2)})
+
+    def add(self, tp: TopicPartition, *offsets: int) -> None:
+        self.feed.add(tp, [Record(tp, offset, Payload(None, b"", (), 0, 0)) for offset in offsets])
+
+    def take(self) -> dict[int, tuple[str, list[int]]]:
+        taken = self.feed.take()
+        return {tp.partition: (str(one.range), [record.offset for record in one.records]) for tp, one in taken.items()}
+
+
+def test_suspect_records_are_handed_over_one_by_one_and_others_in_turn_with_them() -> None:
+    fed = Fed(P0=(0, 3))
+    fed.add(P0, 0, 2, 3, 5)
+    fed.add(P1, 0, 1)
+    assert not fed.feed.is_due
+    assert fed.take() == {1: ("[0, 2)", [0, 1])}
+    assert (fed.feed.is_due, fed.feed.is_careful, fed.feed.held) == (True, True, {P0})
+    assert fed.take() == {0: ("[0, 1)", [0])}
+    fed.add(P1, 2)
+    fed.add(P0, 6)
+    assert fed.take() == {1: ("[2, 3)", [2])}
+    assert fed.take() == {0: ("[1, 3)", [2])}  # with the gap before it
+    assert fed.take() == {0: ("[3, 7)", [3, 5, 6])}  # they are passed
+    assert (fed.feed.is_due, fed.feed.is_careful, fed.feed.held) == (False, False, set())
+    fed.add(P0, 7, 8)
+    assert fed.take() == {0: ("[7, 9)", [7, 8])}
+    assert fed.take() == {}
+
+
+def test_several_suspect_partitions_take_turns() -> None:
+    fed = Fed(P0=(0, 9), P1=(0, 9))
+    fed.add(P0, 0, 1)
+    fed.add(P1, 0, 1)
+    taken = [fed.take() for _ in range(4)]
+    assert [[*one] for one in taken] == [[0], [1], [0], [1]]
+    assert fed.take() == {}
+
+
+def test_the_narrowest_range_comes_last_since_its_record_is_the_most_likely_to_end_the_process() -> None:
+    fed = Fed(P0=(0, 1), P1=(0, 9))
+    fed.add(P0, 0, 1)
+    fed.add(P1, 0, 1)
+    assert [[*fed.take()] for _ in range(4)] == [[1], [1], [0], [0]]
+
+
+def test_what_becomes_suspect_while_it_waits_is_handed_over_one_by_one() -> None:
+    fed = Fed()
+    fed.add(P0, 0, 1)
+    fed.suspects[P0] = OffsetRange(0, 2)
+    assert [fed.take(), fed.take()] == [{0: ("[0, 1)", [0])}, {0: ("[1, 2)", [1])}]
+
+
+def test_a_range_without_records_and_one_that_was_passed_are_no_suspects() -> None:
+    fed = Fed(P0=(0, 3), P1=(5, 9))
+    fed.feed.reach(P0, 3)
+    fed.feed.begin({P1: 9}, {P1: Term()})
+    fed.add(P1, 9, 10)
+    assert fed.take() == {1: ("[9, 11)", [9, 10])}
+    assert fed.take() == {0: ("[0, 3)", [])}
+
+
+def test_a_partition_that_is_given_back_takes_what_waits_of_it_along() -> None:
+    fed = Fed(P0=(0, 9))
+    fed.add(P0, 0, 1)
+    fed.take()
+    fed.feed.drop([P0])
+    assert (fed.feed.is_due, fed.feed.held, fed.take()) == (False, set(), {})
+    fed.feed.begin({P0: 1}, {P0: Term()})
+    fed.add(P0, 1, 2)
+    assert fed.take() == {0: ("[1, 2)", [1])}
+
+
+def test_ranges_of_single_records() -> None:
+    expected: Ranges = {P0: OffsetRange(3, 8), P1: OffsetRange(4, 5)}
+    assert ranges_of([(P0, 5), (P1, 4), (P0, 7), (P0, 3)]) == expected
