@@ -28,6 +28,7 @@ from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Sessio
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.outages import without_frames
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.policy import OnUncertain, StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets
@@ -331,7 +332,7 @@ def add_kafka(state: GroupState, broker: BrokerOffsets, kafka_group: str | None)
     try:
         view = broker.view(kafka_group or state.group, topics)
     except BrokerError as error:
-        return replace(state, broker_error=error)
+        return replace(state, broker_error=without_frames(error))
     logs = {
         TopicPartition(topic, number): log
         for topic, found in view.topics.items()

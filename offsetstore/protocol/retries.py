@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
 from offsetstore.protocol.numbers import check_seconds, check_whole
+from offsetstore.protocol.outages import without_frames
 
 _T = TypeVar("_T")
 
@@ -84,5 +85,6 @@ def with_retries(
                 raise
             wait = retries.wait(attempt)
             on_retry(attempt, error, wait)
+            without_frames(error)
         time.sleep(wait)
         attempt += 1

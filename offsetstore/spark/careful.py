@@ -33,6 +33,7 @@ from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.letters import Letter, Payload
+from offsetstore.protocol.outages import without_frames
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
 from offsetstore.spark.outputs import Outputs
@@ -317,6 +318,7 @@ class _Computation:
         except Exception as error:
             if (failed := function_failed(error, has_handler=self.outputs.handler is not None)) is None:
                 raise
+            without_frames(error)
             return failed
 
     def fails(self, number: int) -> FunctionFailed | None:

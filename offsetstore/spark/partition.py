@@ -37,6 +37,7 @@ from offsetstore.processing.unit import (
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
+from offsetstore.protocol.outages import without_frames
 from offsetstore.spark.collecting import LARGE
 from offsetstore.spark.executors.connect import ExecutorStore, sending_password
 from offsetstore.spark.executors.preflight import check_once
@@ -115,6 +116,7 @@ class PerPartition:
             except Exception as error:
                 if not is_over_limit(error):
                     raise
+                without_frames(error)
             _log.info("the rows of a small batch exceed spark.driver.maxResultSize: tasks write them")
         return self._claim.repeat(
             lambda attempt: self._attempt(batch, stored, attempt),
@@ -136,6 +138,7 @@ class PerPartition:
             results = self._run(batch, stored, plan, number, texts)
         except Exception as error:
             if self._recovery is not None and may_be_of_records(batch, error):
+                without_frames(error)
                 return self._whole.write_carefully(batch, stored)
             if (failed := batch.failed(error)) is None:
                 raise
@@ -146,6 +149,7 @@ class PerPartition:
             self._retryable = _raise_failed(results)
         except (RowsRefused, HandlerFailed) as error:
             if self._recovery is not None:
+                without_frames(error)
                 return _with_seconds(self._whole.write_carefully(batch, stored), watch.seconds)
             raise self._blame(error, batch, plan, stored) from None
         if self._retryable is not None:

@@ -35,6 +35,7 @@ from offsetstore.protocol.events import SinkMade
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.outages import with_empty_frames
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.careful import computed_letters
 from offsetstore.spark.checkpoints import prune
@@ -222,6 +223,9 @@ class TransactionalSink:
             )
         except Interrupted:
             raise _Interrupted(_INTERRUPTED) from None
+        except BaseException as error:
+            with_empty_frames(error)  # it is kept, and Spark's driver may live on
+            raise
         failpoints.reach("after_sink")
 
     @property
