@@ -38,6 +38,7 @@ from offsetstore.postgres.session import PostgresSession, as_array
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
     ANCHOR,
@@ -503,7 +504,8 @@ class Relay:
     def _end_recording(self) -> None:
         """Wait until nothing is being recorded, whatever comes of it: later, it would change what a new start reads."""
         if self._recording is not None:
-            self._recording.exception()
+            if (error := self._recording.exception()) is not None:
+                without_frames(error)
             self._recording = None
 
     def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:
@@ -547,6 +549,7 @@ class Relay:
         except OffsetStoreError as error:
             if not _passes(error):
                 raise
+            without_frames(error)
             self._forget_listener()  # the next look tells whether it was only this connection
         self._stopping.wait(max(0.0, _AT_REST - (time.monotonic() - began)))
 

@@ -64,7 +64,7 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
     lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
     trace = list(traceback.walk_tb(error.__traceback__))
-    if isinstance(error, KeyError) and trace and trace[-1][0].f_locals.get("self") is os.environ:
+    if isinstance(error, KeyError) and trace and trace[-1][0].f_code is type(os.environ).__getitem__.__code__:
         what, step = f"the environment variable {error.args[0]} is not set", "Set it"
     place = place_of(error, others=others)
     details = {} if place is None else {"at": place}

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -26,6 +25,7 @@ from offsetstore.kafka.group_offsets import in_requests
 from offsetstore.offsets import CommittedOffset, EpochPair, StoredOffset, TopicPartition
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import MirrorTried
+from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.fleet import Member
@@ -130,7 +130,7 @@ class Commits:
 
         def rows() -> Mapping[TopicPartition, StoredOffset]:
             if pairs:  # first: after a stop, Kafka may come back without these records
-                with suppress(OffsetStoreError):  # the next turn tries again, and so does the next assignment
+                with dropped(OffsetStoreError):  # the next turn tries again, and so does the next assignment
                     member.write_pairs(pairs, asks=not is_last)
             self._broker.committed_offsets(self._kafka_group, [TopicPartition(member.topics[0], 0)])
             if unpin:  # Kafka has the copy now, so its offset need not be ignored any longer
@@ -158,6 +158,7 @@ class Commits:
             if isinstance(error, BrokerError):
                 self._tell_failure(error)
             _log.debug("what is to be committed to Kafka could not be read: %s", type(error).__name__)
+            without_frames(error)
             return
         rows = {tp: row for tp, row in reading.result().items() if tp in partitions and row.token == self._member.token}
         self._pinned = {tp for tp, row in rows.items() if row.pinned or row.contested}

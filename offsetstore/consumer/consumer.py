@@ -57,7 +57,7 @@ from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
 from offsetstore.protocol.background import as_main_work, meanwhile
 from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
-from offsetstore.protocol.functions import InterruptSignal
+from offsetstore.protocol.functions import InterruptSignal, with_empty_frames, without_frames
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.metadata import Formats, load
@@ -202,6 +202,9 @@ class Consumer:
                     with joined as member:
                         self.watch.joined(member)
                         Membership(self, member, self._stopping).run()
+        except BaseException as error:
+            with_empty_frames(error)
+            raise
         finally:
             self._stopping.clear()  # here, since `stop` may be called before this
 
@@ -483,7 +486,7 @@ class Membership:
             is_gone = isinstance(error, OffsetOutOfRange) and error.topic_partition not in self._member.doubts
             if isinstance(error, LogTruncated) or is_gone:
                 raise
-            _log.warning("partitions are taken later: %s", error)
+            _log.warning("partitions are taken later: %s", without_frames(error))
             now, is_alone = time.monotonic(), len(wanted) == 1
             again = now + max(_SOON, _SHARE * (now - began) if is_alone else 0.0)
             self._untaken |= dict.fromkeys(wanted, again)
@@ -530,12 +533,13 @@ class Membership:
 
     # Deliveries.
 
-    def _hand_over(self) -> None:
-        """Have another thread write all that waits."""
+    def _hand_over(self) -> bool:
+        """Have another thread write what waits, or a part of it; return whether there was anything."""
         if not (polled := self._feed.take()) or self._is_interrupted:  # then it would follow a gap
-            return
+            return False
         number, self._number = self._number, self._number + 1
         self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
+        return True
 
     def _write(self, number: int, polled: Mapping[TopicPartition, Polled]) -> None:
         delivery = self._delivery(number, self._member, self._outputs, polled, self._sleep)
@@ -579,7 +583,10 @@ class Membership:
         if self._writing is None or not self._writing.done():
             return self._writing is not None
         ended, self._writing = self._writing, None
-        ended.result()
+        try:
+            ended.result()
+        finally:
+            del ended  # its error has this frame
         return False
 
     def _flush(self, seconds: float) -> bool:
@@ -588,15 +595,14 @@ class Membership:
         While the group is paused nothing is written, so that is not waited for, unless it is being interrupted.
         """
         deadline = time.monotonic() + seconds
-        for last in (False, True):
+        while True:
             while self._writing is not None and (left := deadline - time.monotonic()) > 0:
                 if wait([self._writing], timeout=min(_POLL, left)).done or self._is_held_by_a_pause():
                     break
             if self._is_busy():
                 return False
-            if not last:
-                self._hand_over()
-        return True
+            if not self._hand_over():
+                return True
 
     def _is_held_by_a_pause(self) -> bool:
         return self._runner.is_waiting and self.is_running()

@@ -22,6 +22,7 @@ from offsetstore.processing.blame import find_failing
 from offsetstore.processing.by_record import ArrowRows, ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.unit import Coordinates, Ranges
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Headers, Letter, Payload, digest
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import Term, Terms
@@ -207,7 +208,8 @@ class Computation:
             failing, again = (self._failing(records, seconds=_PATIENCE).keys() for _ in range(2))
             good = [one for n, one in enumerate(records) if n not in failing]
             rows, others = (self._outputs.made(self._claim, self._outputs.given(good)) for _ in range(2))
-        except Exception:  # noqa: BLE001 - whatever it is, nothing is shown; what ends the search is met by its next look
+        except Exception as error:  # noqa: BLE001 - nothing is shown; what ends the search is met by its next look
+            without_frames(error)
             return False
         return failing == again and rows.keys() == others.keys() and all(rows[one].equals(others[one]) for one in rows)
 
@@ -233,6 +235,7 @@ class Computation:
         except TransformRaised as error:
             if (why := error.failed()) is None:
                 raise
+            without_frames(error)
             return why
 
     def _one_by_one(self, records: Sequence[Record], failed: Mapping[int, FunctionFailed]) -> ComputedRecords:

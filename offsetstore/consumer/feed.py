@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
+from typing import Final
 
 from offsetstore.consumer.delivery import Polled
 from offsetstore.consumer.filters import Context, Filter, Pending
@@ -15,6 +18,8 @@ from offsetstore.consumer.records import Record, as_given
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.store.term import Term, Terms
+
+_USUAL: Final = 1024  # bytes of a record, until one was seen
 
 
 @dataclass(slots=True)
@@ -41,8 +46,8 @@ class _Partition:
 class Feed:
     """Gathers what is polled of the partitions that it was given; the polling thread's.
 
-    :param limits: at the first of these it is due; ``rows`` counts records, and ``bytes`` those of keys, values and
-        headers.
+    :param limits: at the first of these it is due, and no more is handed over at a time, but for one record;
+        ``rows`` counts records, and ``bytes`` those of keys, values and headers.
     :param filters: asked by `decide`.
     :param metadata: a partition's, as its term began, for filters.
     """
@@ -60,6 +65,7 @@ class Feed:
         self._metadata = metadata
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._count = self._bytes = 0  # of all that is in memory
+        self._mean: float = _USUAL  # bytes of a record
         self._deferred = self._deferred_bytes = 0  # of what filters have not decided about
         self._since: float | None = None
         self.dropped = Counter[str]()
@@ -112,6 +118,8 @@ class Feed:
                 new.append(record)
         self._count += len(new)
         self._bytes += sum(map(_size, new))
+        if self._count:
+            self._mean = self._bytes / self._count
         if self._filters:
             for record in new:
                 one.pending.add(record, as_given(record, topic_id))
@@ -146,8 +154,10 @@ class Feed:
 
     @property
     def room(self) -> int:
-        """How many more records it takes; none if it has reached the limit of bytes."""
-        return max(0, self._limits.rows - self._count) if self._bytes < self._limits.bytes else 0
+        """How many more records it takes, if they are as large as the others; none if it has reached a limit."""
+        if (left := self._limits.bytes - self._bytes) <= 0:
+            return 0
+        return max(0, min(self._limits.rows - self._count, 1 + int(left / max(1.0, self._mean))))
 
     @property
     def is_due(self) -> bool:
@@ -159,15 +169,38 @@ class Feed:
         return is_full or time.monotonic() - self._since >= self._limits.seconds
 
     def take(self) -> dict[TopicPartition, Polled]:
-        """Hand over all that is decided."""
+        """Hand over all that is decided, or of each partition as much as the limit of bytes allows."""
         taken: dict[TopicPartition, Polled] = {}
+        counts = self._counts() if self._bytes - self._deferred_bytes > self._limits.bytes else {}
         for tp, one in self._partitions.items():
-            if (end := one.end) > one.begin:
-                taken[tp] = Polled(OffsetRange(one.begin, end), one.records, one.term)
-                one.begin, one.records = end, []
-        self._count, self._bytes = self._deferred, self._deferred_bytes
-        self._since = None
+            count = counts.get(tp, len(one.records))
+            records, left = one.records[:count], one.records[count:]
+            if (end := left[0].offset if left else one.end) > one.begin and (records or not left):
+                taken[tp] = Polled(OffsetRange(one.begin, end), records, one.term)
+                one.begin, one.records = end, left
+        if not counts:
+            self._count, self._bytes, self._since = self._deferred, self._deferred_bytes, None
+        for tp in [tp for tp, count in counts.items() if count]:
+            self._forget(taken[tp].records)
+            self._partitions[tp] = self._partitions.pop(tp)  # the others come first the next time
         return taken
+
+    def _counts(self) -> dict[TopicPartition, int]:
+        """How many records of each partition make up the limit: a share for each in turn, then what others leave.
+
+        The first of a share is handed over whatever its size is, so no partition waits because its records are large.
+        """
+        sizes = {tp: [0, *accumulate(map(_size, one.records))] for tp, one in self._partitions.items() if one.records}
+        counts, left = dict.fromkeys(sizes, 0), self._limits.bytes
+        share = left // len(sizes)
+        for most in (share, left):
+            for tp, upto in sizes.items():
+                if left > 0:
+                    before = counts[tp]
+                    count = bisect_right(upto, upto[before] + min(most, left)) - 1
+                    counts[tp] = max(count, 1)
+                    left -= upto[counts[tp]] - upto[before]
+        return counts
 
     def _note(self, one: _Partition) -> None:
         """Note since when there is anything to hand over."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from threading import Lock
@@ -25,6 +24,7 @@ from offsetstore.kafka.settings.spark import read_options
 from offsetstore.kafka.truncation import PARTITIONS, find_resets
 from offsetstore.offsets import BrokerView, CommittedOffset, EpochPair, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.forks import expect_own
+from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
 from offsetstore.text import counted
@@ -62,7 +62,7 @@ class _Requests:
             raise BrokerUnavailable(f"another thread's request to Kafka took more than {deadline.seconds:g} s")
         try:
             for share in _SHARES if self.client is None else (_KEPT_SHARE, *_SHARES):
-                with suppress(BrokerUnavailable):
+                with dropped(BrokerUnavailable):
                     return self._ask_with(asking, deadline.part(share))
             return self._ask_with(asking, deadline)
         finally:
@@ -255,7 +255,7 @@ class Broker:
                 try:
                     answers = find_resets(self._settings, part, Deadline.after(self._timeout))
                 except BrokerError as error:
-                    untold |= dict.fromkeys(asked[first:], error)
+                    untold |= dict.fromkeys(asked[first:], without_frames(error))
                     break
                 for tp, answer in answers.items():
                     if isinstance(answer, BrokerError):
@@ -265,7 +265,7 @@ class Broker:
             try:
                 logs = self.log_ends(resets)
             except BrokerError as error:
-                untold |= dict.fromkeys(resets, error)
+                untold |= dict.fromkeys(resets, without_frames(error))
                 resets = {}
             else:
                 resets = {tp: at for tp, at in resets.items() if _holds(logs[tp], pairs[tp].offset)}

@@ -19,6 +19,7 @@ from offsetstore.kafka.errors import MISSING, Doing
 from offsetstore.kafka.group_offsets import GroupOffsets
 from offsetstore.kafka.settings.librdkafka import ClientSettings
 from offsetstore.offsets import CommittedOffset, TopicPartition
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.outbox import is_topic
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
@@ -59,7 +60,7 @@ class GroupConnections:
                 found = kept.committed(asked[group], deadline)
             except BrokerError as error:
                 kept.close()  # a late answer must not be taken for the next one's
-                return error
+                return without_frames(error)
             self._kept[group] = kept
             return found
 

@@ -14,6 +14,7 @@ from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import state_of
 from offsetstore.operations.lag import Lag
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import OutboxState
@@ -187,7 +188,7 @@ class Exporter:
             try:
                 self.refresh()
             except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
-                self._tell("refresh", type(error).__name__)
+                self._tell("refresh", type(without_frames(error)).__name__)
                 self._write(Page(), began, is_store_up=False, is_kafka_up=False)
             else:
                 self._tell("refresh", None)
@@ -232,7 +233,7 @@ class Exporter:
         except ConfigurationError:
             raise
         except OffsetStoreError as error:
-            self._tell("the database", error.what)
+            self._tell("the database", without_frames(error).what)
             return None
         self._tell("the database", None)
         return lag
@@ -241,7 +242,7 @@ class Exporter:
         try:
             self._broker.snapshot({})
         except BrokerError as error:
-            self._tell("Kafka", error.what)
+            self._tell("Kafka", without_frames(error).what)
             return False
         self._tell("Kafka", None)
         return True

@@ -14,6 +14,7 @@ from offsetstore.operations.people import StoreOverview
 from offsetstore.operations.reads import another_log, beyond_end, headroom_of, lag_of
 from offsetstore.operations.samples import Sample
 from offsetstore.protocol.database import GroupRow
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds, TopicSnapshot
 
@@ -252,7 +253,11 @@ def measure_lag(store: StoreOverview, broker: BrokerOverview, kafka_groups: Mapp
         kafka = broker.snapshot(asked)
     except BrokerError as error:
         behind = _Behind(store, None)
-        return Lag({group: behind.of(group, GroupSnapshot()) for group in store.groups}, store, broker_error=error)
+        return Lag(
+            {group: behind.of(group, GroupSnapshot()) for group in store.groups},
+            store,
+            broker_error=without_frames(error),
+        )
     behind = _Behind(store, kafka)
     error = behind.find_ages(broker)
     groups = {group: behind.of(group, kafka.groups[kafka_groups.get(group, group)]) for group in store.groups}
@@ -281,7 +286,7 @@ class _Behind:
             self._ages = find_first_unread(unread, self._now, broker.first_records)
             self._read_some(broker)
         except BrokerError as error:
-            return error
+            return without_frames(error)
         return None
 
     def _read_some(self, broker: BrokerOverview) -> None:

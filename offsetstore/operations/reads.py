@@ -26,6 +26,7 @@ from offsetstore.operations.people import OUTBOX_STATES, outbox_states, read_run
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import OutboxState
@@ -331,7 +332,7 @@ def add_kafka(state: GroupState, broker: BrokerOffsets, kafka_group: str | None)
     try:
         view = broker.view(kafka_group or state.group, topics)
     except BrokerError as error:
-        return replace(state, broker_error=error)
+        return replace(state, broker_error=without_frames(error))
     logs = {
         TopicPartition(topic, number): log
         for topic, found in view.topics.items()

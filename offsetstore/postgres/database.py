@@ -35,6 +35,7 @@ from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.forks import expect_own, is_own, keep_from_children
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.store_facts import StoreIdentity, is_earlier, runs_on
 from offsetstore.text import command
 
@@ -123,7 +124,8 @@ class PostgresDatabase:
         try:
             with self._asking(self._dedicated) as connection:
                 found = connection.execute(text("SELECT current_user")).scalar_one()
-        except (*DATABASE_ERRORS, OffsetStoreError):
+        except (*DATABASE_ERRORS, OffsetStoreError) as error:
+            without_frames(error)
             return "ROLE"
         return cast("str", found)
 
@@ -132,7 +134,8 @@ class PostgresDatabase:
         try:
             with self._asking(self._dedicated) as connection:
                 row = connection.execute(text(sql.TABLE_HOLDER), {"table": table}).first()
-        except (*DATABASE_ERRORS, OffsetStoreError):
+        except (*DATABASE_ERRORS, OffsetStoreError) as error:
+            without_frames(error)
             return None
         return None if row is None else f"{table} held by {described(row)}"
 
@@ -159,7 +162,8 @@ class PostgresDatabase:
                     _log.warning("terminated %s (pid %d), which held the group's locks", *row[1::-1])
                 connection.commit()
         except Exception as error:  # noqa: BLE001 - the next attempt may succeed
-            _log.warning("could not terminate the connections that block the claim: %s", type(error).__name__)
+            kind = type(without_frames(error)).__name__
+            _log.warning("could not terminate the connections that block the claim: %s", kind)
         return True
 
     def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
@@ -167,7 +171,8 @@ class PostgresDatabase:
         try:
             with self._asking(self._dedicated) as connection:
                 row = connection.execute(self._text(sql.LOCK_HOLDER), {"group": group, **asked}).first()
-        except (*DATABASE_ERRORS, OffsetStoreError):
+        except (*DATABASE_ERRORS, OffsetStoreError) as error:
+            without_frames(error)
             return None
         if row is None:
             return None

@@ -34,7 +34,7 @@ from offsetstore.errors import (
     TransactionConflict,
 )
 from offsetstore.postgres.schema import quoted
-from offsetstore.protocol.functions import chain
+from offsetstore.protocol.functions import chain, without_frames
 from offsetstore.protocol.texts import misplaced
 from offsetstore.text import command
 
@@ -354,10 +354,11 @@ def stripped(error: _E) -> _E | psycopg.Error | StatementError:
     the statement with its parameters, and all but the first line of the message. An exception group becomes a group of
     stripped errors.
     """
-    if isinstance(error, psycopg.Error):
-        return _stripped_driver(error).with_traceback(error.__traceback__)
-    if isinstance(error, StatementError):
-        return _stripped_alchemy(error).with_traceback(error.__traceback__)
+    if isinstance(error, (psycopg.Error, StatementError)):
+        bare = _stripped_driver(error) if isinstance(error, psycopg.Error) else _stripped_alchemy(error)
+        bare.__traceback__ = error.__traceback__
+        without_frames(error)
+        return bare
     if isinstance(error, PendingRollbackError):  # an ORM Session's quotes the error that it met first
         return cast("_E", PendingRollbackError("(its text is left out)").with_traceback(error.__traceback__))
     if isinstance(error, BaseExceptionGroup):
@@ -388,6 +389,8 @@ def strip_chain(error: BaseException) -> None:
             continue
         seen.add(id(error))
         cause, context, is_hidden = error.__cause__, error.__context__, error.__suppress_context__
+        if is_hidden and context is not None:
+            without_frames(context)
         error.__context__ = None if is_hidden or context is None else stripped(_failed_first(context))
         if cause is not None:
             error.__cause__ = stripped(_failed_first(cause))

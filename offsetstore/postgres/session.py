@@ -55,6 +55,7 @@ from offsetstore.protocol.database import (
 )
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.forks import expect_own, is_own
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.store_facts import StoreIdentity
@@ -185,7 +186,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         try:
             self._close()
         except Exception as error:  # noqa: BLE001 - the COMMIT has happened, even if the pool fails
-            _log.warning("could not return the connection to its pool after COMMIT: %s", type(error).__name__)
+            kind = type(without_frames(error)).__name__
+            _log.warning("could not return the connection to its pool after COMMIT: %s", kind)
 
     def rollback(self) -> None:
         if self._closed or not is_own(self._pid):
@@ -198,7 +200,8 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
             if not self._connection.invalidated and self._is_read_only():
                 self._connection.invalidate()  # a new one may reach the new primary
             self._close()
-        except Exception:  # noqa: BLE001 - a connection that fails here is of no further use
+        except Exception as error:  # noqa: BLE001 - a connection that fails here is of no further use
+            without_frames(error)
             if not self._connection.closed:
                 self._connection.invalidate()
             self._close()

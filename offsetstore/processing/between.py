@@ -19,6 +19,7 @@ from offsetstore.processing.pause import is_paused
 from offsetstore.processing.unit import UNNAMED, PlanOutdated, Turn, Unit, commit
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.work import Work
@@ -183,7 +184,8 @@ class Between:
             return False
         try:
             return self._is_running()
-        except Exception:  # noqa: BLE001 - Java is gone, or busy: the claim has the last word
+        except Exception as error:  # noqa: BLE001 - Java is gone, or busy: the claim has the last word
+            without_frames(error)
             return True
 
     def _replay_requested(self) -> None:
@@ -191,8 +193,8 @@ class Between:
             return
         try:
             self._replay()
-        except (StaleClaim, PlanOutdated):
-            pass  # the claim knows it now, and has told it; or the query was stopped
+        except (StaleClaim, PlanOutdated) as error:
+            without_frames(error)  # the claim knows it now, and has told it; or the query was stopped
         except Exception as error:  # noqa: BLE001 - the job goes on; what was not replayed is still requested
             self._tell(IdleWorkFailed, error)
 
@@ -223,13 +225,14 @@ class Between:
         try:
             if is_paused(self._claim):
                 return
-        except Exception:  # noqa: BLE001 - the database is away: later, then
+        except Exception as error:  # noqa: BLE001 - the database is away: later, then
+            without_frames(error)
             return
         try:
             with at_work(self._claim, "tick"):
                 commit(self._claim, Unit(rows={UNNAMED: tick}, along=self._turn_of(tick)))
-        except (StaleClaim, PlanOutdated):
-            pass  # the claim knows it now, and has told it; or it is another member's turn
+        except (StaleClaim, PlanOutdated) as error:
+            without_frames(error)  # the claim knows it now, and has told it; or it is another member's turn
         except Exception as error:  # noqa: BLE001 - the user's own; the job goes on
             self._tell(IdleWorkFailed, error)
 

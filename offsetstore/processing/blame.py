@@ -28,6 +28,7 @@ from offsetstore.offsets import OffsetRange, TopicPartition, count_offsets, desc
 from offsetstore.processing.delivery import Delivery
 from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
@@ -631,7 +632,7 @@ class KeptTrials:
             self._savepoints.check_and_save(kept + 1)
         except RowsRefused as refused:
             self._savepoints.rollback_to(kept)
-            return refused
+            return without_frames(refused)
         self._kept.append(writes)
         return None
 
@@ -926,7 +927,9 @@ class _Bisection:
             raise
         except RowsRefused as error:
             if not (without or begin) and count <= self.fewest:
-                self.error, self.fewest = error, count
+                self.error, self.fewest = error, count  # it may be raised
+            else:
+                without_frames(error)
             return True
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             why = type(error).__name__

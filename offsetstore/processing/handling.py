@@ -485,7 +485,9 @@ class Handling:
             self.is_closed = True
             self.may_begin.notify_all()
         self._caller.close()
+        del self._caller  # it has this object, and so all records
         with self.lock:
+            self._outage = None  # it was raised from a frame of ours
             _left.update(self._running | self._late)
 
     @property
@@ -679,6 +681,7 @@ class _Threads:
             rows, failure = self._context.copy().run(self._call, call.task.record)
             with handling.lock:
                 handling.returned(call, rows, failure)
+            del call, rows, failure  # while this waits; an outage's frames lead to this one
 
     def _call(self, record: Record) -> tuple[Sequence[Any], _Failure | None]:
         handler = self._handling.handler
@@ -796,6 +799,7 @@ class _Loop:
             failure = _failure(error)
         with handling.lock:
             handling.returned(call, rows, failure)
+            failure = None  # an outage's frames have this one
             following = handling.next_call()
         del self._tasks[call]
         if following is not None:

@@ -13,7 +13,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Never, cast
 
@@ -66,7 +65,7 @@ from offsetstore.processing.unit import (
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.context import propagated
 from offsetstore.protocol.events import LettersWritten
-from offsetstore.protocol.functions import chain
+from offsetstore.protocol.functions import chain, dropped, without_frames
 from offsetstore.protocol.letters import Cause, Failed, LetterError, NewLetter, Payload, rejected, trace_id
 from offsetstore.store.claim import Claim
 from offsetstore.store.term import may_have_letters
@@ -263,13 +262,13 @@ class Recovery:
             if size == 1:
                 error = _of_record(halve.why, ranges, run)
                 raise error from error.__cause__
-            _log.warning("batch %d: %s is cut: %s", run.delivery.number, describe(ranges), halve)
+            _log.warning("batch %d: %s is cut: %s", run.delivery.number, describe(ranges), without_frames(halve))
             run.suspects.update(halve.suspects)
             return halve.place or size // 2
         except _Stopped as stopped:
-            run.ending = run.ending or stopped.ending
+            run.ending = run.ending or without_frames(stopped).ending
             if before := _up_to(ranges, stopped.before):
-                with suppress(TooManyLetters):
+                with dropped(TooManyLetters):
                     self._write_part(run, before)
             _end(run)
         return None
@@ -339,14 +338,14 @@ class Recovery:
             try:
                 self._commit(run, plan, part, left_out, payloads, gone=gone)
             except RecordsRejected as named:
-                new = _named(part, left_out, named)
+                new = _named(part, left_out, without_frames(named))
                 _end_before(run, part, new)
                 dead |= new
                 continue
             except RowsRefused as refused:
                 if is_searched:  # discovery has accepted these rows
                     raise Halve(refused) from None
-                found = self._discover(run, plan, part, left_out, refused)
+                found = self._discover(run, plan, part, left_out, without_frames(refused))
             else:
                 return
             is_searched = not self._prepare_retry(run, plan, part, found.dead, dead, doubtful=found.doubtful)

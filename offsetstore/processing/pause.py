@@ -14,6 +14,7 @@ from offsetstore.offsets import Pause, StoredOffset, TopicPartition
 from offsetstore.processing.unit import Unit, commit
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.events import PauseChanged
+from offsetstore.protocol.functions import without_frames
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import deciding, end_pause, read
 
@@ -69,7 +70,7 @@ def when_not_paused(claim: Claim, work: Callable[[], _T], sleep: Callable[[float
         try:
             return work()
         except GroupPaused as paused:
-            pause = paused.pause
+            pause = without_frames(paused).pause
         _wait(claim, pause, sleep)
 
 
@@ -81,6 +82,7 @@ def _wait(claim: Claim, pause: Pause, sleep: Callable[[float], None]) -> None:
         try:
             owner = _owner(claim)
         except Exception as error:  # noqa: BLE001 - what the group was paused for: a restart, a move, a restore
+            without_frames(error)
             if pause.until is not None and datetime.now(UTC) > pause.until + _GRACE:
                 claim.observers.on(PauseChanged(group=claim.group, pause=None))
                 return  # the batch meets the error, and has retries
@@ -119,4 +121,4 @@ def _record_end(claim: Claim) -> None:
             session.lock_group(group)
             end_pause(session, group, session.group(group), claim.owner)
     except Exception as error:  # noqa: BLE001 - the batch matters more
-        _log.warning("could not record that the pause of group %r has ended: %s", group, _name(error))
+        _log.warning("could not record that the pause of group %r has ended: %s", group, _name(without_frames(error)))

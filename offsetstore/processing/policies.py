@@ -36,6 +36,7 @@ from offsetstore.processing.unit import (
     only_locks,
 )
 from offsetstore.protocol.events import FlushEnded
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.marking import Position
 from offsetstore.protocol.replay import Outcome, decide
 from offsetstore.store.claim import Claim
@@ -84,6 +85,7 @@ class Whole:
                 return self._compute_and_commit(delivery, plan, watch)
             except Exception as error:
                 if self._recovery is not None and may_be_of_records(delivery, error):
+                    without_frames(error)
                     return self._recovery.write(delivery, stored)
                 if isinstance(error, RowsRefused):
                     raise self.blame(error, delivery, plan, stored) from None
@@ -315,6 +317,7 @@ class Buffered:
         except Exception as error:
             if not isinstance(error, RowsRefused) and delivery.failed(error) is None:
                 raise
+            without_frames(error)
             self.flush()  # a record is passed over from the stored offset on, which must be at that record
             return self._write_alone(delivery, stored, remaining)
         check_topics(claim, plan.stored, plan.decisions)
@@ -361,6 +364,7 @@ class Buffered:
             is_only = self._buffer.batches == (last,)
             self._buffer.remove([last])
             if is_only and isinstance(error, RowsRefused):
+                without_frames(error)
                 return False
             raise
         return True

@@ -45,6 +45,7 @@ from offsetstore.processing.unit import (
 )
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersReplayed
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Letter, LetterError, LetterKey
 from offsetstore.protocol.retries import doubled
 from offsetstore.protocol.stored_letters import FailedReplay
@@ -157,12 +158,13 @@ class PutBack:
             with self._compute(letters) as part:
                 self._write(run, letters, part)
         except (PlanOutdated, PartitionLost) as outdated:
-            _log.info("a replay is left for later: %s", outdated)
+            _log.info("a replay is left for later: %s", without_frames(outdated))
             return
         except TooManyFailed as none:
-            self._give_back(run, letters, none.error)
+            self._give_back(run, letters, without_frames(none).error)
             return
         except Halve as halve:
+            without_frames(halve)
             if len(letters) == 1:
                 self._give_back(run, letters, halve.why)
                 return
@@ -196,7 +198,7 @@ class PutBack:
             except RowsRefused as refused:
                 if is_searched:
                     raise Halve(refused) from None
-                found = self._discover(run, letters, part, kept, refused)
+                found = self._discover(run, letters, part, kept, without_frames(refused))
             else:
                 run.replayed += len(kept)
                 run.without_rows += len({*kept}.difference(part.with_rows))
@@ -268,7 +270,7 @@ class PutBack:
         try:
             self._commit(letters, [], {letter.key: failed for letter in letters}, {})
         except (PlanOutdated, PartitionLost) as outdated:
-            _log.info("letters that can't be replayed are left for later: %s", outdated)
+            _log.info("letters that can't be replayed are left for later: %s", without_frames(outdated))
         else:
             run.failed += len(letters)
             run.settled.update(letter.key for letter in letters)
@@ -373,9 +375,10 @@ class Requests:
             raise
         except CommitUnknown as error:  # a batch must know; of letters their states tell
             check()
-            _log.error("dead letters were replayed, or are still requested: %s", error)
+            _log.error("dead letters were replayed, or are still requested: %s", without_frames(error))
         except Exception as error:  # noqa: BLE001 - it concerns the letters alone
             check()  # a stop interrupts Spark
+            without_frames(error)
             self._failed_in_a_row += 1
             text = f": {error}" if isinstance(error, OffsetStoreError) else ""  # others may contain values of rows
             _log.error("could not replay dead letters, which are still requested: %s%s", type(error).__name__, text)

@@ -30,6 +30,7 @@ from offsetstore.processing.put_back import Requests
 from offsetstore.processing.unit import PlanOutdated, Ranges, Stored, Written
 from offsetstore.protocol.context import check_propagate, propagated
 from offsetstore.protocol.events import BatchEnded, BatchStarted, DrainChanged
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.ports import Writer, declares
@@ -233,6 +234,7 @@ class Runner:
             BatchEnded, group=claim.group, batch=number, ranges=ranges, stored=stored.ranges, rows=stored.rows
         )
         if self._source.is_stopping(self.error):
+            without_frames(self.error)
             self.error = None
             claim.observers.on(unwell(outcome="interrupted"))
             raise Interrupted
@@ -345,7 +347,7 @@ def with_replanning(write: Callable[[], Written | None], name: str) -> Written |
         try:
             return write()
         except (PlanOutdated, PartitionLost) as outdated:
-            reason = str(outdated)
+            reason = str(without_frames(outdated))
     raise SinkError(
         f"{_MAX_PLANS} plans of {name} were outdated before they could be written",
         found=reason,

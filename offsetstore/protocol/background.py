@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from offsetstore.protocol.forks import is_own
+from offsetstore.protocol.functions import without_frames
 
 _T = TypeVar("_T")
 _SELDOM: Final = 100_000  # new objects from one garbage collection to the next
@@ -84,20 +85,20 @@ def meanwhile(name: str, work: Callable[[], _T]) -> Future[_T]:
     If no thread can be started, the future has that error: the caller must not wait as long as the work may take.
     """
     future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-            # Without our own frame, which holds the future: that would keep all that the frames hold until garbage is
-            # collected.
-            future.set_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
-
     try:
-        threading.Thread(target=run, name=name, daemon=True).start()
+        threading.Thread(target=_answer, args=(future, work), name=name, daemon=True).start()
     except RuntimeError as error:  # there can be no more threads
-        future.set_exception(error)
+        future.set_exception(without_frames(error))
     return future
+
+
+def _answer(future: Future[_T], work: Callable[[], _T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        future.set_exception(error)
+    finally:
+        del future, work  # the error's frames lead to this one, which must not lead back to the error
 
 
 @contextmanager

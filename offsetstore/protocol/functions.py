@@ -6,17 +6,20 @@ the process. On an executor only the names of errors are known.
 
 from __future__ import annotations
 
+import inspect
 import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Final, ParamSpec, TypeVar, cast
 
 from offsetstore.errors import FunctionEnded, Outage, as_raised
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=BaseException)
 
 _KINDS: Final = (MemoryError, ImportError, ConnectionError, TimeoutError, Outage)
 
@@ -68,12 +71,17 @@ def is_outage(name: str) -> bool:
     )
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from or while handling, and the members of groups."""
+def chain(
+    error: BaseException, *, but_for: Callable[[BaseException], bool] = lambda _: False
+) -> Iterator[BaseException]:
+    """The error, what it was raised from or while handling, and the members of groups.
+
+    :param but_for: what is left out, with all that only its own chain has.
+    """
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()
-        if id(one) in seen:
+        if id(one) in seen or but_for(one):
             continue
         seen.add(id(one))
         yield one
@@ -94,6 +102,47 @@ def as_texts(error: BaseException) -> tuple[str, str]:
         return call(str, error), "".join(call(traceback.format_exception, error))
     except Exception as broken:  # noqa: BLE001 - the user's own class
         return f"it can't be shown: {type(as_raised(broken)).__name__}", ""
+
+
+def without_frames(error: _E) -> _E:
+    """Let go of the tracebacks of an error that is kept, or was dealt with; of its chain and its groups' members, too.
+
+    A traceback holds the frames from the thread's first one on, with all their locals, such as records. Often one of
+    these locals holds the error, and such a circle waits for the collector, which comes seldom (`as_main_work`).
+    """
+    with_empty_frames(error)  # since some have tracebacks as locals, as those of context managers do
+    for one in _own_chain(error):
+        one.__traceback__ = None
+    return error
+
+
+@contextmanager
+def dropped(*kinds: type[BaseException]) -> Generator[None]:
+    """Suppress such an error from the block, and keep nothing of it."""
+    try:
+        yield
+    except kinds as error:
+        without_frames(error)
+
+
+def with_empty_frames(error: BaseException) -> None:
+    """Empty the frames of an error that leaves our code: it still tells where it was raised, and holds no records."""
+    for one in _own_chain(error):
+        traceback.clear_frames(one.__traceback__)
+
+
+def _own_chain(error: BaseException) -> list[BaseException]:
+    """The chain without errors that a caller is handling, and may raise again: any error met meanwhile has them."""
+    frame, running = inspect.currentframe(), set[int]()
+    while frame is not None:
+        running.add(id(frame))  # to hold the frames would make another circle
+        frame = frame.f_back
+
+    def is_handled(one: BaseException) -> bool:
+        trace = one.__traceback__
+        return one is not error and trace is not None and id(trace.tb_frame) in running
+
+    return [*chain(error, but_for=is_handled)]
 
 
 def _with_subclasses(kind: type[BaseException]) -> Iterator[type[BaseException]]:

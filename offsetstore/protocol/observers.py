@@ -23,7 +23,7 @@ from offsetstore.protocol.events import (
     PauseChanged,
     Retried,
 )
-from offsetstore.protocol.functions import call
+from offsetstore.protocol.functions import call, without_frames
 from offsetstore.text import describe_error
 
 _log = logging.getLogger("offsetstore")
@@ -52,11 +52,12 @@ class Observers:
         return more
 
     def on(self, event: Event) -> None:
-        """Notify every observer, even if one of them raises."""
+        """Notify every observer, even if one of them raises. An observer that keeps an error keeps no frames."""
         for number, observer in enumerate(self._observers):
             try:
                 call(observer.on, event)
             except Exception as error:  # noqa: BLE001 - an observer never harms the job
+                without_frames(error)
                 if number not in self._failed:
                     self._failed.add(number)
                     _log.warning(
@@ -65,6 +66,9 @@ class Observers:
                         type(event).__name__,
                         type(as_raised(error)).__name__,
                     )
+        error = getattr(event, "error", None)
+        if isinstance(error, BaseException) and not isinstance(event, BatchEnded):  # which is raised next
+            without_frames(error)
 
 
 class LogObserver:

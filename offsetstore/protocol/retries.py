@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_seconds, check_whole
 
 _T = TypeVar("_T")
@@ -84,5 +85,6 @@ def with_retries(
                 raise
             wait = retries.wait(attempt)
             on_retry(attempt, error, wait)
+            without_frames(error)
         time.sleep(wait)
         attempt += 1

@@ -32,6 +32,7 @@ from offsetstore.processing.by_record import ComputedPart, RowsByRecord
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.outputs import reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Letter, Payload
 from offsetstore.spark.function_errors import function_failed, is_over_limit
 from offsetstore.spark.kafka_columns import by_partition, headers_of, letters_frame, looked_up
@@ -317,6 +318,7 @@ class _Computation:
         except Exception as error:
             if (failed := function_failed(error, has_handler=self.outputs.handler is not None)) is None:
                 raise
+            without_frames(error)
             return failed
 
     def fails(self, number: int) -> FunctionFailed | None:

@@ -35,6 +35,7 @@ from offsetstore.processing.unit import (
     commit,
 )
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.spark.collecting import LARGE
@@ -116,6 +117,7 @@ class PerPartition:
             except Exception as error:
                 if not is_over_limit(error):
                     raise
+                without_frames(error)
             _log.info("the rows of a small batch exceed spark.driver.maxResultSize: tasks write them")
         return self._claim.repeat(
             lambda attempt: self._attempt(batch, stored, attempt),
@@ -137,6 +139,7 @@ class PerPartition:
             results = self._run(batch, stored, plan, number, texts)
         except Exception as error:
             if self._recovery is not None and may_be_of_records(batch, error):
+                without_frames(error)
                 return self._whole.write_carefully(batch, stored)
             if (failed := batch.failed(error)) is None:
                 raise
@@ -147,6 +150,7 @@ class PerPartition:
             self._retryable = _raise_failed(results)
         except (RowsRefused, HandlerFailed) as error:
             if self._recovery is not None:
+                without_frames(error)
                 return _with_seconds(self._whole.write_carefully(batch, stored), watch.seconds)
             raise self._blame(error, batch, plan, stored) from None
         if self._retryable is not None:

@@ -32,6 +32,7 @@ from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Taken
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import SinkMade
+from offsetstore.protocol.functions import with_empty_frames
 from offsetstore.protocol.log_evidence import known_ids
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.numbers import check_seconds
@@ -222,6 +223,9 @@ class TransactionalSink:
             )
         except Interrupted:
             raise _Interrupted(_INTERRUPTED) from None
+        except BaseException as error:
+            with_empty_frames(error)  # it is kept, and Spark's driver may live on
+            raise
         failpoints.reach("after_sink")
 
     @property

@@ -32,6 +32,7 @@ from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicP
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
 from offsetstore.protocol.fleet import fleet_name
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
@@ -116,10 +117,11 @@ def until_believed(
     while True:
         try:
             return repeat(store, request.group, tried, retry_if=_may_pass, retries=_RETRIES)
-        except GroupBusy:
+        except GroupBusy as busy:
             left = deadline - time.monotonic()
             if request.takeover != "wait" or left <= 0:
                 raise
+            without_frames(busy)
             time.sleep(min(_PAUSE, left))
 
 
@@ -303,6 +305,7 @@ def _has_members(request: ClaimRequest) -> bool:
         if request.policy.on_members == "refuse":
             raise
         # Kafka refuses every commit while there are members, and the mirror compares before each.
+        without_frames(error)
         _log.warning("could not check whether group %r has members in Kafka: %s", request.kafka_group, error)
         return False
     if has_members and request.policy.on_members == "refuse":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 
 from offsetstore.errors import (
@@ -24,6 +24,7 @@ from offsetstore.offsets import BrokerView, EpochPair, StoredOffset, Token, Topi
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import GroupRow, Session
 from offsetstore.protocol.fleet import fleet_name, may_share
+from offsetstore.protocol.functions import dropped
 from offsetstore.protocol.log_evidence import look
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.store.acquire import (
@@ -148,7 +149,7 @@ class Member(Claim):
         """
         group, timeout = self.group, self._request.takeover_timeout
         with (
-            suppress(OffsetStoreError),  # the next attempt meets it, too
+            dropped(OffsetStoreError),  # the next attempt meets it, too
             deciding(self.database, group, name="unblock", lock_timeout=timeout + _SOON, again=_TAKE_AGAIN) as session,
             self.database.unblocking(session, after=timeout, older_than=f"{name_prefix(group)}assign"),
         ):
@@ -274,7 +275,7 @@ def _join(
     found = starting = None
     if not decided(asked.starting):
         # What holds the group's row is not waited for: to found a fleet ends it, if it must.
-        with suppress(LockTimeout):
+        with dropped(LockTimeout):
             found = _enter(store, request, fleet, member_id, asked=asked, evidence=evidence)
     if found is None:
         if asked.passed_over is not None:

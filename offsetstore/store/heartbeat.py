@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database, Session
+from offsetstore.protocol.functions import without_frames
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import transaction
 
@@ -68,7 +69,7 @@ class Heartbeat:
         try:
             is_active = query()
         except Exception as error:  # noqa: BLE001 - an error does not mean that the query has ended
-            _log.debug("could not check whether the query is active: %s", type(error).__name__)
+            _log.debug("could not check whether the query is active: %s", type(without_frames(error)).__name__)
             is_active = True
         self._ended = None if is_active else query
         return not self._beats.is_stopping
@@ -92,7 +93,7 @@ class Heartbeat:
             with self._transaction() as session:
                 self._end(session)
         except Exception as error:  # noqa: BLE001 - closing must not fail; the next claim waits a little longer
-            _log.warning("could not remove the claim's last heartbeat: %s", type(error).__name__)
+            _log.warning("could not remove the claim's last heartbeat: %s", type(without_frames(error)).__name__)
             return
         self._run.save(self._transaction, is_over=True)
 

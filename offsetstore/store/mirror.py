@@ -25,6 +25,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Session
 from offsetstore.protocol.events import MirrorTried
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.log_evidence import LogLook, known_ids, look
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
@@ -187,7 +188,7 @@ class Mirror:
         try:
             rows = self._rows()
         except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
-            _log.debug("the mirror could not read: %s", type(error).__name__)
+            _log.debug("the mirror could not read: %s", type(without_frames(error)).__name__)
             return
         if any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
@@ -272,6 +273,7 @@ class Mirror:
         looked.expect_told()
 
     def _note_failed_look(self, error: Exception) -> None:
+        without_frames(error)
         self._failed_looks += 1
         if self._failed_looks == _FAILED_LOOKS:
             _log.warning(
@@ -392,9 +394,10 @@ class Mirror:
         changed = self._changed(rows)
         try:
             self._send(changed)
-        except MetadataRefused:
+        except MetadataRefused as refused:
             if self._stamp_only:
                 raise
+            without_frames(refused)
             self._stamp_only = True  # this broker accepts less than most: commit only the stamp from now on
             changed = self._changed(rows)
             self._send(changed)
@@ -422,6 +425,7 @@ class Mirror:
             self._found.pop(tp, None)
 
     def _note_failure(self, error: Exception) -> None:
+        without_frames(error)
         if isinstance(error, MetadataRefused):
             self._end_with_warning(f"Kafka does not accept its stamp ({error.what})")
             return
@@ -505,7 +509,7 @@ class Mirror:
             ) as session:
                 write(session)
         except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
-            _log.debug("the mirror could not write: %s", type(error).__name__)
+            _log.debug("the mirror could not write: %s", type(without_frames(error)).__name__)
             return False
         return True
 

@@ -29,6 +29,7 @@ from offsetstore.protocol.events import (
     QueryStarted,
     Retried,
 )
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.job_state import JobState
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, RunStatus, Source
 
@@ -150,6 +151,7 @@ class RunRecord:
                     session.trim_runs(self._group, KEPT)
                 are_left = status.replays_letters is False and ending is None and session.has_requested(self._group)
         except Exception as error:  # noqa: BLE001 - the next heartbeat tries again
+            without_frames(error)
             with self._lock:
                 later, self._errors = self._errors, errors
                 for one in later.values():

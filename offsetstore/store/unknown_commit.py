@@ -26,6 +26,7 @@ from uuid import UUID
 from offsetstore.errors import CommitUnknown, ConnectionLost, OffsetStoreError, StoreUnavailable, TransactionLost
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, LockedRow
+from offsetstore.protocol.functions import without_frames
 
 _PAUSE = 0.2
 
@@ -149,7 +150,7 @@ def _rows(
         try:
             return _look(database, advanced, mark, left)
         except Exception as error:  # noqa: BLE001 - an error is not an answer
-            trouble = error
+            trouble = without_frames(error)
         time.sleep(min(_PAUSE, left))
     what = f"the answer to COMMIT in group {advanced.group!r} was lost, and no look-up succeeded within {timeout:g} s"
     found = str(cause.found)

@@ -18,6 +18,7 @@ from offsetstore.operations.lag import Lag
 from offsetstore.operations.samples import Sample, rates
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.ports import BrokerOverview
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class Snapshots:
         try:
             lag = self._store.lag(None, self._broker, kafka_groups=self._kafka_groups)
         except OffsetStoreError as error:
+            without_frames(error)
             self._latest = replace(self._latest, trouble=error.what, has_database=False)
             self._tell(error.what)
             return
@@ -121,10 +123,10 @@ class Snapshots:
         try:
             self._store.record_samples(lag)
         except MissingPrivilege as error:
-            self._refused = error, time.monotonic() + _UNTIL_GRANTED
+            self._refused = without_frames(error), time.monotonic() + _UNTIL_GRANTED
             return error
         except OffsetStoreError as error:
-            return error
+            return without_frames(error)
         return None
 
     def refresh(self) -> bool:
@@ -136,7 +138,7 @@ class Snapshots:
                 self._waiting.release()  # what is decided from now on may not be in this one
                 self._take()
         except Exception as error:  # noqa: BLE001 - it must go on, and an unknown error's text may hold values
-            ours = of_database(error)
+            ours = of_database(without_frames(error))
             trouble = type(error).__name__ if ours is None else ours.what
             self._latest = replace(self._latest, trouble=trouble, has_database=ours is None)
             with suppress(Exception):

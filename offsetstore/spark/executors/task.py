@@ -24,6 +24,7 @@ from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import stripped
 from offsetstore.processing.unit import UNNAMED, Once, PlanOutdated, Unit, commit
 from offsetstore.protocol import failpoints
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import Writer
@@ -123,7 +124,9 @@ class Tasks:
             return Result(tp, TaskEnding.SKIPPED if outdated.is_stored else TaskEnding.OUTDATED)
         except Exception as error:  # noqa: BLE001 - the driver raises it
             ending = TaskEnding.AGAIN if may_pass(error) else TaskEnding.FAILED
-            return Result(tp, ending, error=_pickled(cast("Exception", stripped(error)), tp))
+            why = _pickled(cast("Exception", stripped(error)), tp)
+            without_frames(error)  # the worker lives on
+            return Result(tp, ending, error=why)
         return Result(tp, ending, rows.count if ending is TaskEnding.WRITTEN else 0)
 
     def _write(self, tp: TopicPartition, decision: Decision, rows: _Rows) -> TaskEnding:
