@@ -199,7 +199,7 @@ def _checked(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _named(name: str) -> pa.DataType:
+def _type_named(name: str) -> pa.DataType:
     decimal = _DECIMAL.fullmatch(name)
     if decimal is not None:
         return pa.decimal128(int(decimal[1] or 10), int(decimal[2] or 0))
@@ -213,7 +213,7 @@ def _of_json(kind: Any) -> Any:
     """A type of Spark, as it writes it in JSON."""
     match kind:
         case str():
-            return _named(kind)
+            return _type_named(kind)
         case {"type": "array", "elementType": element, "containsNull": nullable}:
             return pa.list_(pa.field("item", _of_json(element), nullable))
         case {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": nullable}:
@@ -296,7 +296,7 @@ class _Ddl:
                 if not self._words[0]:
                     raise _UnreadableError("a parenthesis is not closed")
                 name += self._words.pop(0)
-        return _named(name)
+        return _type_named(name)
 
     def _next_is(self, word: str) -> bool:
         """Take the next word if it is this one."""

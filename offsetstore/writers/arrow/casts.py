@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from offsetstore.writers.arrow.json_text import CHECKS as JSON_CHECKS
 from offsetstore.writers.arrow.json_text import json_texts
-from offsetstore.writers.arrow.kinds import SparkType, is_uuid, plain
+from offsetstore.writers.arrow.kinds import SparkType, is_json, is_uuid, plain
 from offsetstore.writers.arrow.values import (
     HOLLOW,
     LOSSY_TEXTS,
@@ -123,12 +123,12 @@ def find_cast(given: pa.DataType, column: Column) -> Cast | None:
         return Cast(pa.bool_())  # Spark's `lit(None)`: in both formats a NULL has no bytes, so any type will do
     if source is None or lossless_type(column):
         return None
-    is_json = column.kind in {"json", "jsonb"}
-    if has_type(source, _is_only_spark_s) or (has_type(source, is_variant) and not is_json):
+    into_json = column.kind in {"json", "jsonb"}
+    if has_type(source, _is_only_spark_s) or (has_type(source, is_variant) and not into_json):
         return None
     if column.kind == "uuid":
         return _uuid(source)
-    if is_json and not is_string(source) and not is_binary(source):
+    if into_json and not is_string(source) and not is_binary(source) and not is_json(source):
         return Cast(pa.string(), before=JSON_CHECKS, make=json_texts)
     found = _array(source, column) if column.kind == "array" else _scalar(source, column.kind, column.modifier)
     return found if found and _arrow_can(source, found.arrow) else None
@@ -201,11 +201,13 @@ def _scalar(source: pa.DataType, kind: str, modifier: int) -> Cast | None:  # no
             return _text(source, binary=False)
 
 
-def _stored(source: pa.DataType, kind: str) -> pa.DataType:
-    """Return what of a UUID is cast: to bytea its bytes, to others its text, which is no JSON."""
-    if not is_uuid(source):
-        return source
-    return UUID_TYPE if kind in {"bytea", "json", "jsonb"} else pa.string()
+def _stored(source: Any, kind: str) -> pa.DataType:
+    """Return what of an extension is cast: its text, or a UUID's bytes; to other types, neither."""
+    if is_uuid(source):
+        return pa.string() if kind in {"text", "varchar", "bpchar", "uuid"} else UUID_TYPE
+    if is_json(source):
+        return source.storage_type if kind in {"text", "varchar", "bpchar", "json", "jsonb"} else pa.null()
+    return source
 
 
 def _text(source: pa.DataType, *, binary: bool, length: int | None = None) -> Cast | None:

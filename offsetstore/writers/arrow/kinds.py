@@ -96,6 +96,8 @@ def stored(values: Sequence[Any], kind: Any) -> _Array:
 
     :raises Exception: one does not fit; of many classes.
     """
+    if kind.id in _EXACT:
+        return _arrow.array(values, kind)
     target = held(kind)
     if is_uuid(kind):
         values = [getattr(one, "bytes", one) for one in values]

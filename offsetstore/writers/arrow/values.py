@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from offsetstore.writers.arrow.kinds import UUID_BYTES, is_json, is_uuid, plain_values, rebuilt
+from offsetstore.writers.arrow.kinds import UUID_BYTES, is_uuid, plain_values, rebuilt
 
 _Mask: TypeAlias = "Callable[[pa.Array[Any]], pa.Array[Any] | None]"
 
@@ -68,7 +68,7 @@ class Unfit(ValueError):
 
 def is_string(kind: pa.DataType) -> bool:
     """Tell whether a plain type holds text."""
-    return is_json(kind) or _is_plain_string(kind)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_binary(kind: pa.DataType) -> bool:
@@ -77,10 +77,9 @@ def is_binary(kind: pa.DataType) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
 
 
-def is_wide(kind: Any) -> bool:
+def is_wide(kind: pa.DataType) -> bool:
     """Tell whether a plain type counts its bytes in 64 bits, so that one array may hold more than 2 GB."""
-    storage = kind.storage_type if is_json(kind) else kind
-    return pa.types.is_large_string(storage) or pa.types.is_large_binary(storage)
+    return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -183,7 +182,7 @@ def cast_values(array: pa.Array[Any], target: Any) -> pa.Array[Any]:
     """
     if is_list(array.type) and array.type != target:
         return rebuilt(array, partial(cast_values, target=target.value_type))
-    if is_uuid(array.type) and _is_plain_string(target):
+    if is_uuid(array.type) and is_string(target):
         return cast("Any", pa).array([None if value is None else str(value) for value in uuid_objects(array)], target)
     return _stored(array).cast(target)
 
@@ -204,13 +203,9 @@ def has_type(kind: Any, test: Callable[[pa.DataType], bool]) -> bool:
 
 def _nul(array: pa.Array[Any]) -> pa.Array[Any] | None:
     # One pass of memchr over the bytes takes a fifth of the kernel's time; only if it finds one does the kernel look.
-    if not _is_plain_string(array.type) or not _NUL.search(_text_bytes(array)):
+    if not is_string(array.type) or not _NUL.search(_text_bytes(array)):
         return None
     return _KERNELS.match_substring(array, "\0")
-
-
-def _is_plain_string(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _text_bytes(strings: pa.Array[Any]) -> memoryview:
@@ -227,7 +222,7 @@ NUL: Final = of_values("a text with a NUL (\\u0000)", _nul)
 
 
 def _matching(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
-    return _KERNELS.match_substring_regex(array, pattern) if _is_plain_string(array.type) else None
+    return _KERNELS.match_substring_regex(array, pattern) if is_string(array.type) else None
 
 
 def _unlike(array: pa.Array[Any], pattern: str) -> pa.Array[Any] | None:
@@ -283,7 +278,7 @@ def longer_than(length: int) -> Check:
 
 
 def _longer(array: pa.Array[Any], length: int) -> pa.Array[Any] | None:
-    return _KERNELS.greater(_KERNELS.utf8_length(array), length) if _is_plain_string(array.type) else None
+    return _KERNELS.greater(_KERNELS.utf8_length(array), length) if is_string(array.type) else None
 
 
 def finer_than(scale: int) -> Check:

@@ -48,7 +48,7 @@ _FAMILIES: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (pa.types.is_int16, "number", "smallint"),
     (pa.types.is_int32, "number", "integer"),
     (pa.types.is_int64, "number", "bigint"),
-    (pa.types.is_float32, "number", "real"),
+    (lambda kind: pa.types.is_float16(kind) or pa.types.is_float32(kind), "number", "real"),
     (pa.types.is_float64, "number", "double precision"),
     (lambda kind: pa.types.is_integer(kind) or pa.types.is_decimal(kind), "number", "numeric"),
     (is_string, "string", "text"),

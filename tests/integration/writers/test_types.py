@@ -550,6 +550,11 @@ REFUSED: list[tuple[str, pa.DataType]] = [
     ("timetz(0)", pa.string()),
     ("uuid", pa.int64()),
     ("uuid", pa.binary(8)),
+    ("uuid", arrow_types.arrow.json_()),
+    ("inet", arrow_types.arrow.json_()),
+    ("inet", arrow_types.arrow.uuid()),
+    ("inet", pa.float16()),
+    ("numeric(10,2)", arrow_types.arrow.decimal256(60, 2)),
 ]
 
 

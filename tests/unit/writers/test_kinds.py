@@ -116,6 +116,18 @@ def test_rows_of_many_records_are_those_of_their_records(kind: Any) -> None:
 
 
 @pytest.mark.behaviour("SINK-26")
+def test_a_uuid_is_no_json_and_json_is_no_uuid() -> None:
+    ids, texts = arrow.list_(arrow.uuid()), arrow.list_(arrow.json_())
+    assert [name for name, column in COLUMNS.items() if find_cast(ids, column)] == ["json", "jsonb", "text[]", "uuid[]"]
+    assert [name for name, column in COLUMNS.items() if find_cast(texts, column)] == [
+        "json",
+        "jsonb",
+        "text[]",
+        "jsonb[]",
+    ]
+
+
+@pytest.mark.behaviour("SINK-26")
 def test_views_in_any_order_are_lists_in_theirs() -> None:
     offsets, sizes = (pa.array(one, pa.int32()) for one in ([2, 0, 1, 0], [1, 2, 2, 0]))
     mask = pa.array([False, False, True, False])
