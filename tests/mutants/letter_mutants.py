@@ -395,7 +395,7 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "named-records-that-were-not-given",
-        ("processing:_named", "[number for number in part.numbers if number not in dead]", "part.numbers"),
+        ("letters:_named", "[number for number in part.numbers if number not in dead]", "part.numbers"),
         tests=(f"{_UNIT}test_a_function_can_name_only_records_that_it_was_given",),
         why="A function that names a record again and again would be called for ever.",
     ),
