@@ -107,6 +107,14 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         why="A table that is altered in a deploy would end the fleet in half a minute.",
     ),
     mutant(
+        "flush-without-records-that-is-work",
+        ("Watched.on", "event.outcome == 'written'", "True"),
+        tests=(
+            f"{_PROCESS}test_a_process_has_written_once_records_are_stored_and_not_by_a_flush_that_had_nothing_left",
+        ),
+        why="A wrong column would be met for ever, if a partition was given back once.",
+    ),
+    mutant(
         "waiting-for-records-that-is-no-work",
         ("Supervisor._works", "one.words.has_written or ...", "one.words.has_written"),
         tests=(f"{_PROCESSES}test_a_process_that_was_ready_for_a_minute_without_a_record_has_worked",),
@@ -195,7 +203,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
     mutant(
         "death-that-is-recorded-by-nobody",
         ("Supervisor._bury", "self._unrecorded += process.orders.deaths", "pass"),
-        tests=(f"{_PROCESSES}test_the_next_process_that_gets_ready_is_given_the_deaths_to_record",),
+        tests=(f"{_PROCESSES}test_the_next_process_that_joins_is_given_the_deaths_to_record",),
         why="`offsetstore errors` would lack what a process met that could not even join.",
     ),
     mutant(

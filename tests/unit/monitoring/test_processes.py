@@ -53,8 +53,8 @@ def soon(condition: Callable[[], object]) -> None:
 def reporting(steps: str) -> list[str]:
     """The command of a process that does this, and reports with the words of `REPORTS`.
 
-    ``tells=CODE:RESTART`` is a told end, ``wrote`` tells that it has written, ``handles=P0:0:100,P1:0:50`` what it
-    handles, ``one=P0:7:8`` the same with the words that skip it.
+    ``tells=CODE:RESTART`` is a told end, ``joined`` and ``wrote`` tell that it has; ``handles=P0:0:100,P1:0:50`` tells
+    what it handles, ``one=P0:7:8`` the same with the words that skip it.
     """
     return [sys.executable, "-S", PROCESS, " ".join(map(_as_step, steps.split()))]
 
@@ -67,6 +67,8 @@ def _as_step(word: str) -> str:
         case "tells":
             code, _, restart = value.partition(":")
             words = Words(end=End(int(code), cast("Restart", restart)))
+        case "joined":
+            words = Words(has_joined=True)
         case "wrote":
             words = Words(has_written=True)
         case "handles" | "one":
@@ -431,12 +433,9 @@ def test_deaths_at_different_records_are_no_reason_to_be_careful(supervised: lis
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_the_next_process_that_gets_ready_is_given_the_deaths_to_record(supervised: list[Supervised]) -> None:
-    """One that dies before it is ready may have recorded nothing."""
-    one = supervise(
-        supervised,
-        [f"handles=P0:0:9 {SEGV}", "exit=3", "ready wait"],
-    )
+def test_the_next_process_that_joins_is_given_the_deaths_to_record(supervised: list[Supervised]) -> None:
+    """One that dies before has recorded nothing."""
+    one = supervise(supervised, [f"handles=P0:0:9 {SEGV}", "exit=3", "joined ready wait"])
     fail(one, 2)
     soon(one.is_ready)
     death = Death("process 0 has ended with SIGSEGV while it handled payments-0 [0, 9)", places("P0:0:9"))
