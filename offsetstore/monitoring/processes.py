@@ -392,7 +392,8 @@ class Supervisor:
                 how, step = self._note_death(place, words, how)
         self._failed_with = end.code
         repeats = end.restart == "repeats"
-        has_worked = self._has_begun and (not process.was_ready or self._works(process, now))
+        # One that has joined was kept from nothing by what it needs to join.
+        has_worked = self._works(process, now) if words.has_joined else self._has_begun
         place.repeated = place.repeated + 1 if repeats and not has_worked else 0
         if end.restart == "harms" or place.repeated >= _TRIES:
             why = f"{place.repeated} times in a row, " if place.repeated else ""

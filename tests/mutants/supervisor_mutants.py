@@ -94,7 +94,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         "readiness-while-it-joins-that-passes-for-work",
         (
             "Supervisor._bury",
-            "self._has_begun and (not process.was_ready or self._works(process, now))",
+            "self._works(process, now) if words.has_joined else self._has_begun",
             "self._has_begun",
         ),
         tests=(f"{_PROCESSES}{_FIFTH}",),
