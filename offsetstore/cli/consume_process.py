@@ -38,6 +38,7 @@ from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.offsets import Ranges, describe
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.background import Background
+from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.protocol.functions import TermSignal, call, tells_of_outage
 from offsetstore.protocol.runs import JobError
 from offsetstore.text import describe_error, describe_other, place_of, print_trace
@@ -272,6 +273,7 @@ class Watched:
                     ranges=describe(death.handled),
                 )
             )
+        self._tell(replace(self._words, has_joined=True))
 
     def suspects(self) -> Ranges:
         """See `Watch`."""
@@ -281,9 +283,9 @@ class Watched:
         """See `Watch`."""
         self._tell(replace(self._words, handled=ranges, skip=skip))
 
-    def has_written(self) -> None:
-        """See `Watch`."""
-        if not self._words.has_written:
+    def on(self, event: Event) -> None:
+        """Tell, once, that records were stored; as an observer."""
+        if isinstance(event, BatchEnded) and event.outcome == "written" and not self._words.has_written:
             self._tell(replace(self._words, has_written=True))
 
     def ends(self, end: End) -> int:
@@ -324,6 +326,7 @@ class Run:
         prepare(consumer, self._told)
         Reporter(self._connection, consumer, consumer.stop, has_metrics=self._told.has_metrics)
         consumer.watch = self._watched
+        consumer.store.observers = consumer.store.observers.with_one(self._watched)
         self._consumer = consumer
         with consumer.store:
             try:

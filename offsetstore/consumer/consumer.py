@@ -552,7 +552,6 @@ class Membership:
 
         try:
             self._runner.run(number, take)
-            self._watch.has_written()
         except Interrupted:
             self._is_interrupted = True
             _log.warning("what was polled of group %r is read again by the next start", self._member.group)

@@ -36,10 +36,6 @@ class Watch(Protocol):
         """
         ...
 
-    def has_written(self) -> None:
-        """The process has stored records."""
-        ...
-
 
 class Unwatched:
     """Nobody looks after the process."""
@@ -52,9 +48,6 @@ class Unwatched:
         return {}
 
     def handles(self, _: Ranges, __: str) -> None:
-        """See `Watch`."""
-
-    def has_written(self) -> None:
         """See `Watch`."""
 
 

@@ -38,19 +38,21 @@ class Words:
 
     :param handled: the records that it was handling: the user's function was called, and they are not all stored.
     :param skip: the words with the command that skips them, if they are a single record.
-    :param has_written: whether it has stored any.
+    :param has_joined: whether it has joined the fleet, and recorded the deaths that it was given.
+    :param has_written: whether it has stored any records.
     :param end: ``None`` unless it ends by itself.
     """
 
     handled: Ranges = field(default_factory=dict[TopicPartition, OffsetRange])
     skip: str = ""
+    has_joined: bool = False
     has_written: bool = False
     end: End | None = None
 
     def __reduce__(self) -> tuple[Callable[..., Words], tuple[Any, ...]]:
         """Pickle plain numbers: there may be ten thousand partitions, in each flush."""
         handled = [(*tp, range_.from_, range_.until) for tp, range_ in self.handled.items()]
-        return _words, (handled, self.skip, self.has_written, self.end)
+        return _words, (handled, self.skip, self.has_joined, self.has_written, self.end)
 
 
 def _words(handled: list[tuple[str, int, int, int]], *others: Any) -> Words:

@@ -375,25 +375,25 @@ class Supervisor:
         place.process = place.kill_at = place.within = None
         self._are_ready = False
         words = process.words
-        end, how = words.end, f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+        end, how = words.end, signal.Signals(-status).name if status < 0 else f"exit code {status}, and told no error"
+        if end is not None:  # whatever its interpreter has made of it since
+            how = f"exit code {end.code}"
         if end is None and process.is_fenced:  # it could not say so by its end
             end, how = End(ExitCode.FENCED, "harms"), f"{how}, and another claim has its group"
         if self._is_stopping:
             self._end_with(place, end, status, how)
             return
-        if not process.was_ready:
+        if not words.has_joined:
             self._unrecorded += process.orders.deaths
         step = ""
         if end is None:
-            end, how = (
-                End(ExitCode.DEAD if is_ours else ExitCode.BUG),
-                how if status < 0 else f"{how}, and told no error",
-            )
+            end = End(ExitCode.DEAD if is_ours else ExitCode.BUG)
             if words.handled and not is_ours and status not in _OF_OPERATORS:
                 how, step = self._note_death(place, words, how)
         self._failed_with = end.code
         repeats = end.restart == "repeats"
-        has_worked = self._has_begun and (not process.was_ready or self._works(process, now))
+        # One that has joined was kept from nothing by what it needs to join.
+        has_worked = self._works(process, now) if words.has_joined else self._has_begun
         place.repeated = place.repeated + 1 if repeats and not has_worked else 0
         if end.restart == "harms" or place.repeated >= _TRIES:
             why = f"{place.repeated} times in a row, " if place.repeated else ""

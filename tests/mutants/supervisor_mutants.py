@@ -94,7 +94,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         "readiness-while-it-joins-that-passes-for-work",
         (
             "Supervisor._bury",
-            "self._has_begun and (not process.was_ready or self._works(process, now))",
+            "self._works(process, now) if words.has_joined else self._has_begun",
             "self._has_begun",
         ),
         tests=(f"{_PROCESSES}{_FIFTH}",),
@@ -105,6 +105,14 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         ("Supervisor._works", "one.words.has_written or ...", "one.was_ready and now - one.began >= _LONGEST_PAUSE"),
         tests=(f"{_PROCESSES}{_PASSES}",),
         why="A table that is altered in a deploy would end the fleet in half a minute.",
+    ),
+    mutant(
+        "flush-without-records-that-is-work",
+        ("Watched.on", "event.outcome == 'written'", "True"),
+        tests=(
+            f"{_PROCESS}test_a_process_has_written_once_records_are_stored_and_not_by_a_flush_that_had_nothing_left",
+        ),
+        why="A wrong column would be met for ever, if a partition was given back once.",
     ),
     mutant(
         "waiting-for-records-that-is-no-work",
@@ -195,7 +203,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
     mutant(
         "death-that-is-recorded-by-nobody",
         ("Supervisor._bury", "self._unrecorded += process.orders.deaths", "pass"),
-        tests=(f"{_PROCESSES}test_the_next_process_that_gets_ready_is_given_the_deaths_to_record",),
+        tests=(f"{_PROCESSES}test_the_next_process_that_joins_is_given_the_deaths_to_record",),
         why="`offsetstore errors` would lack what a process met that could not even join.",
     ),
     mutant(

@@ -7,15 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from offsetstore import errors
-from offsetstore.cli.consume_process import Told, end_after, load, main
+from offsetstore.cli.consume_process import Told, Watched, end_after, load, main
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.page import End, Page, Words
 from offsetstore.monitoring.processes import STACKS
+from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.events import BatchEnded
 from offsetstore.text import TRACE
 
 pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
@@ -177,6 +180,19 @@ def test_only_what_stays_as_it_is_until_someone_mends_it_repeats(
     assert {kind.__name__: end_after(kind("it")).restart for kind in kinds} == dict.fromkeys(
         [kind.__name__ for kind in kinds], restart
     )
+
+
+@pytest.mark.behaviour("CONS-16")
+def test_a_process_has_written_once_records_are_stored_and_not_by_a_flush_that_had_nothing_left(page: Page) -> None:
+    """When a partition is given back under way, nothing remains of its records."""
+    watched, ended = Watched(page), partial(BatchEnded, group="billing", batch=0, ranges={})
+    for event in (ended(outcome="skipped"), ended(outcome="failed", error=errors.ColumnMismatch("it"))):
+        watched.on(event)
+    assert not page.words().has_written
+    watched.on(ended(outcome="written"))
+    watched.handles({TopicPartition("payments", 0): OffsetRange(0, 1)}, "")
+    assert page.words().has_written
+    assert [str(range_) for range_ in page.words().handled.values()] == ["[0, 1)"]
 
 
 def test_the_database_s_errors_in_the_function_are_told_as_the_store_s(ended: Ended) -> None:

@@ -53,8 +53,8 @@ def soon(condition: Callable[[], object]) -> None:
 def reporting(steps: str) -> list[str]:
     """The command of a process that does this, and reports with the words of `REPORTS`.
 
-    ``tells=CODE:RESTART`` is a told end, ``wrote`` tells that it has written, ``handles=P0:0:100,P1:0:50`` what it
-    handles, ``one=P0:7:8`` the same with the words that skip it.
+    ``tells=CODE:RESTART`` is a told end, ``joined-tells`` that of one that has joined; ``joined`` and ``wrote`` tell
+    just that. ``handles=P0:0:100,P1:0:50`` tells what it handles, ``one=P0:7:8`` the same with the words that skip it.
     """
     return [sys.executable, "-S", PROCESS, " ".join(map(_as_step, steps.split()))]
 
@@ -64,11 +64,13 @@ def _as_step(word: str) -> str:
         return f"report={REPORTS[word]}"
     name, _, value = word.partition("=")
     match name:
-        case "tells":
+        case "tells" | "joined-tells":
             code, _, restart = value.partition(":")
-            words = Words(end=End(int(code), cast("Restart", restart)))
+            words = Words(has_joined=name != "tells", end=End(int(code), cast("Restart", restart)))
+        case "joined":
+            words = Words(has_joined=True)
         case "wrote":
-            words = Words(has_written=True)
+            words = Words(has_joined=True, has_written=True)
         case "handles" | "one":
             words = Words(places(value), skip=SKIP if name == "one" else "")
         case _:
@@ -246,12 +248,19 @@ def fail(one: Supervised, times: int) -> None:
 
 
 @pytest.mark.behaviour("CONS-16")
-@pytest.mark.parametrize("steps", ["tells=3:repeats exit=3", "ready tells=3:repeats exit=3"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["tells=3:repeats exit=3"],
+        ["ready joined-tells=3:repeats exit=3"],
+        ["ready joined-tells=3:repeats exit=3", "joined-tells=3:repeats exit=3"],
+    ],
+)
 def test_what_no_restart_mends_ends_all_at_the_fifth_time_if_no_process_has_ever_worked(
-    supervised: list[Supervised], steps: str
+    supervised: list[Supervised], steps: list[str]
 ) -> None:
     """Each is ready while it waits for Kafka to assign something, so that is no proof for what is found at writing."""
-    one = supervise(supervised, [steps])
+    one = supervise(supervised, steps)
     fail(one, 4)
     assert one.end() == 3
     assert one.started == {0: 5}
@@ -263,7 +272,7 @@ def test_what_no_restart_mends_ends_all_at_the_fifth_time_if_no_process_has_ever
     ("first", "then"),
     [
         (["ready exit=5"], ["tells=3:repeats exit=3"] * 5),
-        (["ready wrote exit=5"], ["ready tells=5:repeats exit=5"] * 5),
+        (["ready wrote exit=5"], ["ready joined-tells=5:repeats exit=5"] * 5),
         (["tells=3:repeats exit=3"] * 4 + ["exit=5"], ["tells=3:repeats exit=3"] * 4),
         ([], ["tells=3:helps exit=3"] * 5),
         ([], ["exit=3"] * 5),
@@ -281,7 +290,7 @@ def test_what_may_pass_is_retried_without_an_end(
 
 @pytest.mark.behaviour("CONS-16")
 def test_a_process_that_was_ready_for_a_minute_without_a_record_has_worked(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: [*["ready tells=5:repeats exit=5"] * 6, "ready wait"]})
+    one = supervise(supervised, {0: ["ready wait"], 1: [*["ready joined-tells=5:repeats exit=5"] * 6, "ready wait"]})
     soon(lambda: one.supervisor.places[0].is_ready)
     one.skip(61)
     fail(one, 6)
@@ -431,12 +440,9 @@ def test_deaths_at_different_records_are_no_reason_to_be_careful(supervised: lis
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_the_next_process_that_gets_ready_is_given_the_deaths_to_record(supervised: list[Supervised]) -> None:
-    """One that dies before it is ready may have recorded nothing."""
-    one = supervise(
-        supervised,
-        [f"handles=P0:0:9 {SEGV}", "exit=3", "ready wait"],
-    )
+def test_the_next_process_that_joins_is_given_the_deaths_to_record(supervised: list[Supervised]) -> None:
+    """One that dies before has recorded nothing."""
+    one = supervise(supervised, [f"handles=P0:0:9 {SEGV}", "exit=3", "joined ready wait"])
     fail(one, 2)
     soon(one.is_ready)
     death = Death("process 0 has ended with SIGSEGV while it handled payments-0 [0, 9)", places("P0:0:9"))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from offsetstore import Broker, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene, Violation
+from tests.faults.chaos.means import deadly
+from tests.faults.chaos.means.commands import offsetstore
 from tests.faults.chaos.means.freezing import stands
 from tests.faults.chaos.means.members import SESSION_TIMEOUT, Members, longest_wait, write_by_claim
+from tests.faults.chaos.means.poison import DEADLY, SECRET, scatter
+from tests.support.consuming import Consuming
 from tests.support.waiting import wait_until
 
 ROW: Final = "a fleet"
@@ -33,6 +39,7 @@ POINTS: Final = (
 ENDS: Final = ("StaleClaim", "CommitUnknown")
 """A claim, or a fleet that is founded anew; and who is frozen at COMMIT and finds that a claim has gone on."""
 
+SKIP: Final = "To skip only this record: offsetstore "
 AT_LENGTH: Final = "at-length"
 _EVERY: Final = 10.0
 """Seconds from one event to the next, at length."""
@@ -70,6 +77,60 @@ def members_killed_at_random(scene: Scene) -> None:
     for some in (members, last):
         scene.told += some.told()
         scene.noted += [f"a member has ended with {end}" for end in some.unexpected(ENDS)]
+
+
+@fault(
+    row="a record that kills its process",
+    must="the supervisor names the record, once it was handled alone, and the command; after it all other records are "
+    "there, once, and nothing of the one",
+    ways=("batch",),
+    variants=("transform", "handler"),
+)
+def record_that_kills(scene: Scene) -> None:
+    """Records at which the user's function gets SIGSEGV, scattered among good ones, in two or three supervised
+    processes, one of which may get SIGKILL meanwhile; each time the command that the supervisor prints is run, and all
+    is started again."""
+    scene.allow("reset")
+    bad = scatter(scene, DEADLY, good=200, bad=scene.random.randint(1, 2))
+    given = {"bootstrap": scene.servers, "topic": scene.topic, "group": scene.group, "word": SECRET}
+    given |= {"how": scene.variant, "rows": scene.random.choice([20, 200])}
+    scene.directory.mkdir(parents=True, exist_ok=True)
+    count, log = scene.random.choice(["2", "3"]), scene.directory / "consume.log"
+    app = f"{deadly.__name__}:{deadly.consumer.__name__}"
+
+    def consuming() -> Consuming:
+        return Consuming("--processes", count, url=scene.url, given=given, log=log, app=app)
+
+    for _ in bad:
+        scene.fired(_skip_one(scene, consuming(), bad))
+    scene.produce(50)
+    with consuming() as last:
+        scene.caught_up()
+        assert last.end() == 0, last.said
+        assert "SIGSEGV" not in last.said
+    assert "ProcessDied" in offsetstore(scene, "errors", "-g", scene.group)
+    keys = scene.database.rows("SELECT count(*) FROM landed WHERE key LIKE '%canary%'")
+    assert keys == [(0,)], "a record that was skipped is in the results"
+
+
+def _skip_one(scene: Scene, consuming: Consuming, bad: set[str]) -> str:
+    with consuming:
+        if scene.random.random() < 0.5:
+            wait_until(lambda: consuming.children, timeout=60)
+            os.kill(consuming.children[-1], signal.SIGKILL)
+        wait_until(lambda: SKIP in consuming.said, timeout=120)
+        consuming.end()
+        where, _, command = next(line for line in consuming.said.splitlines() if SKIP in line).partition(SKIP)
+    [place] = [one for one in bad if f" {one.partition('@')[0]} [{one.partition('@')[2]}, " in where]
+    told: list[str] = []
+
+    def is_done() -> bool:  # once the dead processes don't count as live
+        with suppress(AssertionError):
+            told.append(offsetstore(scene, *shlex.split(command)))
+        return bool(told)
+
+    wait_until(is_done, timeout=60)
+    return f"the supervisor named {place}; {told[0].splitlines()[-1]}"
 
 
 def _at_a_point(scene: Scene, members: Members) -> str:

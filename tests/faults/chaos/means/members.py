@@ -122,7 +122,7 @@ def longest_wait(scene: Scene) -> float:
     return max((b - a for times in moved.values() for a, b in pairwise(times)), default=0.0)
 
 
-def _transform(records: Any) -> dict[str, pa.RecordBatch]:
+def transform(records: Any) -> dict[str, pa.RecordBatch]:
     """As `landing.outputs`: the records, and what they add up to."""
     values = [json.loads(value) for value in records.column("value").to_pylist()]
     parsed: dict[str, Any] = {name: records.column(name) for name in ("topic", "partition", "offset")}
@@ -156,7 +156,7 @@ class _Printer:
             self._batches.on(event)
 
 
-def _note(info: BatchInfo) -> object:
+def note(info: BatchInfo) -> object:
     """As `harness.job.note`, without Spark."""
     return {tp: {"until": range_.until} for tp, range_ in info.ranges.items()}
 
@@ -172,10 +172,10 @@ def _main(url: str, servers: str, topic: str, group: str, takeover: str) -> None
                 "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
                 "heartbeat.interval.ms": 500,
             },
-            transform=_transform,
+            transform=transform,
             into={"landed": Append("landed"), "sums": Upsert("sums", key=["key"], add=["records", "total"])},
             flush=Flush(rows=200, seconds=0.2),
-            metadata=_note,
+            metadata=note,
             takeover=cast("Takeover", takeover),
         )
         try:

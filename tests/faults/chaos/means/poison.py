@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -78,6 +79,10 @@ KINDS: Mapping[str, Poison] = {
         "ALTER TABLE landed DROP CONSTRAINT is_known",
     ),
 }
+
+
+DEADLY: Final = Poison(_unknown)
+"""The tables take it; see `means.deadly`."""
 
 
 def scatter(scene: Scene, poison: Poison, *, good: int, bad: int) -> set[str]:
