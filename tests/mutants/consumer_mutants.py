@@ -203,7 +203,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "feed-without-a-limit",
-        ("Feed.room", "left <= 0", "False"),
+        ("Feed.room", "(left := self._limits.bytes - self._bytes) <= 0", "(left := self._limits.bytes) <= 0"),
         tests=(f"{_FEED}test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then",),
         why="Memory would hold whatever Kafka has.",
     ),

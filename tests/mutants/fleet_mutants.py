@@ -440,7 +440,7 @@ FENCES: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "founder-that-is-frozen",
-        ("_join", "with suppress(LockTimeout): ...", "with suppress(): ..."),
+        ("_join", "with dropped(LockTimeout): ...", "with dropped(): ..."),
         tests=(f"{_MEMBERS}test_a_process_that_is_frozen_while_it_founds_is_ended_by_the_next_that_joins",),
         why="One process that froze at its start would keep all others from starting.",
     ),

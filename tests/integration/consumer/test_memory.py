@@ -176,15 +176,6 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.collect()
-
-
 @pytest.mark.behaviour("CONS-18")
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import traceback
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, cast
@@ -59,14 +58,6 @@ class Watched:
     def is_gone(self) -> bool:
         assert self._held is not None
         return self._held() is None
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def raised(call: Callable[..., object]) -> Exception:
