@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
@@ -32,6 +33,15 @@ LONG = tuple(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((n for n, place in enumerate(LONG) if item.nodeid.startswith(place)), len(LONG)))
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No garbage is collected, as in a process that polls."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

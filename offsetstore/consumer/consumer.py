@@ -122,9 +122,9 @@ class Consumer:
         crash, or by another member that gets the partition before that.
     :param into: the writer, or a mapping of the same names to writers.
     :param flush: when what was polled is written, with the offsets, in one transaction: after so many records,
-        seconds, or bytes of keys, values and headers. At most as much again waits in memory while that is done, and
-        what Kafka's client has fetched (``queued.max.messages.kbytes``). By default 50,000 records, 10,000 with a
-        handler, 1 s and 64 MiB.
+        seconds, or bytes of keys, values and headers, of which it has at most one record more. As much again waits in
+        memory while that is done, and what Kafka's client has fetched (``queued.max.messages.kbytes``, 64 MiB by
+        default, and one more answer). By default 50,000 records, 10,000 with a handler, 1 s and 64 MiB.
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. The process that
         has a letter's partition replays it when that is requested.
     :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,

@@ -28,6 +28,7 @@ class _Partition:
 
     :param begin: what was taken ends here; ``until``: what was polled.
     :param records: those that go on with the next delivery.
+    :param passed_over: how many deliveries in a row had no room for any of these.
     """
 
     term: Term
@@ -35,6 +36,7 @@ class _Partition:
     until: int
     pending: Pending
     records: list[Record] = field(default_factory=list[Record])
+    passed_over: int = 0
 
     @property
     def end(self) -> int:
@@ -180,9 +182,10 @@ class Feed:
                 one.begin, one.records = end, left
         if not counts:
             self._count, self._bytes, self._since = self._deferred, self._deferred_bytes, None
-        for tp in [tp for tp, count in counts.items() if count]:
-            self._forget(taken[tp].records)
-            self._partitions[tp] = self._partitions.pop(tp)  # the others come first the next time
+        for tp, count in counts.items():
+            one = self._partitions[tp]
+            one.passed_over = 0 if count else one.passed_over + 1
+            self._forget(taken[tp].records if count else ())
         return taken
 
     def _counts(self) -> dict[TopicPartition, int]:
@@ -190,7 +193,8 @@ class Feed:
 
         The first of a share is handed over whatever its size is, so no partition waits because its records are large.
         """
-        sizes = {tp: [0, *accumulate(map(_size, one.records))] for tp, one in self._partitions.items() if one.records}
+        waiting = sorted(self._partitions.items(), key=lambda one: -one[1].passed_over)
+        sizes = {tp: [0, *accumulate(map(_size, one.records))] for tp, one in waiting if one.records}
         counts, left = dict.fromkeys(sizes, 0), self._limits.bytes
         share = left // len(sizes)
         for most in (share, left):

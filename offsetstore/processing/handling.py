@@ -33,7 +33,7 @@ from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck,
 from offsetstore.lazy import find
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.context import as_current, propagated
-from offsetstore.protocol.functions import as_texts, tells_of_outage
+from offsetstore.protocol.functions import as_texts, tells_of_outage, without_frames
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.ports import Writer, declares
@@ -549,6 +549,8 @@ class Handling:
             self._finish(task, rows, None)
         elif task.attempts < retries.attempts and not failure.is_final:
             self.figures.retries += 1
+            if failure.outage is not None:
+                without_frames(failure.outage)
             heapq.heappush(self._delayed, (now + retries.wait(task.attempts), next(self._numbers), task))
             return  # its key waits
         elif self._ended_by(failure, task.record):
@@ -899,7 +901,11 @@ def described(error: BaseException) -> HandlerError:
 def _failure(error: BaseException) -> _Failure:
     if isinstance(error, NoRows):
         return _Failure(HandlerError(RESULT, str(error)), is_final=True)
-    return _Failure(described(error), outage=error if tells_of_outage(error) else None)
+    found = described(error)
+    if tells_of_outage(error):
+        return _Failure(found, outage=error)
+    without_frames(error)
+    return _Failure(found)
 
 
 def _place(record: Record) -> str:

@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, ParamSpec, TypeVar, cast
 
 from offsetstore.errors import FunctionEnded, Outage, as_raised
@@ -22,6 +22,8 @@ _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
 
 _KINDS: Final = (MemoryError, ImportError, ConnectionError, TimeoutError, Outage)
+
+_COROUTINE: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # to clear the frame of one that waits ends it
 
 # Most packages that talk to a service have classes of their own, which are none of Python's.
 _OF_NETWORKS: Final = re.compile(r"Connect\w*Error|\w*Timeout\w*|URLError|gaierror")
@@ -128,7 +130,10 @@ def dropped(*kinds: type[BaseException]) -> Generator[None]:
 def with_empty_frames(error: BaseException) -> None:
     """Empty the frames of an error that leaves our code: it still tells where it was raised, and holds no records."""
     for one in _own_chain(error):
-        traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if not frame.f_code.co_flags & _COROUTINE:
+                with suppress(RuntimeError):  # it runs
+                    frame.clear()
 
 
 def _own_chain(error: BaseException) -> list[BaseException]:

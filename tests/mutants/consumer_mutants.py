@@ -34,6 +34,10 @@ _COMMITTED: Final = (
 _AGAIN: Final = "tests/integration/consumer/test_members.py::"
 _AWAY: Final = "tests/unit/consumer/test_commits.py::"
 _FEED: Final = "tests/unit/consumer/test_records.py::"
+_FEED_MODEL: Final = (
+    "tests/property/test_feed_model.py::test_a_flush_has_at_most_the_limit_and_one_record_and_none_is_left"
+)
+_FRAMES: Final = "tests/unit/protocol/test_frames.py::"
 _POLLING: Final = "tests/unit/consumer/test_polling.py::"
 _REGROWN: Final = (
     f"{_POLLING}test_a_log_that_was_truncated_and_has_regrown_ends_the_consumer_and_what_it_lost_is_not_written"
@@ -199,9 +203,81 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "feed-without-a-limit",
-        ("Feed.room", "self._bytes < self._limits.bytes", "True"),
+        ("Feed.room", "(left := self._limits.bytes - self._bytes) <= 0", "(left := self._limits.bytes) <= 0"),
         tests=(f"{_FEED}test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then",),
         why="Memory would hold whatever Kafka has.",
+    ),
+    mutant(
+        "flush-beyond-its-bytes",
+        ("Feed.take", "self._bytes - self._deferred_bytes > self._limits.bytes", "False"),
+        tests=(_FEED_MODEL,),
+        why="One poll takes up to 10,000 records: Flush(bytes=1 MiB) would write 56 MB.",
+    ),
+    mutant(
+        "same-partition-first",
+        ("Feed.take", "one.passed_over + 1", "0"),
+        tests=(_FEED_MODEL,),
+        why="A partition with large records would take the limit each time, and another one would wait for ever.",
+    ),
+    mutant(
+        "poll-whatever-the-size",
+        ("Feed.room", "1 + int(left / max(1.0, self._mean))", "self._limits.rows"),
+        tests=(f"{_FEED}test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then",),
+        why="Of large records, memory would hold as many as of small ones.",
+    ),
+    mutant(
+        "error-with-its-frames",
+        ("without_frames", "one.__traceback__ = None", "pass"),
+        tests=(f"{_FRAMES}test_a_kept_error_holds_no_frames_nor_do_those_it_follows_from_or_has",),
+        why="A consumer would grow by what each failed flush had.",
+    ),
+    mutant(
+        "tracebacks-in-frames",
+        ("without_frames", "with_empty_frames(error)", "pass"),
+        tests=(f"{_FRAMES}test_a_context_manager_that_an_error_has_passed_holds_nothing",),
+        why="Refused rows would stay, since each has passed context managers.",
+    ),
+    mutant(
+        "handled-error-without-its-trace",
+        ("_own_chain", "id(trace.tb_frame) in running", "False"),
+        tests=(f"{_FRAMES}test_what_a_caller_is_handling_stays_as_it_is",),
+        why="The error that ends a job would not tell where it was raised.",
+    ),
+    mutant(
+        "ended-coroutine",
+        ("with_empty_frames", "not frame.f_code.co_flags & _COROUTINE", "True"),
+        tests=(f"{_FRAMES}test_a_coroutine_that_has_caught_an_error_goes_on",),
+        why="A handler's other calls may wait in such frames, and would end without a word.",
+    ),
+    mutant(
+        "future-in-its-own-frame",
+        ("_answer", "del future, work", "pass"),
+        tests=(f"{_FRAMES}test_a_future_whose_error_nobody_asks_for_holds_nothing",),
+        why="While Kafka is away, each failed copy of offsets would leave a client with its threads.",
+    ),
+    mutant(
+        "events-with-frames",
+        ("Observers.on", "isinstance(error, BaseException) and not isinstance(event, BatchEnded)", "False"),
+        tests=(f"{_FRAMES}test_observers_that_keep_an_error_keep_no_frames_but_of_one_that_is_raised_next",),
+        why="An observer that keeps events would keep the records of each outage.",
+    ),
+    mutant(
+        "uncomputable-record-in-its-error",
+        ("Computation.tried", "without_frames(error)", "pass"),
+        tests=(f"{_FRAMES}test_a_record_that_cant_be_computed_is_not_held_by_its_error",),
+        why="A consumer would grow with each letter.",
+    ),
+    mutant(
+        "refused-rows-in-their-error",
+        ("KeptTrials._keep", "without_frames(refused)", "refused"),
+        tests=(f"{_FRAMES}test_a_refusal_that_is_kept_of_a_trial_holds_nothing",),
+        why="A consumer would grow with each refused row.",
+    ),
+    mutant(
+        "handling-in-a-circle",
+        ("Handling.close", "del self._caller", "pass"),
+        tests=(f"{_FRAMES}test_a_call_that_is_repeated_after_an_outage_leaves_nothing",),
+        why="A consumer would keep the records of each flush until garbage is collected, which is seldom.",
     ),
     mutant(
         "handled-anew",

@@ -84,7 +84,7 @@ class Client:
     def close(self) -> None: ...
 
 
-def parse(records: pa.RecordBatch) -> pa.RecordBatch:
+def parse(records: Any) -> pa.RecordBatch:
     values: list[bytes] = records.column("value").to_pylist()
     if any(len(value) > 10 for value in values):
         raise ValueError("too large")
@@ -159,8 +159,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    with_client = {**vars(confluent_kafka), "Consumer": lambda _: made}  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr("offsetstore.consumer.consumer.confluent_kafka", SimpleNamespace(**with_client))
+
+    def make(_: dict[str, Any]) -> Client:
+        return made
+
+    # In this module alone: the copies of offsets have real clients.
+    replaced = SimpleNamespace(**{**vars(confluent_kafka), "Consumer": make})
+    monkeypatch.setattr("offsetstore.consumer.consumer.confluent_kafka", replaced)
     return made
 
 
@@ -169,15 +174,6 @@ def silent() -> Iterator[str]:
     """A broker that accepts connections and says nothing, as one does that is frozen."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
-@pytest.fixture
-def uncollected() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.collect()
 
 
 @pytest.mark.behaviour("CONS-18")
@@ -195,9 +191,11 @@ def test_nothing_is_left_of_letters_refused_rows_and_outages(
     silent: str,
     transform: Callable[[], Any],
 ) -> None:
+    had = {kind: alive(kind) for kind in (Record, confluent_kafka.Consumer, TracebackType, FrameType)}
+    tasks = len([*Path("/proc/self/task").iterdir()])
     query("CREATE TABLE results (record bigint CONSTRAINT unlucky CHECK (record <> 13))")
     with (
-        SlowProxy(server_of(offsetstore_database), Random(0)) as proxy,
+        SlowProxy(server_of(offsetstore_database), Random(0)) as proxy,  # noqa: S311 - no secret
         OffsetStore.connect(
             url_at(offsetstore_database, proxy.port), retries=Retries(attempts=200, shortest=0.02, longest=0.05)
         ) as store,
@@ -240,17 +238,16 @@ def test_nothing_is_left_of_letters_refused_rows_and_outages(
 
         for number in range(2):
             turn(number)
-        wait_until(lambda: not alive(Record))
         for number in range(ROUNDS):
             turn(number)
             assert all(count == 1 for name, count in threads().items() if name != "offsetstore-kafka-end")
-        wait_until(lambda: alive(Record) == 0)
-        wait_until(lambda: alive(confluent_kafka.Consumer) <= 1)
+        wait_until(lambda: alive(Record) <= had[Record])
+        wait_until(lambda: alive(confluent_kafka.Consumer) <= had[confluent_kafka.Consumer] + 1)
         wait_until(lambda: "offsetstore-kafka-end" not in threads())
-        wait_until(lambda: alive(TracebackType) <= 10)  # of an error that is being handled
+        wait_until(lambda: alive(TracebackType) <= had[TracebackType] + 10)  # of an error that is being handled
         connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         assert query(connections)[0][0] <= 10  # two pools, and this one
-        assert alive(FrameType) <= 50
-        assert len([*Path("/proc/self/task").iterdir()]) <= 25
+        assert alive(FrameType) <= had[FrameType] + 50
+        assert len([*Path("/proc/self/task").iterdir()]) <= tasks + 25
         consumer.stop()
         running.result(timeout=60)

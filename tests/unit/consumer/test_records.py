@@ -155,6 +155,12 @@ def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None
         feed.add(P0, [record(P0, 0)])
     assert (by_rows.is_due, by_bytes.is_due, by_time.is_due) == (False, False, True)
     assert (by_rows.room, by_time.room) == (1, 49_999)
+    by_size = Feed(Flush(bytes=1000))
+    by_size.begin({P0: 0}, {P0: Term()})
+    assert by_size.room == 1 + 1000 // 1024
+    by_size.add(P0, [record(P0, offset) for offset in range(10)])
+    mean = by_size._bytes / 10
+    assert by_size.room == 1 + int((1000 - by_size._bytes) / mean)
     for feed in (by_rows, by_bytes):
         feed.add(P0, [record(P0, 1)])
         assert (feed.is_due, feed.room) == (True, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pyarrow as pa
@@ -35,6 +36,21 @@ class Computation:
 
     def failing(self, numbers: Sequence[int], **_: object) -> dict[int, FunctionFailed]:
         return {number: why for number in numbers if (why := self.fails(number)) is not None}
+
+
+@pytest.mark.behaviour("CONS-18")
+def test_the_error_of_records_that_cant_be_computed_holds_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(error: Exception, **_: object) -> FunctionFailed:
+        made = FunctionFailed("it")
+        made.__cause__ = error
+        return made
+
+    monkeypatch.setattr(careful, "function_failed", failed)
+    given: Any = SimpleNamespace(handler=None)
+    computing = careful._Computation(given, cast("Any", None), OfRanges({P0: OffsetRange(0, 1)}))
+    why: Any = computing._or_failed(lambda: 1 // 0)
+    assert isinstance(why.__cause__, ZeroDivisionError)
+    assert why.__cause__.__traceback__ is None
 
 
 def part(computation: Any) -> Careful:

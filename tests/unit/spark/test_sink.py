@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import traceback
+import weakref
+from contextlib import suppress
 from threading import Event
 from typing import Any, cast
 
@@ -36,6 +39,33 @@ def test_no_batch_begins_once_the_mirror_has_seen_that_a_log_lost_records(monkey
         claim.note_lost({TopicPartition("payments", 0): "the log parts at offset 35, below the stored offset 40"})
         with pytest.raises(LogTruncated, match=r"payments-0.*parts at offset 35"):
             sink(batch, 0)
+
+
+@pytest.mark.behaviour("CONS-18")
+def test_the_error_that_a_sink_keeps_tells_its_place_and_holds_nothing_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Held:
+        pass
+
+    class Begun:
+        @classmethod
+        def of(cls, _batch: object) -> None:
+            held = Held()
+            gone.append(weakref.ref(held))
+            raise ValueError
+
+    gone: list[weakref.ref[Held]] = []
+    monkeypatch.setattr(module, "RunningQuery", Begun)
+    batch: Any = object()
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        sink = TransactionalSink(claim, lambda frame: frame, into=Append("events"))
+        with suppress(ValueError):
+            sink(batch, 0)
+        assert sink.error is not None
+        assert traceback.extract_tb(sink.error.__traceback__)[-1].name == "of"
+        assert [one() for one in gone] == [None]
 
 
 def fail(store: OffsetStore, database: Database, monkeypatch: pytest.MonkeyPatch, begin: Any) -> None:
