@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -20,6 +21,7 @@ from offsetstore.errors import BrokerError, ConfigurationError
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe, no_answer
 from offsetstore.kafka.settings.mechanisms import instead_of
 from offsetstore.protocol.background import meanwhile
+from offsetstore.protocol.functions import call
 
 K = TypeVar("K", bound="Hashable")
 _T = TypeVar("_T")
@@ -269,11 +271,12 @@ class Client:
 def make(kind: Callable[[dict[str, Any]], _T], config: dict[str, Any], settings: Mapping[str, Any]) -> _T:
     """Make one of librdkafka's clients.
 
-    :param settings: those of ``config`` that are the user's.
+    :param settings: those of ``config`` that are the user's; what a function among them raises leaves the poll.
     :raises ConfigurationError: librdkafka refuses one of them. The message names the key, never a value.
     """
+    functions = {name: partial(call, one) for name, one in settings.items() if callable(one) and config[name] is one}
     try:
-        return kind(config)
+        return kind({**config, **functions})
     except (KafkaException, TypeError, ValueError) as error:
         refused = _refused_setting(error, settings)
     raise refused  # outside the handler: the cause's text can hold the setting's value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -22,11 +23,13 @@ from offsetstore.consumer.records import Record as Polled
 from offsetstore.errors import (
     BrokerError,
     BrokerUnavailable,
+    FunctionEnded,
     LogTruncated,
     StaleClaim,
     StoreUnavailable,
     TopicRecreated,
 )
+from offsetstore.kafka.client import make
 from offsetstore.offsets import EpochPair, OffsetRange, Ranges, StoredOffset
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.policy import OnRecreated
@@ -483,3 +486,15 @@ def test_records_in_whose_handling_processes_died_are_handled_one_by_one(
     assert sorted(values.written) == sorted(b"%d" % n for n in [*range(6), *range(4)])
     assert not [some for some in met if len(some) > 1 and some & {(0, offset) for offset in range(3)}]
     assert any(len(some) > 1 for some in met) == has_handler
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_a_function_among_kafkas_settings_that_exits_ends_the_poll_alone() -> None:
+    def leaves(_: str) -> None:
+        sys.exit(0)
+
+    settings: dict[str, Any] = {"stats_cb": leaves, "statistics.interval.ms": 5}
+    made = make(lambda config: config, {**settings, "error_cb": print}, settings)
+    assert made.keys() == {"stats_cb", "statistics.interval.ms", "error_cb"}
+    with pytest.raises(FunctionEnded):
+        made["stats_cb"]("{}")
