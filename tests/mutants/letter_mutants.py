@@ -630,9 +630,15 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "calls-that-pass-for-ctrl-c",
-        ("functions:_is_of_signal", "... and is_main and ...", "... and ..."),
+        ("functions:_is_of_signal", "threading.current_thread() is not threading.main_thread()", "False"),
         tests=(f"{_FUNCTIONS}test_ctrl_c_passes_with_pythons_own_handler_in_the_main_thread_alone",),
         why="A KeyboardInterrupt that a function raises in a thread would pass for a stop.",
+    ),
+    mutant(
+        "calls-that-swallow-a-stop",
+        ("functions:_is_of_signal", "any(...)", "False"),
+        tests=(f"{_FUNCTIONS}test_what_another_handler_raises_at_a_signal_passes",),
+        why="With Spark's handler, or one of the application's, a stop would look like a failed record.",
     ),
     mutant(
         "bugs-that-are-records-faults",

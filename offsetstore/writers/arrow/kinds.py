@@ -238,7 +238,7 @@ def _is_double(value: Any, _: Any) -> bool:
 
 
 def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
-    """Whether the digits of a number are those of the narrow float that is nearest: 0.1 is, 1e-50 and 1/3 aren't."""
+    """Whether a number is its nearest narrow float in up to nine digits: 0.1 and 3.14159274 are; 1e-50 and 1/3 not."""
 
     def nearest(value: float) -> float:
         return unpack(form, pack(form, value))[0]
@@ -252,7 +252,7 @@ def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
             if narrow == number or number != number:  # noqa: PLR0124 - NaN
                 return True
             shown = (float(f"{narrow:.{digits}g}") for digits in range(1, 10))
-            return next((one for one in shown if nearest(one) == narrow), narrow) == number
+            return any(one == number for one in shown if nearest(one) == narrow)
         except OverflowError:
             return False
 

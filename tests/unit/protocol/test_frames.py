@@ -118,6 +118,40 @@ def test_a_coroutine_that_has_caught_an_error_goes_on() -> None:
     assert isinstance(raised(lambda: caught.send(None)), StopIteration)  # its end; RuntimeError if it was ended before
 
 
+def test_a_generator_that_has_caught_an_error_goes_on() -> None:
+    errors = list[Exception]()
+
+    def catch() -> Generator[str]:
+        try:
+            Watched().fail()
+        except ValueError as error:
+            errors.append(error)
+            yield "first"
+        yield "it goes on"
+
+    caught = catch()
+    assert next(caught) == "first"
+    without_frames(errors[0])
+    assert [*caught] == ["it goes on"]
+
+
+def test_a_generator_that_an_error_has_ended_holds_nothing() -> None:
+    watched = Watched()
+
+    def fail() -> Generator[Held]:
+        held = Held()
+        yield held
+        held = watched
+        watched.fail()
+
+    error = raised(lambda: [*fail()])
+    with_empty_frames(error)
+    assert watched.is_gone
+    assert not any(
+        frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code is fail.__code__
+    )
+
+
 @contextmanager
 def translating() -> Generator[None]:
     try:
