@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
+from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused, as_raised
 from offsetstore.offsets import CommittedOffset, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background, meanwhile
@@ -439,7 +439,7 @@ class Mirror:
             return
         if isinstance(error, BrokerRefused):
             self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every
-        reason = str(error) if isinstance(error, BrokerError) else type(error).__name__
+        reason = str(error) if isinstance(error, BrokerError) else type(as_raised(error)).__name__
         self._tell_failure(reason, is_over=False, error=error)
 
     def _end_with_warning(self, why: str) -> None:
