@@ -101,9 +101,23 @@ def stored(values: Sequence[Any], kind: Any) -> _Array:
     target = held(kind)
     if is_uuid(kind):
         values = [getattr(one, "bytes", one) for one in values]
-    elif _TYPES.is_decimal(target):  # of NumPy's integers Arrow makes none
-        values = [int(one) if isinstance(one, Integral) else one for one in values]
+    elif _TYPES.is_decimal(target) or _TYPES.is_nested(target):
+        values = [_for_arrow(one, target) for one in values]
     return _arrow.array(values, target)
+
+
+def _for_arrow(value: Any, kind: Any) -> Any:
+    """The value as Arrow takes it: it makes no decimals of NumPy's integers, and knows no mapping but a dict."""
+    if value is None:
+        return None
+    if _TYPES.is_decimal(kind):
+        return int(value) if isinstance(value, Integral) else value
+    if _TYPES.is_struct(kind):
+        return {field.name: _for_arrow(value.get(field.name), field.type) for field in kind}
+    if _TYPES.is_map(kind):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return [(_for_arrow(key, kind.key_type), _for_arrow(one, kind.item_type)) for key, one in pairs]
+    return [_for_arrow(one, kind.value_type) for one in value] if _TYPES.is_nested(kind) else value
 
 
 def is_json(kind: Any) -> bool:
