@@ -115,7 +115,7 @@ def _for_arrow(value: Any, kind: Any) -> Any:
     if _TYPES.is_struct(kind):
         return {field.name: _for_arrow(value.get(field.name), field.type) for field in kind}
     if _TYPES.is_map(kind):
-        pairs = value.items() if isinstance(value, Mapping) else value
+        pairs: Any = cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value
         return [(_for_arrow(key, kind.key_type), _for_arrow(one, kind.item_type)) for key, one in pairs]
     return [_for_arrow(one, kind.value_type) for one in value] if _TYPES.is_nested(kind) else value
 

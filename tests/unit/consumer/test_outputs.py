@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -56,8 +57,13 @@ def test_a_writer_that_leaves_while_it_looks_at_its_table_ends_its_call_alone(me
     def leave(*_: object) -> NoReturn:
         sys.exit(3)
 
-    claim: Any = SimpleNamespace(read=lambda work: work(SimpleNamespace(connection=None)))
-    writer: Any = SimpleNamespace(write=leave, check=lambda *_: None, uses_kafka_column=bool)
+    def read(work: Callable[[Any], object]) -> object:
+        return work(SimpleNamespace(connection=None))
+
+    def nothing(*_: object) -> None: ...
+
+    claim: Any = SimpleNamespace(read=read)
+    writer: Any = SimpleNamespace(write=leave, check=nothing, uses_kafka_column=nothing)
     setattr(writer, method, leave)
     with pytest.raises(FunctionEnded, match="SystemExit"):
         Outputs(number, writer).check_tables(claim, {"": RECORDS.schema})

@@ -414,7 +414,10 @@ def test_what_a_users_objects_raise_in_our_own_code_leaves_it_as_an_error() -> N
     def key(record: Record) -> NoReturn:
         raise Unnoted(record)
 
-    for of_key in (lambda _: Odd(), key):
+    def odd(_: Record) -> Odd:
+        return Odd()
+
+    for of_key in (odd, key):
         handling = Handling(Handler(lambda one: {"id": one.offset}, None, key=of_key))
         with pytest.raises(FunctionEnded):
             handling.feed([record(0), record(1)])

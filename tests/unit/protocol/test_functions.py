@@ -109,10 +109,11 @@ def _of_spark(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+_ANONYMOUS: Callable[[int, FrameType | None], None] = lambda number, _: sys.exit(number)  # noqa: E731
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    "handler", [_of_spark, lambda *_: sys.exit(0), Ends().method, Ends(), partial(partial(_of_spark, 1), 2)]
-)
+@pytest.mark.parametrize("handler", [_of_spark, _ANONYMOUS, Ends().method, Ends(), partial(partial(_of_spark, 1), 2)])
 def test_what_another_handler_raises_at_a_signal_passes(number: signal.Signals, handler: Callable[..., None]) -> None:
     before = signal.signal(number, handler)
     try:

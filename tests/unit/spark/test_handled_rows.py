@@ -42,7 +42,7 @@ def rows(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> tuple
 @pytest.mark.behaviour("HAND-10")
 def test_names_that_differ_only_in_case_are_refused_unless_spark_tells_them_apart() -> None:
     def spark(value: str) -> Any:
-        return SimpleNamespace(conf=SimpleNamespace(get=lambda *_: value))
+        return SimpleNamespace(conf={"spark.sql.caseSensitive": value})
 
     schemas = {"": pa.schema([("id", pa.int64()), ("Name", pa.string()), ("name", pa.string())])}
     check_case(schemas, spark("true"))

@@ -199,6 +199,13 @@ def test_an_error_that_can_t_be_sent_does_not_become_one_of_ours_whose_text_is_l
     assert "Quoting: canary" in str(error)
 
 
+class Leave(Keep):
+    """A writer that ends programs."""
+
+    def write(self, work: Any, batches: Iterable[pa.RecordBatch]) -> int:  # noqa: ARG002 - the Protocol's
+        sys.exit(3)
+
+
 class Unsendable(Exception):
     """One whose own methods end what calls them."""
 
@@ -213,11 +220,9 @@ class Unsendable(Exception):
 def test_what_is_no_error_is_told_with_its_class_and_place_and_a_class_that_cant_be_shown_ends_no_task(
     store: InMemoryOffsetStore, claim: Claim
 ) -> None:
-    writer = Fail()
-    writer.write = lambda *_: sys.exit(3)
-    error = perform(store, claim, [records((P0, 0))], writer=writer).why()
+    error = perform(store, claim, [records((P0, 0))], writer=Leave()).why()
     assert (type(error), str(error)) == (FunctionEnded, "it raised SystemExit")
-    assert "in <lambda>" in "".join(error.__notes__)
+    assert "in write" in "".join(error.__notes__)
 
     error = perform(store, claim, [records((P0, 0))], writer=Fail(error=Unsendable())).why()
     assert "Unsendable: it can't be shown: SystemExit" in str(error)
