@@ -246,7 +246,7 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     mutant(
         "ended-coroutine",
         ("_may_go_on", "bool(frame.f_code.co_flags & _COROUTINE)", "False"),
-        tests=(f"{_FRAMES}test_a_coroutine_that_has_caught_an_error_goes_on",),
+        tests=(f"{_FRAMES}test_a_coroutine_s_frame_stays_also_while_it_runs",),
         why="A handler's other calls may wait in such frames, and would end without a word.",
     ),
     mutant(
