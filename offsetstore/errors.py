@@ -852,7 +852,8 @@ class FunctionFailed(RowsRefused):
     ``error_class`` is the error's name. Its ``text`` and ``traceback`` may quote a record, and are not shown; the
     exception's cause is the error itself, in the process that raised it. Where a job with dead letters ends with it,
     there is no text and no cause, and the traceback has only the places; so has a note. ``is_of_record``: a trial has
-    shown that it is the record's fault, since others can be computed; else it is taken for a bug of the function.
+    shown that it is the record's fault, since others can be computed; where there is no other to try, earlier
+    deliveries tell. Else it is taken for a bug of the function.
     """
 
     default_next_step = "Correct the function, or have the transform reject such records."

@@ -61,7 +61,11 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
     :param others: where code is that is not the user's, beside Python's and ours.
     """
     error = as_raised(error)
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    try:
+        said = str(error)
+    except BaseException as broken:  # noqa: BLE001 - the user's own class
+        said = f"it can't be shown: {type(broken).__name__}"
+    lines = [line for line in said.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     what, step = f"{type(error).__name__}: " + "\n".join(lines[:_SHOWN]), "Correct it"
     trace = list(traceback.walk_tb(error.__traceback__))
     if isinstance(error, KeyError) and trace and trace[-1][0].f_code is type(os.environ).__getitem__.__code__:

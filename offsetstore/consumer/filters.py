@@ -134,6 +134,7 @@ class SkipIf:
         if not callable(predicate):
             raise ConfigurationError("predicate must be a function of a record", found=repr(predicate))
         self.predicate = predicate
+        self._has_decided = False
 
     def apply(self, records: Sequence[Record], context: Context) -> Kept:  # noqa: ARG002 - the Filter's
         """See `Filter`."""
@@ -142,8 +143,13 @@ class SkipIf:
             try:
                 is_dropped = call(self.predicate, one)
             except Exception as error:
-                takes_others = number > 0 or any(map(self._takes, records[1:_TRIALS]))
+                takes_others = not tells_of_outage(error) and (
+                    number > 0
+                    or any(map(self._takes, records[1:_TRIALS]))
+                    or (self._has_decided and len(records) == 1)  # as is usual on a quiet topic
+                )
                 raise _PredicateRaised(one.offset, is_of_record=takes_others) from error
+            self._has_decided = True
             if is_dropped:
                 dropped.append(one.offset)
         return Kept(len(records), dropped)

@@ -690,7 +690,7 @@ def blame(
     :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused.what)
-    search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds, only_computed)
+    search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds, only_computed, claim.has_made_rows)
     first, is_cause, is_of_record, ended = 0, False, False, ""
     try:
         first = search.first_refused()
@@ -699,6 +699,7 @@ def blame(
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
         ended = f"; the search for the cause ended: {why}"
+        is_of_record = isinstance(refused, FunctionFailed) and search.has_failed_alone and search.has_passed
     check()
     error = search.error if is_cause else refused
     suspects = cut(ranges, search.accepted, first if is_cause else search.size)
@@ -846,9 +847,13 @@ class _Bisection:
     check: Callable[[], None]
     deadline: float
     only_computed: bool
+    has_made_rows: bool
     accepted: int = 0
     rows: int = 0
     """Of the last part that was accepted."""
+    has_passed: bool = False
+    """Whether any part has made rows."""
+    has_failed_alone: bool = False
     size: int = field(init=False)
     fewest: int = field(init=False)
 
@@ -899,13 +904,22 @@ class _Bisection:
         ) and (one_more is None or self._refuses(self.size, [*others, one_more]))
 
     def is_of_record(self, first: int) -> bool:
-        """Tell whether the record is refused alone, and rows are made of others: then a function has no bug for all."""
+        """Tell whether the record is refused alone, and rows are made of others: then a function has no bug for all.
+
+        Where none of the others is refused or makes rows, such as those of a quiet topic, earlier deliveries count.
+        """
         before = [(0, first - 1)] if first > 1 else []
         steps = takewhile(lambda step: first + step <= self.size, (1 << n for n in count()))
         after = [(first + step - 1, first + step) for step in steps]
-        return self._refuses(first, begin=first - 1) and any(
-            not self._refuses(end, begin=begin) and self.rows for begin, end in before + after
-        )
+        if not self._refuses(first, begin=first - 1):
+            return False
+        may_be = self.has_made_rows
+        for begin, end in before + after:
+            if self._refuses(end, begin=begin):
+                may_be = False
+            elif self.rows:
+                return True
+        return may_be
 
     def _beside(self, number: int) -> Iterable[Coordinates]:
         """The records around this one, from the nearest before it down, and then those after it."""
@@ -930,12 +944,14 @@ class _Bisection:
                 self.error, self.fewest = error, count  # it may be raised
             else:
                 without_frames(error)
+            self.has_failed_alone |= count - begin == 1
             return True
         except Exception as error:  # noqa: BLE001 - the refusal matters more than what ended the search
             why = type(error).__name__
             if isinstance(error, OffsetStoreError):  # it may be what is wrong, such as rows of another type
                 why += f": {str(error).removesuffix(error.next_step).rstrip('. ')}"
             raise _SearchEnded(why) from None
+        self.has_passed |= self.rows > 0
         if not (without or begin) and count < self.fewest:  # else it is a refusal that did not recur
             self.accepted = count
         return False

@@ -39,7 +39,7 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "time": pa.time64("us"),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
-    "interval day to second": pa.duration("us"),
+    "interval day to second": pa.duration("us"),  # and its parts: `_DAY_TIME`
     "void": pa.null(),
 }
 """By Spark's names."""
@@ -50,11 +50,14 @@ _SYNONYMS: Final = {
     "integer": "int",
     "long": "bigint",
     "real": "float",
-    "time(6)": "time",
     "timestamp_ltz": "timestamp",
 }
 _NAMES: Final = {str(kind): name for name, kind in _TYPES.items()}
 _DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\((\d+)(?:,(-?\d+))?\))?")
+_TIME: Final = re.compile(r"time\([0-6]\)")
+_DAY_TIME: Final = re.compile(
+    r"interval (?:day(?: to (?:hour|minute|second))?|hour(?: to (?:minute|second))?|minute(?: to second)?|second)"
+)
 _TOKEN: Final = re.compile(r"""\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|[<>(),:])\s*""")
 _INTERVAL: Final = {"year", "month", "day", "hour", "minute", "second", "to"}
 _EXPECTED: Final = (
@@ -202,8 +205,15 @@ def _checked(schema: pa.Schema) -> pa.Schema:
 def _type_named(name: str) -> pa.DataType:
     decimal = _DECIMAL.fullmatch(name)
     if decimal is not None:
-        return pa.decimal128(int(decimal[1] or 10), int(decimal[2] or 0))
+        precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
+        if not 0 <= scale <= precision:
+            raise _UnreadableError(f"{name}: the digits after the point must be 0 to {precision}")
+        return pa.decimal128(precision, scale)
     found = _TYPES.get(_SYNONYMS.get(name, name))
+    if found is None and _TIME.fullmatch(name):
+        return _TYPES["time"]
+    if found is None and _DAY_TIME.fullmatch(name):
+        return _TYPES["interval day to second"]
     if found is None:
         raise _UnreadableError(f"the type {name} is unknown; a string may hold its values")
     return found

@@ -29,11 +29,19 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from offsetstore.errors import ConfigurationError, FunctionFailed, HandlerStuck, MissingDependency, SinkError
+from offsetstore.errors import (
+    ConfigurationError,
+    FunctionEnded,
+    FunctionFailed,
+    HandlerStuck,
+    MissingDependency,
+    SinkError,
+    as_raised,
+)
 from offsetstore.lazy import find
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.context import as_current, propagated
-from offsetstore.protocol.functions import as_texts, tells_of_outage, without_frames
+from offsetstore.protocol.functions import as_texts, call, tells_of_outage, without_frames
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.ports import Writer, declares
@@ -408,7 +416,7 @@ class Handling:
                 tasks.append(_Task(record, key))
         with self.lock:
             for task in tasks:
-                self._queues.add(task.key, task)
+                call(self._queues.add, task.key, task)  # a key compares with others as it likes
             self._finished += without_key
             self.outstanding += len(tasks) + len(without_key)
             if len(left := [*_left]) >= max(_MOST_LEFT, self.handler.concurrency):
@@ -455,7 +463,7 @@ class Handling:
         """End the handling if no record is to blame for the failure."""
         if failure.outage is None:
             return False
-        failure.outage.add_note(f"{_CALL_FOR}{_place(record)}")
+        call(failure.outage.add_note, f"{_CALL_FOR}{_place(record)}")
         self._outage = failure.outage
         return True
 
@@ -469,8 +477,10 @@ class Handling:
         while True:
             self._look()
             with self.lock:
-                if self._outage is not None:
+                if isinstance(self._outage, Exception):
                     raise self._outage
+                if self._outage is not None:
+                    raise FunctionEnded(f"it raised {type(self._outage).__name__}") from self._outage
                 if self._has_enough() or time.monotonic() >= deadline:
                     found, self._finished = self._finished, []
                     self.outstanding -= len(found)
@@ -834,6 +844,7 @@ class HandlerFailed(Exception):
 
 def outage_of_call(error: BaseException) -> str:
     """The class of an outage, and the record for which the call was made."""
+    error = as_raised(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_CALL_FOR)]
     return ", ".join([type(error).__name__, *notes[-1:]])
 

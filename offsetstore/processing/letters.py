@@ -541,19 +541,19 @@ class Recovery:
             attempt = 1 + (mine.attempts if self._settings.independent else highest.get(tp, 0))
             errors = Counter(mine.errors) + Counter([name_of(error)])
             failed[record] = Failed(attempt, dict(errors))
+            is_doubtful = number in doubtful and not (len(found) == 1 and self._claim.has_made_rows)
             decision = self._settings.decide(Failure(tp, offset, attempt, dict(errors), error))
             match decision:
                 case Retry():
                     waits.append(self._claim.retries.wait(attempt) if decision.after is None else decision.after)
                 case DeadLetter() if number in doubtful:
                     why = "no other record was accepted after it; the batch is refused at record"
-                    ending = ending or _Ending(why, error, record, is_doubtful=True)
+                    ending = ending or _Ending(why, error, record, is_doubtful=is_doubtful)
                 case DeadLetter():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total())
                 case Skip():
                     dead[number] = _Dead(cause_of(error), described(error), errors.total(), decision.reason)
                 case _:
-                    is_doubtful = number in doubtful
                     ending = ending or _Ending("the strategy stops at record", error, record, is_doubtful=is_doubtful)
         if self._settings.independent:  # what was accepted this time starts again
             known = failed.keys() | {part.record(number) for number in dead}

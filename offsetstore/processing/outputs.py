@@ -12,6 +12,7 @@ from offsetstore.errors import ColumnMismatch, ConfigurationError, SinkError
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handling import Handler, check_order
 from offsetstore.processing.unit import UNNAMED
+from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import REJECT, LetterError, rejected
 from offsetstore.protocol.ports import TableWriter, Writer, declares
 from offsetstore.store.claim import Claim
@@ -89,8 +90,8 @@ class CheckedOutputs:
         writer = self.writers[name]
         if isinstance(writer, TableWriter):
             writer.resolve_table(connection)  # now, before the writer is sent to executors
-        writer.check(connection, schema)
-        uses = writer.uses_kafka_column(schema)
+        call(writer.check, connection, schema)
+        uses = call(writer.uses_kafka_column, schema)
         if self._ordered_by is not None:
             check_order(self._ordered_by, writer, uses_kafka=uses)
         return uses

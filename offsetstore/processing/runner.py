@@ -293,6 +293,7 @@ class Runner:
         ended = partial(BatchEnded, group=group, batch=number, ranges=delivery.ranges)
         if written is None:
             return ended(outcome="skipped")
+        self.claim.has_made_rows |= any(written.rows.values())
         outcome = "kept" if written.is_kept else "written"
         return ended(outcome=outcome, rows=written.rows, seconds=written.seconds)
 

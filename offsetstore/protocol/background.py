@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from offsetstore.protocol.forks import is_own
-from offsetstore.protocol.functions import without_frames
+from offsetstore.protocol.functions import call, without_frames
 
 _T = TypeVar("_T")
 _SELDOM: Final = 100_000  # new objects from one garbage collection to the next
@@ -74,7 +74,7 @@ class Background:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval()) and self._turn():
+        while not self._stopping.wait(self._interval()) and call(self._turn):
             pass
         self._at_end()
 

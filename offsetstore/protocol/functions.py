@@ -6,6 +6,7 @@ the process. On an executor only the names of errors are known.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import signal
@@ -13,7 +14,9 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, ParamSpec, TypeVar, cast
+from functools import partial
+from types import FrameType
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from offsetstore.errors import FunctionEnded, Outage, as_raised
 
@@ -23,7 +26,8 @@ _E = TypeVar("_E", bound=BaseException)
 
 _KINDS: Final = (MemoryError, ImportError, ConnectionError, TimeoutError, Outage)
 
-_COROUTINE: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # to clear the frame of one that waits ends it
+_COROUTINE: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_YIELD: Final = dis.opmap["YIELD_VALUE"]
 
 # Most packages that talk to a service have classes of their own, which are none of Python's.
 _OF_NETWORKS: Final = re.compile(r"Connect\w*Error|\w*Timeout\w*|URLError|gaierror")
@@ -57,9 +61,21 @@ def _is_of_signal(error: BaseException) -> bool:
     """Whether a signal's handler has raised it, which runs in the main thread; a function may raise the same itself."""
     if isinstance(error, (TermSignal, InterruptSignal)):
         return True
-    is_main = threading.current_thread() is threading.main_thread()
+    if threading.current_thread() is not threading.main_thread():
+        return False
     # With Python's own handler there is nothing to tell the two apart by.
-    return isinstance(error, KeyboardInterrupt) and is_main and _has_pythons_handler()
+    if isinstance(error, KeyboardInterrupt) and _has_pythons_handler():
+        return True
+    handlers = {_code_of(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> object:
+    """Spark's handlers, and the user's own, raise what a function may raise, too."""
+    while isinstance(handler, partial):
+        handler = cast("Any", handler).func
+    code: object = getattr(handler, "__code__", None)
+    return code or getattr(getattr(handler, "__call__", None), "__code__", None)  # noqa: B004 - an object's own
 
 
 def _has_pythons_handler() -> bool:
@@ -131,9 +147,16 @@ def with_empty_frames(error: BaseException) -> None:
     """Empty the frames of an error that leaves our code: it still tells where it was raised, and holds no records."""
     for one in _own_chain(error):
         for frame, _ in traceback.walk_tb(one.__traceback__):
-            if not frame.f_code.co_flags & _COROUTINE:
+            if not _may_go_on(frame):
                 with suppress(RuntimeError):  # it runs
                     frame.clear()
+
+
+def _may_go_on(frame: FrameType) -> bool:
+    """Whether to clear the frame may end what waits: a coroutine, maybe of another thread, or a generator."""
+    return bool(frame.f_code.co_flags & _COROUTINE) or (
+        frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == _YIELD
+    )
 
 
 def _own_chain(error: BaseException) -> list[BaseException]:

@@ -9,7 +9,7 @@ task that writes has all its rows before it begins a transaction.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -46,6 +46,7 @@ from offsetstore.writers.arrow.batches import KAFKA
 
 ROWS: Final = "_offsetstore_rows"
 FAILED: Final = "_offsetstore_failed"
+_CASE: Final = "spark.sql.caseSensitive"
 _FAILED: Final = pa.schema(
     [
         ("error_class", pa.string()),
@@ -131,6 +132,7 @@ class HandlerTransform:
             rows = rows.add(name or ONLY, ArrayType(columns))
         made = StructType([*records.schema.fields]).add(ROWS, rows).add(FAILED, failed)
         if self._figures is None:
+            check_case(self._schemas, batch.sparkSession)
             self._figures = batch.sparkSession.sparkContext.accumulator(Figures(), _Sum())
         calls = HandlerCalls(
             self._handler, topic_ids or TopicIds(self.topic_ids), self._schemas, self._figures, self._propagate
@@ -154,6 +156,22 @@ class HandlerTransform:
             each = with_any.select(KAFKA, failed.alias(REJECT), F.explode_outer(rows).alias(ONLY))
             made[name] = each.select(KAFKA, f"{ONLY}.*", REJECT)
         return made.get(UNNAMED, made)
+
+
+def check_case(schemas: Mapping[str, pa.Schema], spark: SparkSession) -> None:
+    """Refuse columns that are one to Spark.
+
+    :raises ConfigurationError: their names differ in case alone.
+    """
+    for schema in schemas.values():
+        counts = Counter(name.lower() for name in schema.names)
+        same = [name for name in schema.names if counts[name.lower()] > 1]
+        if same and not spark_boolean(_CASE, str(spark.conf.get(_CASE, "false"))):
+            raise ConfigurationError(
+                "columns of a handler's schema have names that differ only in case, which Spark takes for one",
+                found=", ".join(same),
+                next_step=f"Give them other names, or set {_CASE}=true.",
+            )
 
 
 class Handled:

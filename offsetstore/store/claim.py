@@ -133,7 +133,8 @@ class Claim:
     ``partitions`` are those known to have rows, ``starting`` is the resolved start (``None`` without a broker),
     ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner`` describes this process, for people.
     Once the claim ``is_closed``, the sink no longer writes with it; once it ``is_lost``, it knows that another claim
-    has taken over, or that the group was reset or renamed. ``close_error`` is what `close` has raised last.
+    has taken over, or that the group was reset or renamed. Once a delivery ``has_made_rows``, the job's function has no
+    bug for every record. ``close_error`` is what `close` has raised last.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class Claim:
         self.keeps_checkpoint = False
         self.is_closed = False
         self.is_lost = False
+        self.has_made_rows = False
         self._lost: Mapping[TopicPartition, str] = {}
         self._query_id: str | None = None
         self._is_reserved = False

@@ -17,15 +17,16 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
-from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused
+from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused, as_raised
 from offsetstore.offsets import CommittedOffset, StoredOffset, Token, TopicPartition, Watermarks
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.background import Background, meanwhile
 from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Session
 from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.functions import without_frames
+from offsetstore.protocol.functions import call, without_frames
 from offsetstore.protocol.log_evidence import LogLook, known_ids, look
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
@@ -213,7 +214,7 @@ class Mirror:
         if not rows or not all(hasattr(self._target.broker, method) for method in ("log_ends", "find_truncated")):
             return None  # a user's own implementation may predate them
         partitions = [tp for tp in rows if tp not in self._lost]
-        return meanwhile("offsetstore-logs", lambda: self._target.broker.log_ends(partitions))
+        return meanwhile("offsetstore-logs", lambda: call(self._target.broker.log_ends, partitions))
 
     def _look_at_logs(
         self, rows: Mapping[TopicPartition, StoredOffset], asked: Future[Logs] | None, now: float
@@ -265,7 +266,7 @@ class Mirror:
         }
         if stayed and (lost := self._confirmed(rows, stayed)):
             yield lost
-        looked = look(rows, logs, broker.find_truncated)
+        looked = look(rows, logs, partial(call, broker.find_truncated))
         self._write_pairs(rows, logs, looked, looked.checked)
         parted = {tp: what for tp, what in looked.lost.items() if tp not in seen.lost}
         if parted and (lost := self._confirmed(rows, parted)):
@@ -311,12 +312,12 @@ class Mirror:
         broker = self._target.broker
         for _ in range(_LOOKS - 1):
             time.sleep(_LOOK_AGAIN_SECONDS)
-            again = look(rows, broker.log_ends(lost), broker.find_truncated)
+            again = look(rows, call(broker.log_ends, lost), partial(call, broker.find_truncated))
             lost = {tp: what for tp, what in again.lost.items() if tp in lost}
             if not lost:
                 again.expect_told()
                 return {}
-        known, ids = known_ids(rows), broker.topic_ids({tp.topic for tp in lost})
+        known, ids = known_ids(rows), call(broker.topic_ids, {tp.topic for tp in lost})
         return {
             tp: what
             for tp, what in lost.items()
@@ -351,7 +352,7 @@ class Mirror:
 
     def _is_used_by_others(self, partitions: Collection[TopicPartition]) -> bool:
         """Whether another claim, a copy of the database or another application has committed; then the mirror ends."""
-        there = self._target.broker.committed_offsets(self._target.kafka_group, partitions)
+        there = call(self._target.broker.committed_offsets, self._target.kafka_group, partitions)
         stamps = {tp: Stamp.of(copy) for tp, copy in there.items()}
         ours = {
             tp: stamp for tp, stamp in stamps.items() if stamp and stamp.is_of(self._stamp.store_id, self._stamp.group)
@@ -418,7 +419,7 @@ class Mirror:
         # Before the commit: if its answer is lost, Kafka may have the offsets.
         self._highest |= {tp: copy.next_offset for tp, copy in copies.items()}
         failpoints.reach("before_mirror")
-        self._target.broker.commit(self._target.kafka_group, copies)
+        call(self._target.broker.commit, self._target.kafka_group, copies)
         failpoints.reach("after_mirror")
         self._copied |= copies
         for tp in copies:  # overwritten: if the same offset appears again, it is another commit
@@ -438,7 +439,7 @@ class Mirror:
             return
         if isinstance(error, BrokerRefused):
             self._pause = _INTERVALS_AFTER_REFUSAL * self._target.every
-        reason = str(error) if isinstance(error, BrokerError) else type(error).__name__
+        reason = str(error) if isinstance(error, BrokerError) else type(as_raised(error)).__name__
         self._tell_failure(reason, is_over=False, error=error)
 
     def _end_with_warning(self, why: str) -> None:

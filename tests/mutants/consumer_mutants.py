@@ -245,9 +245,15 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "ended-coroutine",
-        ("with_empty_frames", "not frame.f_code.co_flags & _COROUTINE", "True"),
-        tests=(f"{_FRAMES}test_a_coroutine_that_has_caught_an_error_goes_on",),
+        ("_may_go_on", "bool(frame.f_code.co_flags & _COROUTINE)", "False"),
+        tests=(f"{_FRAMES}test_a_coroutine_s_frame_stays_also_while_it_runs",),
         why="A handler's other calls may wait in such frames, and would end without a word.",
+    ),
+    mutant(
+        "ended-generator",
+        ("_may_go_on", "frame.f_code.co_code[frame.f_lasti] == _YIELD", "False"),
+        tests=(f"{_FRAMES}test_a_generator_that_has_caught_an_error_goes_on",),
+        why="A transform's own generator, which is used again, would end without a word.",
     ),
     mutant(
         "future-in-its-own-frame",

@@ -630,9 +630,29 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "calls-that-pass-for-ctrl-c",
-        ("functions:_is_of_signal", "... and is_main and ...", "... and ..."),
+        ("functions:_is_of_signal", "threading.current_thread() is not threading.main_thread()", "False"),
         tests=(f"{_FUNCTIONS}test_ctrl_c_passes_with_pythons_own_handler_in_the_main_thread_alone",),
         why="A KeyboardInterrupt that a function raises in a thread would pass for a stop.",
+    ),
+    mutant(
+        "calls-that-swallow-a-stop",
+        ("functions:_is_of_signal", "any(...)", "False"),
+        tests=(f"{_FUNCTIONS}test_what_another_handler_raises_at_a_signal_passes",),
+        why="With Spark's handler, or one of the application's, a stop would look like a failed record.",
+    ),
+    mutant(
+        "threads-that-end-without-a-word",
+        ("Background._run", "call(self._turn)", "self._turn()"),
+        tests=("tests/unit/protocol/test_background.py::test_a_thread_that_is_ended_by_what_is_no_error_tells_it",),
+        why="Python ignores a SystemExit in a thread: nobody would learn that heartbeats have ended.",
+    ),
+    mutant(
+        "writers-that-leave-while-they-look",
+        ("CheckedOutputs._check", "call(writer.check, ...)", "writer.check(...)"),
+        tests=(
+            "tests/unit/consumer/test_outputs.py::test_a_writer_that_leaves_while_it_looks_at_its_table_ends_its_call_alone",
+        ),
+        why="A writer's sys.exit would end the process, and with it the other members.",
     ),
     mutant(
         "bugs-that-are-records-faults",
@@ -650,9 +670,17 @@ LETTERS: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "records-faults-without-another-row",
-        ("_Bisection.is_of_record", "... and self.rows", "..."),
+        ("_Bisection.is_of_record", "self.rows", "True"),
         tests=("tests/unit/processing/test_blame.py::test_a_function_that_fails_for_every_row_names_no_record",),
         why="A bug would look like bad data where other records make no rows.",
+    ),
+    mutant(
+        "records-faults-of-a-quiet-topic",
+        ("_Bisection.is_of_record", "self.has_made_rows", "False"),
+        tests=(
+            "tests/unit/processing/test_blame.py::test_where_no_other_record_makes_rows_those_of_earlier_deliveries_count",
+        ),
+        why="One bad record in a flush of its own would look like a bug of a function that has worked for days.",
     ),
     mutant(
         "endings-of-doubtful-records",

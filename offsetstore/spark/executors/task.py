@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
 
-from offsetstore.errors import OffsetStoreError, SinkError
+from offsetstore.errors import OffsetStoreError, SinkError, as_raised
 from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.errors import stripped
 from offsetstore.processing.unit import UNNAMED, Once, PlanOutdated, Unit, commit
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.functions import without_frames
+from offsetstore.protocol.functions import as_texts, call, without_frames
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.metadata import Text
 from offsetstore.protocol.ports import Writer
@@ -237,17 +237,18 @@ class _Rows:
 
 
 def _pickled(error: Exception, tp: TopicPartition) -> bytes:
-    """Pickle the error for `Result.why`."""
-    if isinstance(error, OffsetStoreError):
-        error.locate(tp)
-    else:
-        # Where it was raised, without the values of variables there.
-        error.add_note(f"in the task of {tp}:\n{''.join(traceback.format_tb(error.__traceback__))}")
+    """Pickle the error for `Result.why`; its cause is lost with that."""
+    raised = as_raised(error)
     try:
-        pickled: bytes = _pickler.dumps(error)
-        pickle.loads(pickled)  # noqa: S301 - our own; some errors pickle, but can't be loaded
-    except Exception:  # noqa: BLE001 - pickling may raise anything
+        if isinstance(error, OffsetStoreError):
+            error.locate(tp)
+        else:
+            # Where it was raised, without the values of variables there.
+            error.add_note(f"in the task of {tp}:\n{''.join(traceback.format_tb(raised.__traceback__))}")
+        pickled: bytes = call(_pickler.dumps, error)
+        call(pickle.loads, pickled)  # some errors pickle, but can't be loaded
+    except Exception:  # noqa: BLE001 - the user's own class may raise anything
         # Not one of our errors, whose text the sink logs: this text may quote a row.
-        stand_in = RuntimeError(f"a task of {tp} failed with {type(error).__qualname__}: {error}")
+        stand_in = RuntimeError(f"a task of {tp} failed with {type(raised).__qualname__}: {as_texts(error)[0]}")
         return pickle.dumps(stand_in)
     return pickled

@@ -101,9 +101,23 @@ def stored(values: Sequence[Any], kind: Any) -> _Array:
     target = held(kind)
     if is_uuid(kind):
         values = [getattr(one, "bytes", one) for one in values]
-    elif _TYPES.is_decimal(target):  # of NumPy's integers Arrow makes none
-        values = [int(one) if isinstance(one, Integral) else one for one in values]
+    elif _TYPES.is_decimal(target) or _TYPES.is_nested(target):
+        values = [_for_arrow(one, target) for one in values]
     return _arrow.array(values, target)
+
+
+def _for_arrow(value: Any, kind: Any) -> Any:
+    """The value as Arrow takes it: it makes no decimals of NumPy's integers, and knows no mapping but a dict."""
+    if value is None:
+        return None
+    if _TYPES.is_decimal(kind):
+        return int(value) if isinstance(value, Integral) else value
+    if _TYPES.is_struct(kind):
+        return {field.name: _for_arrow(value.get(field.name), field.type) for field in kind}
+    if _TYPES.is_map(kind):
+        pairs: Any = cast("Mapping[Any, Any]", value).items() if isinstance(value, Mapping) else value
+        return [(_for_arrow(key, kind.key_type), _for_arrow(one, kind.item_type)) for key, one in pairs]
+    return [_for_arrow(one, kind.value_type) for one in value] if _TYPES.is_nested(kind) else value
 
 
 def is_json(kind: Any) -> bool:
@@ -238,7 +252,7 @@ def _is_double(value: Any, _: Any) -> bool:
 
 
 def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
-    """Whether the digits of a number are those of the narrow float that is nearest: 0.1 is, 1e-50 and 1/3 aren't."""
+    """Whether a number is its nearest narrow float in up to nine digits: 0.1 and 3.14159274 are; 1e-50 and 1/3 not."""
 
     def nearest(value: float) -> float:
         return unpack(form, pack(form, value))[0]
@@ -252,7 +266,7 @@ def _is_float_of(form: str) -> Callable[[Any, Any], bool]:
             if narrow == number or number != number:  # noqa: PLR0124 - NaN
                 return True
             shown = (float(f"{narrow:.{digits}g}") for digits in range(1, 10))
-            return next((one for one in shown if nearest(one) == narrow), narrow) == number
+            return any(one == number for one in shown if nearest(one) == narrow)
         except OverflowError:
             return False
 

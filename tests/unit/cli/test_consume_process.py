@@ -19,12 +19,22 @@ from offsetstore.monitoring.page import End, Page, Words
 from offsetstore.monitoring.processes import STACKS
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import BatchEnded
-from offsetstore.text import TRACE
+from offsetstore.text import TRACE, describe_other
 
 pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
 
 Ended = Callable[[str], tuple[int, str]]
 _RAISES = "from offsetstore.errors import *\ndef consumer():\n    raise "
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_an_error_that_cant_be_shown_ends_nothing() -> None:
+    assert describe_other(Unspeakable())[0] == "Unspeakable: it can't be shown: SystemExit"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -171,6 +171,32 @@ def test_a_predicate_that_fails_for_some_records_is_their_fault_and_one_that_fai
         fed(SkipIf(leaves)).decide(0.0, 0.0)
     assert (raised.value.error_class, raised.value.found) == ("SystemExit", f"record {bad or 5}")
     assert exit_code(raised.value) == (ExitCode.BUG if bad is None else ExitCode.OTHER)
+
+
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize(("before", "failing", "is_of_record"), [(0, 1, False), (1, 1, True), (1, 3, False)])
+def test_a_predicate_that_fails_for_the_only_record_is_judged_by_earlier_ones(
+    before: int, failing: int, *, is_of_record: bool
+) -> None:
+    filter_, given = SkipIf(lambda record: 1 // (record.offset < before)), records(*[None] * (before + failing))
+    if before:
+        assert filter_.apply(given[:before], at(0.0)).dropped == [0]
+    with pytest.raises(Exception, match=str(before)) as raised:
+        filter_.apply(given[before:], at(0.0))
+    assert vars(raised.value)["is_of_record"] is is_of_record
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_after_an_outage_a_predicate_is_called_for_no_other_record() -> None:
+    asked = list[int]()
+
+    def asks(record: Record) -> NoReturn:
+        asked.append(record.offset)
+        raise TimeoutError
+
+    with pytest.raises(SinkError, match="TimeoutError"):
+        fed(SkipIf(asks)).decide(0.0, 0.0)
+    assert asked == [5]
 
 
 @pytest.mark.behaviour("CONS-15")

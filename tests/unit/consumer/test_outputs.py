@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 
 from offsetstore import Append
 from offsetstore.consumer.outputs import Outputs, TransformRaised
-from offsetstore.errors import SinkError
+from offsetstore.errors import FunctionEnded, SinkError
 
 pytestmark = pytest.mark.behaviour("CONS-1")
 RECORDS = pa.record_batch({"value": pa.array([b"secret"])})
@@ -46,6 +49,25 @@ def test_the_error_of_a_transform_without_lines_names_no_place() -> None:
     failed = raised.value.failed()
     assert failed is not None
     assert failed.what == "transform raised TypeError"
+
+
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("method", ["check", "uses_kafka_column"])
+def test_a_writer_that_leaves_while_it_looks_at_its_table_ends_its_call_alone(method: str) -> None:
+    def leave(*_: object) -> NoReturn:
+        sys.exit(3)
+
+    def read(work: Callable[[Any], object]) -> object:
+        return work(SimpleNamespace(connection=None))
+
+    def nothing(*_: object) -> None: ...
+
+    claim: Any = SimpleNamespace(read=read)
+    writer: Any = SimpleNamespace(write=leave, check=nothing, uses_kafka_column=nothing)
+    setattr(writer, method, leave)
+    with pytest.raises((FunctionEnded, SystemExit)) as ended:
+        Outputs(number, writer).check_tables(claim, {"": RECORDS.schema})
+    assert isinstance(ended.value, FunctionEnded)
 
 
 def test_what_is_no_record_batch_is_refused_in_the_words_of_into() -> None:

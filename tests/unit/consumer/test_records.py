@@ -254,6 +254,11 @@ def test_a_handler_s_schema_is_read_without_spark() -> None:
         "id struct<",
         "id map<int>",
         "id interval year to month",
+        "id interval second to day",
+        "id interval",
+        "id time(7)",
+        "id decimal(5,-1)",
+        "id decimal(5,6)",
         "id long name string",
         "id long not",
         "`id` long,",
@@ -277,6 +282,9 @@ def test_nested_columns_are_read_without_spark() -> None:
         pa.field("c d", pa.decimal128(5, 1)),
     ]
     assert schema_of(text) == pa.schema([("a", pa.list_(pa.struct(inner))), ("e", pa.duration("us"))])
+    for kind in ("day", "hour", "second", "day to minute", "HOUR TO SECOND", "minute to second"):
+        assert schema_of(f"e interval {kind}") == pa.schema([("e", pa.duration("us"))])
+    assert schema_of("t time(3), u time, d dec(5, 5)").types == [*[pa.time64("us")] * 2, pa.decimal128(5, 5)]
 
 
 @pytest.mark.behaviour("DLQ-11")

@@ -56,7 +56,7 @@ def rule_of(poison: Mapping[Coordinates, Coordinates | None]) -> Callable[[set[C
     return lambda records: any(bad in records and good not in records for bad, good in poison.items())
 
 
-CLAIM: Any = SimpleNamespace(group="the billing", database=SimpleNamespace(schema="our store"))
+CLAIM: Any = SimpleNamespace(group="the billing", database=SimpleNamespace(schema="our store"), has_made_rows=False)
 
 
 def blamed(ranges: Ranges, attempt: Attempt, failed: RowsRefused | None = None, **options: Any) -> RowsRefused:
@@ -352,6 +352,45 @@ def test_a_function_that_fails_for_some_records_has_no_bug_also_where_none_is_sh
     assert not FAILED.is_of_record  # it is shared
 
 
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("has_made_rows", [True, False])
+@pytest.mark.parametrize(
+    ("size", "bad", "others"), [(1, {0}, True), (8, {5}, True), (8, {0}, True), (8, {2, 3}, False)]
+)
+def test_where_no_other_record_makes_rows_those_of_earlier_deliveries_count(
+    monkeypatch: pytest.MonkeyPatch, size: int, bad: set[int], *, others: bool, has_made_rows: bool
+) -> None:
+    """A record that fails alone on a quiet topic is no bug of a function that has worked before."""
+
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
+        if any(offset in bad for _, offset in records_of(ranges, without)):
+            raise FAILED
+        return 0
+
+    monkeypatch.setattr(CLAIM, "has_made_rows", has_made_rows)
+    error = blamed({P0: OffsetRange(0, size)}, attempt, FAILED)
+    assert named(error) is None
+    assert is_of_record(error) is (has_made_rows and others)
+
+
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("rows", [1, 0])
+def test_a_search_that_ends_early_keeps_what_it_has_shown(rows: int) -> None:
+    """A slow function would have a bug, whatever the records before the bad one have shown."""
+
+    def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
+        records = records_of(ranges, without)
+        if without:
+            raise StoreUnavailable("down")
+        if (P0, 5) in records:
+            raise FAILED
+        return rows * len(records)
+
+    error = blamed({P0: OffsetRange(0, 64)}, attempt, FAILED)
+    assert "the search for the cause ended" in str(error)
+    assert is_of_record(error) is bool(rows)
+
+
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("at_once", [1, 37, 63])
 def test_a_function_that_takes_only_so_many_records_names_none(at_once: int) -> None:
@@ -507,7 +546,7 @@ def test_what_comes_before_the_named_record_is_stored_and_a_reset_passes_over_th
 
 def test_the_readme_gives_the_same_command() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    claim = SimpleNamespace(group="billing", database=SimpleNamespace(schema="public"))
+    claim = SimpleNamespace(group="billing", database=SimpleNamespace(schema="public"), has_made_rows=False)
     error = told((P0, 41), claim=claim)
     _, _, command = error.next_step.partition("only this record: ")
     text, reason = command.replace(" 41 ", " 1041 ").replace(" 42 ", " 1042 ").split("…")

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from offsetstore.errors import ConfigurationError, HandlerStuck, Outage
+from offsetstore.errors import ConfigurationError, FunctionEnded, HandlerStuck, Outage, as_raised
 from offsetstore.processing.handling import Handler, Handling, Outcome, Record, outage_of_call
 from offsetstore.protocol.retries import Retries
 from tests.support.waiting import wait_until
@@ -366,27 +366,62 @@ def test_what_ends_programs_ends_the_call_alone(error: BaseException, *, is_asyn
     assert [one.error is None for one in found.values()] == [False, True]
 
 
+@dataclass(frozen=True, slots=True)
 class Broken(Retries):
     """Retries that can't tell how long to wait."""
 
+    error: type[BaseException] = ZeroDivisionError
+
     def wait(self, attempt: int) -> float:
-        raise ZeroDivisionError(f"no wait after attempt {attempt}")
+        raise self.error(f"no wait after attempt {attempt}")
 
 
 @pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_error_of_the_engine_itself_ends_the_handling(*, is_async: bool) -> None:
+def test_an_error_of_the_engine_itself_ends_the_handling(error: type[BaseException], *, is_async: bool) -> None:
     def fails(record: Record) -> None:
         raise ValueError(record.offset)
 
     async def later(record: Record) -> None:
         fails(record)
 
-    handling = Handling(Handler(later if is_async else fails, None, retries=Broken()))
+    handling = Handling(Handler(later if is_async else fails, None, retries=Broken(error=error)))
     handling.feed([record(0)])
-    with pytest.raises(ZeroDivisionError, match="no wait after attempt 1"):
+    with pytest.raises((ZeroDivisionError, FunctionEnded)) as raised:
         handling.finished(10)
+    assert as_raised(raised.value).args == ("no wait after attempt 1",)
     handling.close()
+
+
+class Odd:
+    """A key that can't be compared."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+
+class Unnoted(Outage):
+    def add_note(self, note: str) -> None:
+        raise SystemExit(note)
+
+
+@pytest.mark.behaviour("HAND-2", "CONS-15")
+def test_what_a_users_objects_raise_in_our_own_code_leaves_it_as_an_error() -> None:
+    def key(record: Record) -> NoReturn:
+        raise Unnoted(record)
+
+    def odd(_: Record) -> Odd:
+        return Odd()
+
+    for of_key in (odd, key):
+        handling = Handling(Handler(lambda one: {"id": one.offset}, None, key=of_key))
+        with pytest.raises(FunctionEnded):
+            handling.feed([record(0), record(1)])
+        handling.close()
 
 
 @pytest.mark.behaviour("HAND-2", "HAND-11")

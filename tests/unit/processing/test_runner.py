@@ -54,6 +54,14 @@ def a_while() -> None:
     threading.Event().wait(0.5)
 
 
+@pytest.mark.behaviour("CONS-15")
+def test_a_claim_knows_whether_a_delivery_has_made_rows(claim: Claim) -> None:
+    source = started(claim)
+    assert not claim.has_made_rows
+    source.poll()
+    assert claim.has_made_rows
+
+
 def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, recorder: Recorder) -> None:
     with pytest.raises(RowsRefused, match="first refused at record payments-0@1"):
         started(claim, Results(refused={1})).drain_log()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from typing import NoReturn
 
 import pytest
 
+from offsetstore.errors import FunctionEnded
 from offsetstore.kafka.client import let_go
-from offsetstore.protocol.background import as_main_work, meanwhile
+from offsetstore.protocol.background import Background, as_main_work, meanwhile
 from tests.support.background import in_background
+from tests.support.waiting import wait_until
 
 
 def _fail(_: threading.Thread) -> NoReturn:
@@ -29,6 +32,16 @@ def test_without_threads_the_work_is_left_undone_instead_of_waited_for(monkeypat
     with pytest.raises(RuntimeError, match="can't start new thread"):
         meanwhile("test", lambda: done.append(1)).result(0)
     assert done == []
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_a_thread_that_is_ended_by_what_is_no_error_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[threading.ExceptHookArgs]()
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    turns = Background("test", lambda: sys.exit(3), lambda: 0.0)
+    turns.start()
+    wait_until(lambda: not turns.is_alive)
+    assert [one.exc_type for one in told] == [FunctionEnded]
 
 
 def test_without_threads_a_consumer_is_let_go_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

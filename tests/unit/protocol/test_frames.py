@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
 import weakref
 from collections.abc import Callable, Generator
@@ -25,7 +26,7 @@ from offsetstore.processing.blame import KeptTrials
 from offsetstore.processing.handling import Handling
 from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.events import BatchEnded, MirrorTried, Retried
-from offsetstore.protocol.functions import dropped, with_empty_frames, without_frames
+from offsetstore.protocol.functions import _may_go_on, dropped, with_empty_frames, without_frames
 from offsetstore.protocol.letters import Payload
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.retries import with_retries
@@ -116,6 +117,49 @@ def test_a_coroutine_that_has_caught_an_error_goes_on() -> None:
     caught.send(None)
     without_frames(errors[0])
     assert isinstance(raised(lambda: caught.send(None)), StopIteration)  # its end; RuntimeError if it was ended before
+
+
+def test_a_coroutine_s_frame_stays_also_while_it_runs() -> None:
+    """In another thread, it may wait again before its frame is emptied."""
+
+    async def look() -> bool:
+        return _may_go_on(cast("Any", inspect.currentframe()))
+
+    assert asyncio.run(look())
+
+
+def test_a_generator_that_has_caught_an_error_goes_on() -> None:
+    errors = list[Exception]()
+
+    def catch() -> Generator[str]:
+        try:
+            Watched().fail()
+        except ValueError as error:
+            errors.append(error)
+            yield "first"
+        yield "it goes on"
+
+    caught = catch()
+    assert next(caught) == "first"
+    without_frames(errors[0])
+    assert [*caught] == ["it goes on"]
+
+
+def test_a_generator_that_an_error_has_ended_holds_nothing() -> None:
+    watched = Watched()
+
+    def fail() -> Generator[Held]:
+        held = Held()
+        yield held
+        held = watched
+        watched.fail()
+
+    error = raised(lambda: [*fail()])
+    with_empty_frames(error)
+    assert watched.is_gone
+    assert not any(
+        frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code is fail.__code__
+    )
 
 
 @contextmanager

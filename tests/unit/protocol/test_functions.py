@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import pytest
@@ -92,6 +93,36 @@ def test_ctrl_c_passes_with_pythons_own_handler_in_the_main_thread_alone(monkeyp
         call(sys.exit, 1)
     elsewhere = in_background(lambda: call(raising(KeyboardInterrupt())))
     assert isinstance(elsewhere.exception(timeout=10), FunctionEnded)
+
+
+class Ends:
+    """Handlers of signals, of several kinds, which raise what a function may raise, too."""
+
+    def method(self, *_: object) -> None:
+        sys.exit(0)
+
+    def __call__(self, *_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def _of_spark(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+_ANONYMOUS: Callable[[int, FrameType | None], None] = lambda number, _: sys.exit(number)  # noqa: E731
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("handler", [_of_spark, _ANONYMOUS, Ends().method, Ends(), partial(partial(_of_spark, 1), 2)])
+def test_what_another_handler_raises_at_a_signal_passes(number: signal.Signals, handler: Callable[..., None]) -> None:
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            call(signal.raise_signal, number)
+        with pytest.raises(FunctionEnded):
+            call(sys.exit, 0)
+    finally:
+        signal.signal(number, before)
 
 
 def test_an_outage_is_one_also_where_it_is_raised_with_what_ends_programs() -> None:

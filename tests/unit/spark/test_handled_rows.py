@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
@@ -13,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Retries
+from offsetstore.errors import ConfigurationError
 from offsetstore.processing.handled_rows import arrow_rows
 from offsetstore.processing.handling import Handler, HandlerError, NoRows, Outcome, Record
 from offsetstore.spark import handlers
-from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, records_of
+from offsetstore.spark.handlers import FAILED, ROWS, HandlerCalls, TopicIds, check_case, records_of
 
 STRUCT = pa.struct([("n", pa.int32()), ("d", pa.date32())])
 
@@ -35,6 +37,18 @@ def rows(outcomes: Sequence[Outcome], schemas: Mapping[str, pa.Schema]) -> tuple
     column: Any
     column, found = arrow_rows(outcomes, schemas)
     return column.to_pylist(), found
+
+
+@pytest.mark.behaviour("HAND-10")
+def test_names_that_differ_only_in_case_are_refused_unless_spark_tells_them_apart() -> None:
+    def spark(value: str) -> Any:
+        return SimpleNamespace(conf={"spark.sql.caseSensitive": value})
+
+    schemas = {"": pa.schema([("id", pa.int64()), ("Name", pa.string()), ("name", pa.string())])}
+    check_case(schemas, spark("true"))
+    check_case({"": pa.schema([("id", pa.int64())])}, spark("false"))
+    with pytest.raises(ConfigurationError, match="found Name, name"):
+        check_case(schemas, spark("false"))
 
 
 @pytest.mark.behaviour("HAND-3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import pytest
 from psycopg.errors import CheckViolation
 
 from offsetstore import Claim, OffsetRange, TopicPartition
-from offsetstore.errors import OffsetStoreError, SinkError
+from offsetstore.errors import FunctionEnded, OffsetStoreError, SinkError
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
@@ -196,6 +197,35 @@ def test_an_error_that_can_t_be_sent_does_not_become_one_of_ours_whose_text_is_l
 
     assert not isinstance(error, OffsetStoreError)
     assert "Quoting: canary" in str(error)
+
+
+class Leave(Keep):
+    """A writer that ends programs."""
+
+    def write(self, work: Any, batches: Iterable[pa.RecordBatch]) -> int:  # noqa: ARG002 - the Protocol's
+        sys.exit(3)
+
+
+class Unsendable(Exception):
+    """One whose own methods end what calls them."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+    def __reduce__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.behaviour("CONS-15")
+def test_what_is_no_error_is_told_with_its_class_and_place_and_a_class_that_cant_be_shown_ends_no_task(
+    store: InMemoryOffsetStore, claim: Claim
+) -> None:
+    error = perform(store, claim, [records((P0, 0))], writer=Leave()).why()
+    assert (type(error), str(error)) == (FunctionEnded, "it raised SystemExit")
+    assert "in write" in "".join(error.__notes__)
+
+    error = perform(store, claim, [records((P0, 0))], writer=Fail(error=Unsendable())).why()
+    assert "Unsendable: it can't be shown: SystemExit" in str(error)
 
 
 @pytest.mark.behaviour("OPS-7")

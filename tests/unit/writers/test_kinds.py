@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections import UserDict
+from collections.abc import Callable
+from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -62,6 +67,18 @@ def test_a_handler_s_value_is_kept_as_it_is_or_fails_its_record(case: Case) -> N
     for bad in case.bad:
         error = made(case.kind, bad)
         assert getattr(error, "error_class", None) == "HandlerResult", (bad, error)
+
+
+@pytest.mark.behaviour("HAND-10")
+@pytest.mark.parametrize("mapping", [dict, MappingProxyType, UserDict])
+def test_nested_values_are_taken_in_any_form_that_fits(mapping: Callable[[Any], Any]) -> None:
+    seven, decimal = np.int64(7), pa.decimal128(5, 2)
+    assert made(arrow.list_(arrow.list_(decimal)), [[seven, None], None]) == [[Decimal(7), None], None]
+    struct = arrow.struct([("a", decimal), ("b", arrow.map_(pa.string(), decimal))])
+    value = mapping({"a": seven, "b": mapping({"k": seven, "l": None})})
+    assert made(struct, value) == {"a": Decimal(7), "b": [("k", Decimal(7)), ("l", None)]}
+    assert made(arrow.map_(pa.string(), struct), [("k", mapping({"a": 1}))]) == [("k", {"a": Decimal(1), "b": None})]
+    assert made(arrow.dictionary(pa.int8(), decimal), seven) == Decimal(7)
 
 
 @EACH
@@ -142,8 +159,20 @@ def test_views_in_any_order_are_lists_in_theirs() -> None:
     [
         (
             pa.float32(),
-            [0.0, 0.3, 1e-45, 3.4028235e38, 3.4028234663852886e38, float("inf"), float("-inf"), 2**24, 1234.567, 1.5],
-            [1e-46, 1.4e-45, 3.5e38, 2**24 + 1, 0.1 + 1e-12, 0.123456789, 2.0**-150],
+            [
+                0.0,
+                0.3,
+                1e-45,
+                3.4028235e38,
+                3.4028234663852886e38,
+                float("inf"),
+                float("-inf"),
+                2**24,
+                1234.567,
+                3.14159274,
+                1.4e-45,
+            ],
+            [1e-46, 1 / 3, 3.5e38, 2**24 + 1, 0.1 + 1e-12, 0.123456789, 2.0**-150],
         ),
         (pa.float16(), [0.1, 65504, 6e-08, 1.5, float("-inf")], [1e-9, 65520.0, 0.12345]),
         (pa.float64(), [2**53, 5e-324, 1.7976931348623157e308], [2**53 + 1, 2**60, 10**400]),
