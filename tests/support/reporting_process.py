@@ -64,7 +64,10 @@ def _main(steps: str, descriptor: int, page: int) -> None:  # noqa: C901 - one c
             case "words":
                 _write(page, base64.b64decode(value))
             case "kill" | "stop":
-                os.kill(os.getpid(), int(value or signal.SIGSTOP))
+                number = int(value or signal.SIGSTOP)
+                if signal.getsignal(number) is signal.SIG_IGN:  # as a run in the background has it
+                    signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             case "exit":
                 sys.exit(int(value))
             case "grow":

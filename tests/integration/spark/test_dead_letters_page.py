@@ -19,7 +19,7 @@ from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
 TABLES, LETTERS = range(2)
-JOB, CODES, EXECUTE, STRATEGY, DRAIN, DECIDE = range(6)
+JOB, CODES, EXECUTE, SESSION, STRATEGY, DRAIN, DECIDE = range(7)
 VALUES = [
     '{"order_id": 1, "amount": 12.50}',
     '{"order_id": 1, "amount": ',

@@ -18,6 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError, UnexpectedCommit
+from offsetstore.protocol.functions import InterruptSignal
 from offsetstore.protocol.work import Work
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -213,7 +214,7 @@ def test_what_the_database_refuses_of_a_session_is_told_as_of_any_sql(
 
 
 @pytest.mark.behaviour("TX-3")
-@pytest.mark.parametrize("error", [ValueError("a bug"), Outage("a service is down"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [ValueError("a bug"), Outage("a service is down"), InterruptSignal()])
 def test_an_error_of_the_functions_own_for_which_a_session_rolls_back_passes(
     run: Callable[[Book], None], untouched: Callable[[], None], request: pytest.FixtureRequest, error: BaseException
 ) -> None:
