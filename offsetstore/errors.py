@@ -10,7 +10,6 @@
      |    +-- UnsupportedQuery       Spark Connect, real-time mode, failOnDataLoss=false, ...
      |    +-- MissingDependency      an optional extra is not installed, or Java is missing
      +-- StoreUnavailable            the database can't be reached, or refuses the connection
-     |    +-- StoreRefused           it answers, and refuses the role, the password or the database's name
      +-- MissingPrivilege            the database's role may not do that
      +-- PlanChanged                 a decision would no longer do what its plan has shown; nothing was done
      +-- SchemaError
@@ -294,12 +293,6 @@ class MissingDependency(ConfigurationError):
 
 class StoreUnavailable(OffsetStoreError):
     """The database could not be reached, or refused the connection."""
-
-    default_next_step = NextStep.CONNECT
-
-
-class StoreRefused(StoreUnavailable):
-    """The server answers, and does not take the role's password, or has no such database."""
 
     default_next_step = NextStep.CONNECT
 
@@ -958,7 +951,6 @@ _EXIT_CODES: Final[tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...]]
 # `TlsFailed` is not here: a proxy whose broker is down breaks the handshake off, too.
 _LASTING: Final = (
     ConfigurationError,
-    StoreRefused,
     MissingPrivilege,
     SchemaError,
     BrokerRefused,

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
@@ -27,6 +28,7 @@ from offsetstore.errors import (
     MissingDependency,
     OffsetStoreError,
     StaleClaim,
+    StoreUnavailable,
     exit_code,
     is_lasting,
 )
@@ -36,7 +38,7 @@ from offsetstore.monitoring.page import End, Page, Words
 from offsetstore.monitoring.processes import STACKS, Report
 from offsetstore.monitoring.supervision import FactCollector, RunningClock
 from offsetstore.offsets import Ranges, describe
-from offsetstore.postgres.errors import of_store
+from offsetstore.postgres.errors import is_refused, of_store
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.protocol.functions import TermSignal, call, tells_of_outage
@@ -259,6 +261,7 @@ class Watched:
     def __init__(self, page: Page) -> None:
         self._page = page
         self._words = Words()
+        self._guard = threading.Lock()  # deliveries, and the end of the process, are of several threads
 
     def joined(self, claim: Claim) -> None:
         """Record how earlier processes have died: the supervisor has no database."""
@@ -273,7 +276,12 @@ class Watched:
                     ranges=describe(death.handled),
                 )
             )
-        self._tell(replace(self._words, has_joined=True))
+        self._tell(has_joined=True)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the process has been a member."""
+        return self._words.has_joined
 
     def suspects(self) -> Ranges:
         """See `Watch`."""
@@ -281,28 +289,34 @@ class Watched:
 
     def handles(self, ranges: Ranges, skip: str) -> None:
         """See `Watch`."""
-        self._tell(replace(self._words, handled=ranges, skip=skip))
+        self._tell(handled=ranges, skip=skip)
 
     def on(self, event: Event) -> None:
         """Tell, once, that records were stored; as an observer."""
         if isinstance(event, BatchEnded) and event.outcome == "written" and not self._words.has_written:
-            self._tell(replace(self._words, has_written=True))
+            self._tell(has_written=True)
 
     def ends(self, end: End) -> int:
         """Tell how the process ends, unless that was told before; return its exit code."""
-        told = self._words.end or end
-        self._tell(replace(self._words, end=told))
-        return told.code
+        if self._words.end is None:
+            self._tell(end=end)
+        return (self._words.end or end).code
 
-    def _tell(self, words: Words) -> None:
-        self._words = words
-        self._page.tell(words)
+    def _tell(self, **changes: Any) -> None:
+        with self._guard:
+            self._words = replace(self._words, **changes)
+            self._page.tell(self._words)
 
 
-def end_after(error: OffsetStoreError) -> End:
-    """How a process ends that this error ends."""
+def end_after(error: OffsetStoreError, *, has_joined: bool = False) -> End:
+    """How a process ends that this error ends.
+
+    :param has_joined: whether it was a member; then the database takes its password.
+    """
     code = exit_code(error)
     if isinstance(error, (NotLoaded, MissingDependency)):
+        return End(code, "repeats")
+    if isinstance(error, StoreUnavailable) and not has_joined and is_refused(error):
         return End(code, "repeats")
     return End(code, "harms" if code in FINAL else "repeats" if is_lasting(error) else "helps")
 
@@ -360,14 +374,14 @@ def _run(told: Told, connection: Connection, watched: Watched) -> End:
     except OffsetStoreError as error:
         print_trace(error)
         print_error(*describe_error(error))
-        return end_after(error)
+        return end_after(error, has_joined=watched.has_joined)
     except FunctionRaised as error:
         return _tell_raised(told.function, error.__cause__ or error)
     except Exception as error:  # noqa: BLE001 - of the user's code, which wants to see where
         if (ours := of_store(error)) is not None:
             print_trace(error)
             print_error(*describe_error(ours))
-            return end_after(ours)
+            return end_after(ours, has_joined=watched.has_joined)
         if tells_of_outage(error):
             return _tell_raised(told.function, error)
         traceback.print_exc()

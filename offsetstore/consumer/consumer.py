@@ -298,6 +298,7 @@ class Membership:
         self._pairs: dict[TopicPartition, EpochPair] = {}  # how far each log was read, and in which leader epoch
         self._commits = Commits(member, consumer.asked, consumer.request.kafka_group, lambda: self._pairs)
         self._polls = 0
+        self._polled_at = 0.0
         self._has_ended = False
         replays = consumer.settings.dead_letters is not None
         member.observers.on(SinkMade(group=member.group, token=member.token, query=self, replays_letters=replays))
@@ -368,7 +369,10 @@ class Membership:
         elif writing is None:
             self._hold({*self._feed.partitions})
             self._poll(1, _POLL)
-        elif not wait([writing], timeout=_POLL if self._paused else _BRIEF).done:
+        elif (
+            not wait([writing], timeout=_POLL if self._paused else _BRIEF).done
+            or time.monotonic() - self._polled_at > _BRIEF  # many short deliveries of what was polled at once
+        ):
             self._hold({*self._feed.partitions})
             self._poll(1, 0.0)
 
@@ -383,6 +387,7 @@ class Membership:
 
     def _poll(self, most: int, seconds: float) -> None:
         self._polls += 1
+        self._polled_at = time.monotonic()
         polled, ends = defaultdict[tuple[str, int], list[Any]](list), dict[TopicPartition, int]()
         for message in self._kafka.consume(most, seconds):
             place = message.topic(), message.partition()

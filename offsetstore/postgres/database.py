@@ -21,7 +21,6 @@ from offsetstore.errors import (
     OffsetStoreError,
     SchemaMissing,
     SchemaNotAtHead,
-    StoreRefused,
     StoreUnavailable,
 )
 from offsetstore.offsets import TopicPartition
@@ -330,8 +329,7 @@ def _unreachable(error: Exception) -> OffsetStoreError:
     # libpq writes separate lines for each host.
     lines = [line.strip() for line in str(getattr(error, "orig", None) or error).splitlines()]
     found = " ".join(filter(None, lines)) or type(error).__name__
-    kind = StoreRefused if errors.is_refused(inner) else StoreUnavailable
-    return kind(
+    return StoreUnavailable(
         "the database can't be reached, or refused the request",
         found=found,
         expected="a server that answers, and knows the role, its password and the database",

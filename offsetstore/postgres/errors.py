@@ -89,6 +89,8 @@ _OF_A_FUNCTION = (
     "trigger."
 )
 _REFUSABLE: Final = ("password", "dbname")
+_REQUIRES_AUTH: Final = 160_000
+"""The version of libpq that knows ``require_auth``."""
 _CHANGED_TABLES = "Undo what was changed in offsetstore's tables (names, columns, constraints, triggers, rules)."
 
 # Source files of PostgreSQL's languages: a function or trigger raised the error, and its author wrote the message.
@@ -390,7 +392,7 @@ def strip_chain(error: BaseException) -> None:
         seen.add(id(error))
         cause, context, is_hidden = error.__cause__, error.__context__, error.__suppress_context__
         if is_hidden and context is not None:
-            without_frames(context)
+            without_frames(context, but_for=cause)
         error.__context__ = None if is_hidden or context is None else stripped(_failed_first(context))
         if cause is not None:
             error.__cause__ = stripped(_failed_first(cause))
@@ -484,14 +486,15 @@ def is_connection_lost(error: BaseException) -> bool:
     return severity in _FATAL or (is_of_pooler and inner.sqlstate.startswith(_OF_POOLER))
 
 
-def is_refused(error: psycopg.Error | None) -> bool:
+def is_refused(error: StoreUnavailable) -> bool:
     """Whether a server that has asked for a password does not take the one it was given, or has no such database.
 
     libpq gives no SQLSTATE for that, and the text may be in any language; so it is tried: the server's answer is the
     same to a password that nobody has, or but for the name to a database that nobody has. After the password it may
-    also be out of connections: that answer is another one.
+    also be out of connections: that answer is another one. Wrong passwords may lock a role, so ask seldom.
     """
-    made = None if error is None else error.pgconn
+    inner = driver_error(error.__cause__)
+    made = None if inner is None else inner.pgconn
     if made is None or not (made.used_password or made.needs_password):
         return False
     given = {one.keyword.decode(): one.val.decode() for one in made.info if one.val}
@@ -499,9 +502,13 @@ def is_refused(error: psycopg.Error | None) -> bool:
 
 
 def _is_answered_alike(answer: bytes, given: Mapping[str, str], name: str) -> bool:
+    if psycopg.pq.version() < _REQUIRES_AUTH:
+        return False
     other = uuid4().hex
+    # A server that passes passwords on, as to LDAP, may answer so because that is down.
+    trial = {**given, name: other, "require_auth": "scram-sha-256,md5"}
     try:
-        psycopg.connect(**cast("dict[str, Any]", {**given, name: other})).close()
+        psycopg.connect(**cast("dict[str, Any]", trial)).close()
     except psycopg.OperationalError as error:
         if error.pgconn is None:
             return False

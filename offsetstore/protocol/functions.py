@@ -122,15 +122,19 @@ def as_texts(error: BaseException) -> tuple[str, str]:
         return f"it can't be shown: {type(as_raised(broken)).__name__}", ""
 
 
-def without_frames(error: _E) -> _E:
+def without_frames(error: _E, *, but_for: BaseException | None = None) -> _E:
     """Let go of the tracebacks of an error that is kept, or was dealt with; of its chain and its groups' members, too.
+
+    :param but_for: an error in the chain that is still told, with its own chain.
 
     A traceback holds the frames from the thread's first one on, with all their locals, such as records. Often one of
     these locals holds the error, and such a circle waits for the collector, which comes seldom (`as_main_work`).
     """
     with_empty_frames(error)  # since some have tracebacks as locals, as those of context managers do
+    told = set[int]() if but_for is None else set(map(id, chain(but_for)))
     for one in _own_chain(error):
-        one.__traceback__ = None
+        if id(one) not in told:
+            one.__traceback__ = None
     return error
 
 

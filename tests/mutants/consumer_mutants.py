@@ -415,4 +415,10 @@ CONSUMER: Final[tuple[Mutant, ...]] = (
         tests=(_UNPINNED,),
         why="After a reset, what another application commits for the group would never be adopted again.",
     ),
+    mutant(
+        "polls-between-short-deliveries",
+        ("Membership._turn", "time.monotonic() - self._polled_at > _BRIEF", "False"),
+        tests=(f"{_POLLING}test_kafka_is_polled_between_many_short_deliveries_of_what_was_polled_at_once",),
+        why="With a small Flush(bytes=) and large records, Kafka would take the member for dead.",
+    ),
 )

@@ -144,7 +144,7 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
     ),
     mutant(
         "wrong-password-that-passes-for-an-outage",
-        ("_unreachable", "StoreRefused if errors.is_refused(inner) else StoreUnavailable", "StoreUnavailable"),
+        ("end_after", "... and is_refused(error)", "False"),
         tests=(_REFUSED,),
         why="It would be tried for ever.",
     ),

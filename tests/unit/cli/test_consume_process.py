@@ -137,7 +137,6 @@ def test_what_the_function_raises_is_told_with_its_line_and_that_it_is_started_a
         ("def consumer():\n    raise KeyError\n", End(70, "helps")),
         ("def consumer():\n    pass\n", End(2, "harms")),
         ("def consumer(one):\n    pass\n", End(2, "harms")),
-        (f"{_RAISES}StoreRefused('it')\n", End(3, "repeats")),
         (f"{_RAISES}StoreUnavailable('it')\n", End(3, "helps")),
         (f"{_RAISES}MissingDependency('it')\n", End(2, "repeats")),
         (f"{_RAISES}StaleClaim('it')\n", End(6, "harms")),
@@ -155,7 +154,6 @@ def test_what_a_restart_does_is_told_by_the_type_of_the_error(source: str, end: 
         (
             "repeats",
             [
-                errors.StoreRefused,
                 errors.MissingPrivilege,
                 errors.SchemaMissing,
                 errors.SchemaNotAtHead,

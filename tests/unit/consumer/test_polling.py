@@ -498,3 +498,33 @@ def test_a_function_among_kafkas_settings_that_exits_ends_the_poll_alone() -> No
     assert made.keys() == {"stats_cb", "statistics.interval.ms", "error_cb"}
     with pytest.raises(FunctionEnded):
         made["stats_cb"]("{}")
+
+
+@pytest.mark.behaviour("CONS-7", "CONS-18")
+def test_kafka_is_polled_between_many_short_deliveries_of_what_was_polled_at_once(
+    store: InMemoryOffsetStore,
+    client: Client,
+    consumer: Consumer,
+    values: Values,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consumer_module, "_BRIEF", 0.2)
+    consumer.flush, polls, write = Flush(rows=100, bytes=1), list[int](), values.write
+    consume, pause = client.consume, threading.Event()
+
+    def slowly(work: Any, batches: Iterable[Any]) -> int:
+        pause.wait(0.05)
+        return write(work, batches)
+
+    def counted(*given: float) -> list[Any]:
+        polls.append(len(values.written))
+        return consume(*given)
+
+    monkeypatch.setattr(values, "write", slowly)
+    monkeypatch.setattr(client, "consume", counted)
+    running = in_background(consumer.run)
+    client.give([record(P0, offset) for offset in range(40)])
+    wait_until(lambda: stored(store) == [40, 0], timeout=30.0)
+    consumer.stop()
+    running.result(timeout=30)
+    assert len({number for number in polls if 0 < number < 40}) >= 4

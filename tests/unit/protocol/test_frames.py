@@ -18,9 +18,10 @@ from offsetstore import Append, Handler, OffsetRange, Retries, TopicPartition
 from offsetstore.consumer.delivery import Computation
 from offsetstore.consumer.outputs import Outputs
 from offsetstore.consumer.records import Record
-from offsetstore.errors import BrokerUnavailable, FunctionFailed, LockTimeout, Outage, RowsRefused
+from offsetstore.errors import BrokerUnavailable, FunctionFailed, LockTimeout, Outage, RowsRefused, SinkError
 from offsetstore.kafka.broker import _Requests
 from offsetstore.kafka.client import Deadline
+from offsetstore.postgres.errors import strip_chain
 from offsetstore.processing import handling
 from offsetstore.processing.blame import KeptTrials
 from offsetstore.processing.handling import Handling
@@ -309,3 +310,24 @@ def test_of_a_failed_request_to_kafka_no_client_is_left(monkeypatch: pytest.Monk
         _Requests(settings).ask(ask, Deadline.after(1.0))
     assert len(asked) == len(closed) == 2
     assert asked[0].is_gone
+
+
+def carry(error: Exception, carrier: Exception) -> None:
+    """Raise one error from another, which is raised first."""
+    try:
+        raise error
+    except type(error) as cause:
+        raise carrier from cause
+
+
+def test_a_cause_that_is_told_keeps_its_place_where_what_has_carried_it_is_stripped() -> None:
+    """As an outage of a transform does, of which `TransformRaised` is only the carrier."""
+    outage, carrier, told = ConnectionError(), LookupError(), SinkError("it")
+    for one in (carrier, told):
+        with pytest.raises(type(one)):
+            carry(outage, one)
+    told.__context__ = carrier
+    strip_chain(told)
+    assert told.__cause__ is outage
+    assert outage.__traceback__ is not None
+    assert carrier.__traceback__ is None
