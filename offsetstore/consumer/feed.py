@@ -119,7 +119,7 @@ class Feed:
                 one.until = record.offset + 1
                 new.append(record)
         self._count += len(new)
-        self._bytes += sum(map(_size, new))
+        self._bytes += sum(map(size_of, new))
         if self._count:
             self._mean = self._bytes / self._count
         if self._filters:
@@ -194,7 +194,7 @@ class Feed:
         The first of a share is handed over whatever its size is, so no partition waits because its records are large.
         """
         waiting = sorted(self._partitions.items(), key=lambda one: -one[1].passed_over)
-        sizes = {tp: [0, *accumulate(map(_size, one.records))] for tp, one in waiting if one.records}
+        sizes = {tp: [0, *accumulate(map(size_of, one.records))] for tp, one in waiting if one.records}
         counts, left = dict.fromkeys(sizes, 0), self._limits.bytes
         share = left // len(sizes)
         for most in (share, left):
@@ -213,14 +213,15 @@ class Feed:
 
     def _forget(self, records: Collection[Record]) -> None:
         self._count -= len(records)
-        self._bytes -= sum(map(_size, records))
+        self._bytes -= sum(map(size_of, records))
 
     def _defer(self, records: Collection[Record], times: int) -> None:
         self._deferred += times * len(records)
-        self._deferred_bytes += times * sum(map(_size, records))
+        self._deferred_bytes += times * sum(map(size_of, records))
 
 
-def _size(record: Record) -> int:
+def size_of(record: Record) -> int:
+    """Bytes of its key, value and headers."""
     payload = record.payload
     size = len(payload.key or b"") + len(payload.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in payload.headers) if payload.headers else size

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from offsetstore.consumer.delivery import Polled
-from offsetstore.consumer.feed import Feed
+from offsetstore.consumer.feed import Feed, size_of
 from offsetstore.consumer.filters import Filter
 from offsetstore.consumer.records import Record
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
@@ -59,12 +59,20 @@ class _Apart:
     until: int
     records: deque[Record]
     term: Term
+    bytes: int = 0
+
+    def add(self, new: Polled) -> None:
+        """Keep what was taken next."""
+        self.records += new.records
+        self.bytes += sum(map(size_of, new.records))
+        self.until = new.range.until
 
     def first(self) -> Polled:
         """Take the first record, with what comes before it."""
-        until = self.records[0].offset + 1 if self.records else self.until
-        begin, self.begin = self.begin, until
-        return Polled(OffsetRange(begin, until), [self.records.popleft()] if self.records else [], self.term)
+        records = [self.records.popleft()] if self.records else []
+        self.bytes -= sum(map(size_of, records))
+        begin, self.begin = self.begin, records[0].offset + 1 if records else self.until
+        return Polled(OffsetRange(begin, self.begin), records, self.term)
 
     def rest(self) -> Polled:
         """All of it."""
@@ -100,6 +108,14 @@ class CarefulFeed(Feed):
         return {*self.deferred, *self._apart}
 
     @property
+    def room(self) -> int:
+        """See `Feed`: what is kept apart counts, too."""
+        kept = self._apart.values()
+        if self._bytes + sum(one.bytes for one in kept) >= self._limits.bytes:
+            return 0
+        return max(0, super().room - sum(len(one.records) for one in kept))
+
+    @property
     def is_due(self) -> bool:
         """See `Feed`."""
         return self.is_careful or super().is_due
@@ -132,8 +148,7 @@ class CarefulFeed(Feed):
     def _unsuspected(self, taken: Mapping[TopicPartition, Polled], suspects: Ranges) -> dict[TopicPartition, Polled]:
         for tp, new in taken.items():
             one = self._apart.setdefault(tp, _Apart(new.range.from_, new.range.from_, deque(), new.term))
-            one.records += new.records
-            one.until = new.range.until
+            one.add(new)
         apart, self._apart = self._apart, {}
         passed: dict[TopicPartition, Polled] = {}
         for tp, one in apart.items():

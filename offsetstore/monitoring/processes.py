@@ -37,6 +37,7 @@ _SILENCE: Final = 10.0  # seconds without a report after which a process is not 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _TRIES: Final = 5  # ends in a row for a reason that no restart mends, while none has ever worked
 _OF_OPERATORS: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
+_NO_OTHER: Final = ". Nothing was stored since the supervisor was started, so any record may do this."
 _SUSPECT: Final = 2  # processes that died while they handled the same records
 _NAMED: Final = 3
 
@@ -240,7 +241,7 @@ class Supervisor:
         self._say = say
         self._care = care or Care()
         self._clock = clock or RunningClock()
-        self._has_begun = self._has_worked = self._are_ready = False
+        self._has_begun = self._has_worked = self._have_written = self._are_ready = False
         self._failed_with = 0  # the exit code for the last process that has ended with an error
         self._died_at: dict[TopicPartition, tuple[OffsetRange, int]] = {}  # and how many did
         self._unrecorded: list[Death] = []
@@ -375,6 +376,7 @@ class Supervisor:
         place.process = place.kill_at = place.within = None
         self._are_ready = False
         words = process.words
+        self._has_written(words)
         end, how = words.end, signal.Signals(-status).name if status < 0 else f"exit code {status}, and told no error"
         if end is not None:  # whatever its interpreter has made of it since
             how = f"exit code {end.code}"
@@ -430,13 +432,20 @@ class Supervisor:
         how, step = f"{how} while it handled {describe(words.handled)}", ""
         if count >= _SUSPECT:
             how += f", as did {count - 1} before it"
-            is_named = count >= _NAMED and words.skip
-            step = f".{words.skip}" if is_named else ". These records are handled one by one from now on."
+            step = ". These records are handled one by one from now on."
+            if count >= _NAMED and words.skip:
+                step = f"{'.' if self._has_written(words) else _NO_OTHER}{words.skip}"
             for other in self.places:
                 if other.process is not None:
                     other.process.order(replace(other.process.orders, suspects=self._suspects))
         self._unrecorded.append(Death(f"process {place.number} has ended with {how}{step}", words.handled))
         return how, step
+
+    def _has_written(self, words: Words) -> bool:
+        """Whether any process has stored records: then another record does not end them."""
+        lives = [one.process.words for one in self.places if one.process is not None]
+        self._have_written = self._have_written or any(one.has_written for one in (words, *lives))
+        return self._have_written
 
     @property
     def _suspects(self) -> Ranges:

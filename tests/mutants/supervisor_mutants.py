@@ -225,6 +225,13 @@ SUPERVISOR: Final[tuple[Mutant, ...]] = (
         why="The record that kills its process would never be found.",
     ),
     mutant(
+        "suspects-that-need-no-memory",
+        ("CarefulFeed.room", "self._bytes + sum(...) >= self._limits.bytes", "False"),
+        ("CarefulFeed.room", "super().room - sum(...)", "super().room"),
+        tests=("tests/unit/consumer/test_watch.py::test_what_is_kept_apart_counts_for_the_limits",),
+        why="After processes that ran out of memory, the next one would hold more than they did.",
+    ),
+    mutant(
         "suspects-that-keep-others-waiting",
         ("CarefulFeed.take", "self._was_one or not self._apart", "not self._apart"),
         tests=("tests/unit/consumer/test_watch.py::" + _IN_TURN,),

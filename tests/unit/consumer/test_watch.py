@@ -102,3 +102,19 @@ def test_a_partition_that_is_given_back_takes_what_waits_of_it_along() -> None:
 def test_ranges_of_single_records() -> None:
     expected: Ranges = {P0: OffsetRange(3, 8), P1: OffsetRange(4, 5)}
     assert ranges_of([(P0, 5), (P1, 4), (P0, 7), (P0, 3)]) == expected
+
+
+@pytest.mark.parametrize("limits", [Flush(rows=8, seconds=1000), Flush(seconds=1000, bytes=8)], ids=["rows", "bytes"])
+def test_what_is_kept_apart_counts_for_the_limits(limits: Flush) -> None:
+    suspects: Ranges = {P0: OffsetRange(0, 100), P1: OffsetRange(0, 100)}
+    feed = CarefulFeed(limits, suspects=lambda: suspects)
+    feed.begin(dict.fromkeys((P0, P1), 0), {tp: Term() for tp in (P0, P1)})
+    for tp in (P0, P1):
+        feed.add(tp, [Record(tp, offset, Payload(None, b"1", (), 0, 0)) for offset in range(4)])
+        assert len(feed.take()) == 1  # the first of them is handed over, and the others are apart
+    assert feed.room in {2, 3}  # in bytes it is estimated
+    feed.add(P1, [Record(P1, offset, Payload(None, b"1", (), 0, 0)) for offset in range(4, 6)])
+    assert feed.room == 0
+    suspects = {}
+    assert sum(len(one.records) for one in feed.take().values()) == 8
+    assert feed.room >= 8
