@@ -18,23 +18,33 @@ ON_16 := tests/contract/test_postgres.py tests/migration \
   $(addprefix tests/integration/store/test_transaction_,locks.py new_row_lost.py plans.py statements.py) \
   $(addprefix tests/integration/postgres/test_,grants.py schema_check.py connect.py history_ids.py)
 
-.PHONY: help setup demo test check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-consumer bench-peers \
+# How every test is run, and the minutes that it takes on two quiet cores.
+WHOLE := --minutes=20 -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+.PHONY: help setup demo test test-16 durations check lint mutants chaos soak faults matrix compatibility bench bench-handlers bench-consumer bench-peers \
   bench-scale fmt migrate behaviours commands types board lock clean
 
 help: ## this list
 	@echo "make <target>, of these:"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## make .venv with everything pinned, and offsetstore in it; quick when nothing changed
 
 demo: setup ## flights from Kafka to PostgreSQL, exactly once, while the job is being killed (needs Java 17)
 	@$(BIN)/offsetstore demo --dashboard
 
-test: setup ## every test, on real PostgreSQL (the store's on 16 and 18), Kafka and Spark; 45 minutes on two cores
+test: setup ## every test, on real PostgreSQL 18, Kafka and Spark; 20 minutes on two quiet cores
+	@$(BIN)/python -m pytest $(WHOLE)
+
+test-16: setup ## what depends on PostgreSQL's version, on 16; a minute
 	@if $(BIN)/python -c 'import pgserver' 2>/dev/null; \
 	then $(BIN)/python -m pytest -n 2 --max-worker-restart 0 --offsetstore-postgres=pgserver $(ON_16); \
 	else echo "The wheel with PostgreSQL 16 is not published for this Python: the store is tested on 18 alone."; fi
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+durations: setup ## every test, and a table of what each file waits for; as long as `make test` (BY=folder or test)
+	@rm -f build/durations.jsonl
+	@$(BIN)/python -m pytest $(WHOLE) --durations-to=build/durations.jsonl || true
+	@$(BIN)/python -m tests.durations build/durations.jsonl $(if $(BY),--by $(BY))
 
 check: lint ## lint, unit and property tests; a minute
 	@$(BIN)/python -m pytest tests/unit tests/property

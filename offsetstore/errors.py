@@ -85,6 +85,7 @@ partition if it is about one. Each can be pickled, to cross a process boundary.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from enum import IntEnum, StrEnum
@@ -300,20 +301,27 @@ class StoreUnavailable(OffsetStoreError):
 class MissingPrivilege(OffsetStoreError):
     """The role lacks a privilege in the database; nothing was written.
 
-    ``grants`` are the arguments of `offsetstore grants` that print it, but for the role and the store's schema;
-    ``None`` if that command doesn't grant it, or the error's next step has the whole command.
+    ``grants`` are the arguments of `offsetstore grants` that print it, of which the first two name the role; ``None``
+    if that command doesn't grant it.
     """
 
     grants: Sequence[str] | None = None
 
     default_next_step = "Connect as the owner of the tables, or as a role that is granted it."
 
-    def granted_by(self, command: str) -> Self:
-        """Say which command prints what is missing; return the error."""
-        of_readers = "" if self.grants else " A dashboard's role, which only reads, is given as --dashboard-role."
-        self.next_step = f"Run in psql, as the owner of the tables, what this prints: `{command}`.{of_readers}"
+    def granted_by(self, *grants: str) -> Self:
+        """Say which arguments of `offsetstore grants` print what is missing; return the error."""
+        self.grants = grants
+        command = shlex.join(["offsetstore", "grants", *grants])
+        is_of_job = grants[0] == "--role" and not {"--append", "--upsert"}.intersection(grants)
+        reader = " For a role that only reads, write --dashboard-role in place of --role." if is_of_job else ""
+        self.next_step = f"Run in psql, as the owner of the tables, what this prints: `{command}`.{reader}"
         self.args = (self._text(),)
         return self
+
+    def granted_as(self, option: str) -> Self:
+        """Say that the role is another one than a job's, whose rights are granted by this option; return the error."""
+        return self if self.grants is None else self.granted_by(option, *self.grants[1:])
 
 
 class PlanChanged(OffsetStoreError):
@@ -846,12 +854,13 @@ class FunctionFailed(RowsRefused):
     exception's cause is the error itself, in the process that raised it. Where a job with dead letters ends with it,
     there is no text and no cause, and the traceback has only the places; so has a note. ``is_of_record``: a trial has
     shown that it is the record's fault, since others can be computed; where there is no other to try, earlier
-    deliveries tell. Else it is taken for a bug of the function.
+    deliveries tell. Else it is taken for a bug of the function. ``is_of_call``: it is of a `Handler`'s call, so the
+    record is known.
     """
 
     default_next_step = "Correct the function, or have the transform reject such records."
 
-    _fields = (*RowsRefused._fields, "error_class", "text", "traceback", "is_of_record")
+    _fields = (*RowsRefused._fields, "error_class", "text", "traceback", "is_of_record", "is_of_call")
 
     def __init__(
         self,
@@ -861,12 +870,14 @@ class FunctionFailed(RowsRefused):
         text: str = "",
         traceback: str | None = None,
         is_of_record: bool = False,
+        is_of_call: bool = False,
         **fields: Any,
     ) -> None:
         self.error_class = error_class
         self.text = text
         self.traceback = traceback
         self.is_of_record = is_of_record
+        self.is_of_call = is_of_call
         super().__init__(what, **fields)
 
 

@@ -35,7 +35,14 @@ from offsetstore.operations.letters import (
 )
 from offsetstore.operations.names import CopyGroup, DeletedGroup, DeleteGroup, NewName, RenameGroup
 from offsetstore.operations.operation import By, Decided, Operation, Plan, carry_out
-from offsetstore.operations.outbox import DiscardRefused, RefusedDecided, RefusedRow, RetryRefused, read_refused
+from offsetstore.operations.outbox import (
+    DiscardRefused,
+    RefusedDecided,
+    RefusedRow,
+    RetryRefused,
+    SetAside,
+    read_refused,
+)
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
 from offsetstore.operations.people import StoreFacts, ask, people, read_errors, read_facts, read_overview, read_runs
 from offsetstore.operations.reads import GroupState
@@ -744,6 +751,25 @@ class OffsetStore:
         operation = DiscardRefused(group, None if ids is None else tuple(ids), topic, limit)
         return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
 
+    def set_aside(
+        self,
+        group: str,
+        ids: Collection[int] | None = None,
+        *,
+        reason: str,
+        actor: str | None = None,
+        topic: str | None = None,
+        limit: int = MOST_ROWS,
+        dry_run: bool = False,
+        if_plan: str | None = None,
+    ) -> RefusedDecided:
+        """Take rows that wait out of the outbox, into those that Kafka refuses: they may block others of their topic.
+
+        Parameters and errors as `retry_refused`. Rows that a relay is sending are left out: they may be in Kafka.
+        """
+        operation = SetAside(group, None if ids is None else tuple(ids), topic, limit)
+        return self._decide(operation, reason, actor, dry_run=dry_run, if_plan=if_plan)
+
     def batch_mark(self, group: str, query_id: UUID) -> int | None:
         """The last batch of a stateful query that is in the results, ``None`` before the first."""
         return self._read(lambda session: session.batch_mark(group, query_id))
@@ -831,7 +857,7 @@ class OffsetStore:
 
     def owner(self, group: str) -> GroupRow | None:
         """Who claimed the group last, ``None`` before the first claim."""
-        return self._read(lambda session: session.group(group))
+        return self._read(lambda session: reads.owner_of(session, group))
 
     def group_state(
         self, group: str, broker: BrokerOffsets | None = None, *, kafka_group: str | None = None

@@ -9,8 +9,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final, cast
@@ -25,25 +27,36 @@ from offsetstore.errors import (
     OutboxUncertain,
     RelayFenced,
     SinkError,
+    StoreUnavailable,
+    TransactionLost,
 )
 from offsetstore.kafka.broker import Broker
-from offsetstore.kafka.outlet import Outlet
+from offsetstore.kafka.outlet import Outlet, ProducerEnded
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.people import ask, people
+from offsetstore.operations.relay_record import RelayRecord
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.errors import needing
-from offsetstore.postgres.letters import read_headers
-from offsetstore.postgres.outbox import Listener
-from offsetstore.postgres.session import PostgresSession, as_array
+from offsetstore.postgres.outbox import (
+    SET_ASIDE,
+    Listener,
+    Portions,
+    Reader,
+    expect_all_rows,
+    is_full,
+    parts_of,
+)
+from offsetstore.postgres.session import PostgresSession
+from offsetstore.postgres.together import as_array
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import as_main_work, meanwhile
-from offsetstore.protocol.events import OutboxRefused, OutboxSent, OutboxWaits
+from offsetstore.protocol.background import Background, as_main_work, meanwhile
+from offsetstore.protocol.database import Session
+from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxRests, OutboxSent, OutboxWaits
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import (
     ANCHOR,
     LOOKS,
-    MOST_IN_A_ROW,
     MOST_ROWS,
     TOPIC_NAMES,
     Ask,
@@ -51,11 +64,11 @@ from offsetstore.protocol.outbox import (
     Fence,
     Fetch,
     Look,
-    Mark,
     OnUncertain,
     OutboxRow,
     Pause,
     Peek,
+    Probe,
     Read,
     Record,
     Refusal,
@@ -64,10 +77,11 @@ from offsetstore.protocol.outbox import (
     Standing,
     Step,
     Take,
-    Trials,
     is_topic,
     relaying,
 )
+from offsetstore.protocol.refusals import MOST_IN_A_ROW, Topics
+from offsetstore.protocol.refusals import TRIAL as _TRIAL
 from offsetstore.protocol.retries import Retries, may_pass
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import transaction
@@ -75,13 +89,16 @@ from offsetstore.store.sessions import transaction
 _log = logging.getLogger("offsetstore")
 
 _NAME: Final = "offsetstore:relay"
-_MOST_BYTES: Final = 8 << 20  # of one batch; a row that is larger is alone
 _AT_REST: Final = 1.0  # seconds from one look to the next
-_RENEW: Final = 3600.0  # seconds after which Kafka's number is set again; by default it expires after seven days
+# Seconds after which Kafka's mark is set again. It expires with offsets.retention.minutes, which may be ten; another
+# minute may pass while the database or Kafka does not answer.
+_RENEW: Final = 240.0
 _REFUSED: Final = 300.0  # seconds in which Kafka may refuse requests once it has taken some: brokers restart
 _TAKEOVER: Final = 30.0  # seconds to wait for a transaction of an earlier relay
-_PATIENCE: Final = 60.0  # seconds until rows of a topic that is missing, or may not be written to, are set aside
-_TRIAL: Final = 2.0  # seconds between two trials of a row, or two looks at Kafka's mark
+_PATIENCE: Final = 60.0  # seconds that `Relay.drain` waits for topics that are blocked
+_SILENCE: Final = 60.0  # seconds without an answer of the database, beyond those of its locks: a proxy may forget
+_LEAVING: Final = 20.0  # seconds until a relay that is told to stop no longer waits for the database or Kafka
+_LATE_FENCES: Final = 3  # times that Kafka may end the producer at the start, although the token is ours
 _RETRIES: Final = Retries(shortest=0.1, longest=10.0)
 
 TAKE: Final = """
@@ -89,21 +106,6 @@ INSERT INTO {s}outbox_relays AS r (shard, token, owner) VALUES (0, :token, :owne
 ON CONFLICT (shard) DO UPDATE SET token = excluded.token, owner = excluded.owner, taken_at = excluded.taken_at
 """
 READ: Final = "SELECT token, owner, batch, ids, cluster_id, word, word_before FROM {s}outbox_relays WHERE shard = 0"
-
-# ``total`` counts the bytes up to and with the row. A row is taken if those before it are below the limit.
-LOOK: Final = """
-SELECT id, topic, key, value, headers FROM (
-SELECT o.id, o.topic, o.key, o.value, o.headers, size.bytes,
-       sum(size.bytes) OVER (ORDER BY o.id ROWS UNBOUNDED PRECEDING) AS total
-FROM {s}outbox AS o
-CROSS JOIN LATERAL (SELECT coalesce(octet_length(o.key), 0) + coalesce(octet_length(o.value), 0)
-                           + coalesce(octet_length(CAST(o.headers AS text)), 0) AS bytes) AS size
-WHERE NOT o.id <@ CAST(:without AS int8multirange)
-ORDER BY o.id LIMIT :most) AS w
-WHERE w.total - w.bytes < :bytes
-ORDER BY w.id
-"""
-FETCH: Final = "SELECT id, topic, key, value, headers FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[])) ORDER BY id"
 
 RECORD: Final = """
 UPDATE {s}outbox_relays
@@ -114,16 +116,9 @@ WHERE shard = 0 AND token = :token
 DELETE: Final = """
 DELETE FROM {s}outbox WHERE id BETWEEN :first AND :last AND id <@ CAST(:ids AS int8multirange)
 """
-SET_ASIDE: Final = """
-WITH gone AS (DELETE FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
-kept AS (INSERT INTO {s}outbox_refused (id, consumer_group, topic, key, value, headers, created_at, error)
-SELECT g.id, g.consumer_group, g.topic, g.key, g.value, g.headers, g.created_at, e.error
-FROM gone AS g JOIN unnest(CAST(:ids AS bigint[]), CAST(:errors AS text[])) AS e (id, error) ON e.id = g.id
-ORDER BY g.id
-RETURNING 1)
-SELECT (SELECT count(*) FROM gone) AS gone, (SELECT count(*) FROM kept) AS kept
+HERE: Final = """
+SELECT count(*) AS rows FROM {s}outbox WHERE id BETWEEN :first AND :last AND id <@ CAST(:ids AS int8multirange)
 """
-OTHERS: Final = "SELECT topic FROM {s}outbox WHERE topic <> ALL(CAST(:topics AS text[])) LIMIT 1"
 LEFT: Final = "SELECT count(*) AS rows, min(id) AS first FROM {s}outbox WHERE id = ANY(CAST(:ids AS bigint[]))"
 
 
@@ -168,7 +163,7 @@ class Relay:
         self._stopping = threading.Event()
         self._outlet: Outlet | None = None
         self._listener: Listener | None = None
-        self._ahead: tuple[Sequence[int], Future[Sequence[OutboxRow]]] | None = None
+        self._ahead: _Ahead | None = None
         self._recording: Future[None] | None = None
         self._deleting: Sequence[int] = ()
         self._ends_at_rest = False
@@ -176,8 +171,14 @@ class Relay:
         self._has_taken = self._has_begun = self._has_sent = False
         self._refused_since: float | None = None
         self._sending = 0  # rows
-        self._lacking: dict[str, float] = {}  # topics, and since when
-        self._trials = Trials()
+        self._is_full = False  # whether the last look has found as many rows as it may
+        self._has_news = False  # whether something was sent, or waited for, since it has last come to rest
+        self._lacking: Mapping[str, BrokerError] = {}
+        self._blocked_since: float | None = None
+        self._topics = Topics(most)
+        self._portions = Portions()
+        self._deletions = Portions()  # slow ones say nothing of what can be read
+        self._waits: dict[PostgresSession, float] = {}  # sessions of the database, and until when to wait for each
 
     @property
     def group(self) -> str:
@@ -187,7 +188,8 @@ class Relay:
     def stop(self) -> None:
         """Let `run` return, with everything it has sent deleted, and for good. Any thread may call it.
 
-        It takes a second or two; while Kafka does not answer, up to three times the broker's ``timeout``.
+        It takes a second or two; if the database or Kafka does not answer, 20 seconds, after which what waits for them
+        is left behind, as by a kill: the next relay goes on from there.
         """
         self._stopping.set()
 
@@ -199,23 +201,50 @@ class Relay:
         :raises OffsetStoreError: at the start, an outage; later, what does not pass: Kafka refuses a transaction
             (`BrokerRefused`), the role lacks a privilege (`MissingPrivilege`), rows can't be deleted (`SinkError`).
         """
+        record = self._record_of_run()
         with as_main_work():
-            self._run(ends_at_rest=False)
+            work = meanwhile("offsetstore-relay", lambda: self._run_recorded(record, ends_at_rest=False))
+            try:
+                while not (self._stopping.is_set() or wait([work], timeout=0.5).done):
+                    pass
+            except BaseException:  # Ctrl-C
+                self._stopping.set()
+                raise
+            finally:
+                if self._stopping.is_set() and wait([work], timeout=_LEAVING).not_done:
+                    _log.warning("the database or Kafka does not answer: the relay stops without having ended its work")
+                    record.end("closed")
+        if work.done():
+            work.result()
 
     def drain(self) -> None:
         """Produce what is in the outbox now, and return when it is empty. Raises as `run`, and in an outage too.
 
-        A row whose topic is missing is waited with for a minute, as by `run`.
+        If a topic is blocked, as one that is missing, it is waited for a minute.
         """
-        self._run(ends_at_rest=True)
+        self._run_recorded(self._record_of_run(), ends_at_rest=True)
+
+    def _record_of_run(self) -> RelayRecord:
+        return RelayRecord(self._database, self._owner, right=_RIGHT)
+
+    def _run_recorded(self, record: RelayRecord, *, ends_at_rest: bool) -> None:
+        observers = self._observers
+        self._observers = observers.with_one(record)
+        try:
+            with record.running():
+                self._run(ends_at_rest=ends_at_rest)
+        finally:
+            self._observers = observers
 
     def _run(self, *, ends_at_rest: bool) -> None:
         self._ends_at_rest = ends_at_rest
         self._has_taken = self._has_begun = False  # another relay may have run in between
         self._token = uuid4()  # what an earlier run of this object has left can't record anything
+        self._blocked_since = None
         self._outlet = self._broker.outlet(self.group, anchor=self._anchor)
-        attempt = 0
+        attempt = late_fences = 0
         limit = self._most
+        watch = self._watch()
         try:
             while True:
                 began = time.monotonic()
@@ -227,26 +256,32 @@ class Relay:
                             most=self._most,
                             limit=limit,
                             on_uncertain=on_uncertain,
-                            trials=self._trials,
+                            topics=self._topics,
                         )
                     )
                 except OffsetStoreError as error:
                     if not self._has_begun or ends_at_rest or not self._passes(error):
                         if self._has_taken and isinstance(error, BrokerError):
-                            self._tell_of_successor(error)
-                        raise
+                            self._expect_no_successor(error)
+                        # A predecessor may have fenced us before it looked at the token; it does so once.
+                        is_late = isinstance(error, ProducerEnded) and self._has_taken and not self._has_begun
+                        if not is_late or late_fences == _LATE_FENCES:
+                            raise
+                        late_fences += 1
                     is_slow = self._sending and isinstance(error, BrokerError)
                     limit = max(1, self._sending // 2) if is_slow else self._most  # a slow line may take these
                     attempt = 1 if time.monotonic() - began > _RETRIES.longest else attempt + 1
                     wait = _RETRIES.wait(attempt)
-                    self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
+                    self._tell_wait(error, wait)
                     if self._stopping.wait(wait):
                         return
+                    self._renew()
                 else:
                     return
         finally:
             self._outlet.close()
             self._forget_listener()
+            watch.stop(0)
 
     def _follow(self, machine: Any) -> None:
         """Do one step after the other, until it is time to stop."""
@@ -260,22 +295,55 @@ class Relay:
             step: Step = machine.send(answer)
             if not isinstance(step, Send):
                 self._expect_recorded()
-            if isinstance(step, (Look, Rest)) and self._stopping.is_set():
-                if isinstance(step, Rest) or not step.without:
+            self._tell_blocked()
+            if isinstance(step, (Look, Rest)):
+                if self._stopping.is_set() and (isinstance(step, Rest) or not step.without):
                     return
+                if isinstance(step, Rest) and self._is_drained():
+                    return
+                self._renew()
+            if isinstance(step, Look) and self._stopping.is_set():
                 answer = ()  # so that what was sent is deleted
-            elif isinstance(step, Rest) and self._ends_at_rest and not self._has_to_renew():
-                return
-            elif isinstance(step, Send) and (refusal := self._refused_topics(step)) is not None:
-                if self._stopping.is_set():
-                    return
-                answer = refusal
             elif isinstance(step, Pause):
                 if self._pause(step):
                     return
                 answer = None
             else:
                 answer = self._do(step)
+
+    def _tell_blocked(self) -> None:
+        for topic, row, why in self._topics.untold():
+            self._observers.on(OutboxBlocked(group=self.group, topic=topic, row=row, error=why))
+
+    def _is_drained(self) -> bool:
+        """Whether nothing is left to be sent, and we were to drain.
+
+        :raises TopicMissing, BrokerRefused: a topic has been blocked for a minute.
+        """
+        if not self._ends_at_rest or self._has_to_renew() or self._topics.has_trials:
+            return False
+        if not (blocked := self._topics.blocked):
+            return True
+        now = time.monotonic()
+        if self._blocked_since is None:
+            self._blocked_since = now
+        if now - self._blocked_since < _PATIENCE:
+            return False
+        topic, row, why = blocked[0]
+        raise self._lacking.get(topic) or BrokerRefused(
+            f"topic {topic} is blocked: Kafka has refused {MOST_IN_A_ROW} rows and taken none in between",
+            found=f"row {row}: {why}",
+            next_step="This looks like a bug or an outage, so no more are set aside. Check the relay's settings, and "
+            "the brokers' logs. `offsetstore outbox set-aside` takes rows out of the way.",
+        )
+
+    def _renew(self) -> None:
+        """Set Kafka's mark again if it is time, also while the database does not answer, or all topics are blocked."""
+        outlet = cast("Outlet", self._outlet)
+        if self._has_to_renew() and outlet.kept is not None:
+            with suppress(BrokerError):  # the next batch tells
+                outlet.renew()
+                self._sent_at = time.monotonic()
 
     def _do(self, step: Step) -> Any:  # noqa: C901, PLR0911, PLR0912 - one case for each step
         outlet = cast("Outlet", self._outlet)
@@ -296,10 +364,13 @@ class Relay:
             case Ask(is_fenced=is_fenced):
                 return outlet.position(is_fenced=is_fenced)
             case Fetch(ids=ids):
-                return self._rows(FETCH, ids=as_array(ids))
+                return self._reader.fetch(ids)
             case Look():
                 self._has_begun = True
                 return self._look(step)
+            case Probe(topics=topics):
+                self._lacking = outlet.lacking(topics)
+                return {topic: error.what for topic, error in self._lacking.items()}
             case Record():
                 self._deleting = step.done
                 if self._has_sent and step.before is not None and not step.refused:
@@ -312,6 +383,9 @@ class Relay:
             case Pause():
                 pass  # as is told by `_follow`, which may have to stop
             case Rest():
+                if self._has_news:
+                    self._has_news = False
+                    self._observers.on(OutboxRests(group=self.group, blocked=len(self._topics.blocked)))
                 if self._has_to_renew():
                     return True
                 self._rest()
@@ -319,8 +393,12 @@ class Relay:
         return None
 
     def _send(self, step: Send) -> Refusal | None:
+        if step.rows:
+            if step.kafka is not None and self._has_to_renew():  # a partition may not be writable for longer than that
+                cast("Outlet", self._outlet).send(step.kafka, (), before_commit=lambda: None)
+                self._sent_at = time.monotonic()
+            self._look_ahead(step.rows)
         began = time.monotonic()
-        self._look_ahead(step.rows)
         self._sending = len(step.rows)
         refusal = cast("Outlet", self._outlet).send(step.mark, step.rows, before_commit=self._expect_recorded)
         failpoints.reach("outbox_sent")
@@ -329,81 +407,29 @@ class Relay:
             self._sent_at, self._has_sent = time.monotonic(), True
             self._refused_since = None
             if step.rows:
+                self._has_news = True
                 self._observers.on(OutboxSent(group=self.group, rows=len(step.rows), seconds=self._sent_at - began))
         return refusal
 
     def _has_to_renew(self) -> bool:
         return time.monotonic() - self._sent_at > _RENEW
 
-    def _refused_topics(self, step: Send) -> Refusal | None:
-        """Set rows aside whose topics are missing, or may not be written to; but not before it has lasted a minute.
-
-        A topic may be created a little later than its first rows. So this waits, and until then nothing else is sent.
-        It goes on waiting if no rows of other topics are held up: nothing is gained by setting these aside, and if
-        nothing may be written at all, it is the principal that is to blame.
-
-        :raises TopicMissing, BrokerRefused: no others are held up, and we were to drain.
-        """
-        topics = set(map(attrgetter("topic"), step.rows))
-        told = -math.inf
-        while topics:
-            lacking = cast("Outlet", self._outlet).lacking(topics)
-            now = time.monotonic()
-            for topic in topics - lacking.keys():
-                self._lacking.pop(topic, None)
-            since = max((self._lacking.setdefault(topic, now) for topic in lacking), default=now)
-            if not lacking:
-                return None
-            self._expect_recorded()  # else rows that are in Kafka would still seem to wait
-            is_over = now - since >= _PATIENCE
-            if self._stopping.is_set() or (is_over and (topics - lacking.keys() or self._holds_others_up(topics))):
-                return Refusal(certain={row.id: lacking[row.topic].what for row in step.rows if row.topic in lacking})
-            if is_over and self._ends_at_rest:
-                raise next(iter(lacking.values()))
-            if (since == now or is_over) and now - told >= _PATIENCE:
-                told = now
-                for error in lacking.values():
-                    self._observers.on(OutboxWaits(group=self.group, error=error, wait=_PATIENCE))
-            if self._has_to_renew():  # this may last for longer than Kafka keeps an offset
-                self._send(Send(cast("Mark", step.kafka)))
-            self._stopping.wait(max(_AT_REST, 10 * (time.monotonic() - now)))  # a large outbox is read, see OTHERS
-        return None
-
-    def _holds_others_up(self, topics: Collection[str]) -> bool:
-        """Whether rows wait whose topic may be written to."""
-        known = [*topics]
-        while found := self._ask(lambda session: session.first(OTHERS, topics=known)):
-            if not cast("Outlet", self._outlet).lacking([found.topic]):
-                return True
-            known.append(found.topic)
-        return False
-
     def _pause(self, step: Pause) -> bool:
-        """Wait before a row is tried, or Kafka asked, again; return whether it is time to stop.
-
-        :raises BrokerRefused: one row after the other is refused, and we were to drain.
-        """
-        wait = _TRIAL
-        if step.refused is not None:
-            wait = _RETRIES.longest
-            error = BrokerRefused(
-                f"Kafka has refused more than {MOST_IN_A_ROW} rows of the outbox one after the other",
-                found=step.refused,
-                next_step="This looks like a bug or an outage, so no more are set aside. Check the relay's settings, "
-                "and the brokers' logs; `offsetstore outbox list` names the rows.",
-            )
-            if self._ends_at_rest:
-                raise error
-            self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
-        elif step.lost is not None:
+        """Wait before Kafka is asked again; return whether it is time to stop."""
+        if step.lost is not None:
             number = step.lost.number
             lost = OutboxUncertain(
                 "Kafka seems to have lost the relay's position",
                 found="no batch" if number is None else f"batch {number}",
                 next_step="Wait: brokers that have just started may not know it yet, so they are asked again.",
             )
-            self._observers.on(OutboxWaits(group=self.group, error=lost, wait=(LOOKS - 1) * _TRIAL))
-        return self._stopping.wait(wait)
+            self._tell_wait(lost, (LOOKS - 1) * _TRIAL)
+        return self._stopping.wait(_TRIAL)
+
+    def _tell_wait(self, error: OffsetStoreError, wait: float) -> None:
+        """Tell it; the next rest tells that it is over."""
+        self._has_news = True
+        self._observers.on(OutboxWaits(group=self.group, error=error, wait=wait))
 
     def _passes(self, error: OffsetStoreError) -> bool:
         """Whether to begin again. What Kafka refuses, a new producer or a broker that has started may not refuse."""
@@ -416,23 +442,22 @@ class Relay:
 
     def _check(self) -> None:
         """Lock the row: a transaction of ours whose COMMIT was not answered may still hold it."""
-        with transaction(self._database, name=_NAME, lock_timeout=_TAKEOVER) as session, needing(_RIGHT):
-            row = people(session).first(f"{READ} FOR UPDATE")
-            if row is None or row.token != self._token:
-                raise self._fenced(row)
+        with self._transaction() as session, needing(_RIGHT):
+            self._expect_token(people(session))
 
     def _peek(self) -> Standing:
         """Look at the row; a copy of the store is told here, before it ends the original's relay in Kafka."""
 
         def look(session: PostgresSession) -> Any:
             session.identity().expect_home(self._database.schema)
+            expect_all_rows(session)
             return session.first(READ)
 
         return _standing(self._ask(look))
 
     def _take(self) -> None:
         with (
-            transaction(self._database, name=_NAME, lock_timeout=2 * _TAKEOVER) as session,
+            self._transaction(lock_timeout=2 * _TAKEOVER) as session,
             self._database.unblocking(session, after=_TAKEOVER, older_than=_NAME),
             needing(_RIGHT),
         ):
@@ -440,13 +465,17 @@ class Relay:
             people(session).run(TAKE, token=self._token, owner=self._owner)
 
     def _read(self) -> Standing:
-        row = self._ask(lambda session: session.first(READ))
+        def read(session: PostgresSession) -> Any:
+            expect_all_rows(session)
+            return session.first(READ)
+
+        row = self._ask(read)
         if row is None or row.token != self._token:
             raise self._fenced(row)
         return _standing(row)
 
-    def _tell_of_successor(self, error: BrokerError) -> None:
-        """Look for another relay before ending with an error of Kafka's, after which we may be started again.
+    def _expect_no_successor(self, error: BrokerError) -> None:
+        """Look for another relay after an error of Kafka's.
 
         Kafka ends the producer of a relay that is replaced, but also that of one whose predecessor is not gone yet:
         only the token tells which we are.
@@ -467,29 +496,32 @@ class Relay:
             expected=f"token {self._token} of {self._owner}",
         )
 
-    def _rows(self, statement: str, **values: object) -> Sequence[OutboxRow]:
-        new = cast("Any", tuple).__new__  # a third of the time of `_make`
-        return [
-            new(OutboxRow, row if row[-1] is None else (*row[:-1], read_headers(row[-1])))
-            for row in self._ask(lambda session: session.tuples(statement, **values))
-        ]
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self._ask, self._portions, largest=cast("Outlet", self._outlet).largest)
 
     def _look(self, step: Look) -> Sequence[OutboxRow]:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == step.without:
-            return ahead[1].result()[: step.most]
-        return self._rows(LOOK, without=_ranges(step.without), most=step.most, bytes=_MOST_BYTES)
+        if ahead is not None and ahead.is_of(step):
+            rows = ahead.rows.result()[: step.most]
+        else:
+            rows = self._reader.look(_ranges(step.without), step.most, only=step.only, but=step.but)
+        self._is_full = step.only is None and is_full(rows, self._portions.of(step.most))
+        return rows
 
     def _look_ahead(self, rows: Sequence[OutboxRow]) -> None:
         """While a full batch is being sent, look for the next one: there are probably more rows.
 
         Rows of the batch before may still be there: their deletion is perhaps not committed yet.
         """
+        sent = [*map(attrgetter("id"), rows)]
+        if self._ahead is not None and self._ahead.is_rest(sent):
+            return
         self._ahead = None
-        if len(rows) == self._most or sum(len(row.value or b"") for row in rows) > _MOST_BYTES / 2:
-            sent = [*map(attrgetter("id"), rows)]
-            asked = {"without": _ranges(self._deleting, sent), "most": self._most, "bytes": _MOST_BYTES}
-            self._ahead = sent, meanwhile("offsetstore-relay-look", lambda: self._rows(LOOK, **asked))
+        if self._is_full:
+            reader, but, without = self._reader, tuple(self._topics.apart), _ranges(self._deleting, sent)
+            found = meanwhile("offsetstore-relay-look", lambda: reader.look(without, self._most, but=but))
+            self._ahead = _Ahead(sent, but, found)
 
     def _expect_recorded(self) -> None:
         """Wait until what is being recorded is committed, and raise what has kept it from that.
@@ -509,11 +541,70 @@ class Relay:
             self._recording = None
 
     def _ask(self, query: Callable[[PostgresSession], Any]) -> Any:
-        with needing(_RIGHT):
-            return ask(self._database, query)
+        watched: list[PostgresSession] = []
+
+        def watching(session: PostgresSession) -> Any:
+            watched.append(session)
+            self._waits[session] = time.monotonic() + _SILENCE
+            return query(session)
+
+        try:
+            with needing(_RIGHT):
+                return ask(self._database, watching)
+        finally:
+            for session in watched:
+                self._waits.pop(session, None)
+
+    @contextmanager
+    def _transaction(self, lock_timeout: float | None = None) -> Generator[Session]:
+        lock_timeout = _TAKEOVER if lock_timeout is None else lock_timeout
+        watched: list[PostgresSession] = []
+        try:
+            with transaction(self._database, name=_NAME, lock_timeout=lock_timeout) as session:
+                watched.append(people(session))
+                self._waits[watched[0]] = time.monotonic() + lock_timeout + _SILENCE
+                yield session
+        finally:
+            for one in watched:
+                self._waits.pop(one, None)
+
+    def _watch(self) -> Background:
+        watch = Background("offsetstore-relay-watch", self._end_waits, lambda: 0.5)
+        watch.start()
+        return watch
+
+    def _end_waits(self) -> bool:
+        """Break connections on which the database has not answered for too long; see `PostgresSession.sever`."""
+        now = time.monotonic()
+        for session, end in [*self._waits.items()]:
+            if now >= end:
+                session.sever()
+        return True
 
     def _record(self, step: Record) -> None:
-        with transaction(self._database, name=_NAME, lock_timeout=_TAKEOVER) as session, needing(_RIGHT):
+        try:
+            *before, last = parts_of(step.done, self._deletions) or [()]
+            for part in before:  # what is in Kafka may be deleted at any time
+                with self._transaction() as session, needing(_RIGHT):
+                    self._expect_token(people(session))
+                    _delete(people(session), part)
+            self._record_with(step, last)
+        except StoreUnavailable as error:
+            self._deletions.given_up(error)
+            raise
+        self._deletions.went_well()
+        if (ahead := self._ahead) is not None:  # which the thread that sends may forget meanwhile
+            ahead.aside.update(step.refused)
+        if step.refused:
+            self._observers.on(OutboxRefused(group=self.group, errors=step.refused))
+
+    def _expect_token(self, tx: PostgresSession) -> None:
+        row = tx.first(f"{READ} FOR UPDATE")
+        if row is None or row.token != self._token:
+            raise self._fenced(row)
+
+    def _record_with(self, step: Record, done: Sequence[int]) -> None:
+        with self._transaction() as session, needing(_RIGHT):
             tx = people(session)
             changed = {
                 "number": step.mark.number,
@@ -523,23 +614,24 @@ class Relay:
             }
             if tx.run(RECORD, token=self._token, ids=as_array(step.ids), cluster_id=step.cluster_id, **changed) != 1:
                 raise self._fenced(tx.first(READ))
+            # Whoever sets rows aside locks our row first, and leaves out those of the batch. A batch that is recorded
+            # for another cluster is one whose rows somebody may have deleted before.
+            if step.ids and step.cluster_id is None:
+                _expect_here(tx, step.ids)
             if step.refused:
                 moved = tx.one(SET_ASIDE, ids=as_array(step.refused), errors=list(step.refused.values()))
                 _expect_gone(tx, step.refused, moved.gone)
                 if moved.kept != moved.gone:
                     raise _kept("outbox_refused", "rows could not be set aside", f"{moved.kept} of {moved.gone} rows")
-            if step.done:
-                first, last = step.done[0], step.done[-1]
-                _expect_gone(tx, step.done, tx.run(DELETE, ids=_ranges(step.done), first=first, last=last))
-        if step.refused:
-            self._observers.on(OutboxRefused(group=self.group, errors=step.refused))
+            if done:
+                _delete(tx, done)
 
     def _rest(self) -> None:
         """Wait for a NOTIFY, or a second."""
         began = time.monotonic()
         try:
             if self._listener is None:
-                self._listener = self._database.listener()
+                self._listener = self._listen()
                 if self._listener.is_pooled:
                     _log.warning("the relay looks for rows once a second: LISTEN does not work behind a pooler")
                 return  # rows may have come before it listened
@@ -553,17 +645,68 @@ class Relay:
             self._forget_listener()  # the next look tells whether it was only this connection
         self._stopping.wait(max(0.0, _AT_REST - (time.monotonic() - began)))
 
+    def _listen(self) -> Listener:
+        made = meanwhile("offsetstore-relay-listen", self._database.listener)
+        if wait([made], timeout=_SILENCE).not_done:
+            raise StoreUnavailable(
+                f"no answer from the database within {_SILENCE:g} s", found="while beginning to LISTEN"
+            )
+        return made.result()
+
     def _forget_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
         self._listener = None
 
 
-_RIGHT: Final = "relay the outbox (`offsetstore grants --relay-role` prints what it needs)"
+RELAY_ROLE: Final = "--relay-role"
+"""The option of `offsetstore grants` for the role that relays."""
+_RIGHT: Final = ("relay the outbox", RELAY_ROLE)
+
+
+@dataclass
+class _Ahead:
+    """What was looked for while a batch was being sent.
+
+    :param sent: the batch; ``aside`` are those of it that have been set aside since, and ``but`` the topics left out.
+    """
+
+    sent: Sequence[int]
+    but: Sequence[str]
+    rows: Future[Sequence[OutboxRow]]
+    aside: set[int] = field(default_factory=set[int])
+
+    def is_rest(self, ids: Sequence[int]) -> bool:
+        """Whether these are what is left of the batch, and all others are set aside."""
+        if not self.aside:
+            return ids == self.sent
+        return len(ids) + len(self.aside) == len(self.sent) and {*ids} | self.aside == {*self.sent}
+
+    def is_of(self, step: Look) -> bool:
+        """Whether it is the answer to this step."""
+        return step.only is None and step.but == self.but and self.is_rest(step.without)
 
 
 def _standing(row: Any) -> Standing:
     return Standing() if row is None else Standing(row.batch, row.ids, row.cluster_id, row.word, row.word_before)
+
+
+def _delete(tx: PostgresSession, ids: Sequence[int]) -> None:
+    _expect_gone(tx, ids, tx.run(DELETE, ids=_ranges(ids), first=ids[0], last=ids[-1]))
+
+
+def _expect_here(tx: PostgresSession, ids: Sequence[int]) -> None:
+    """Expect that all rows of a batch are still in the outbox: what somebody has set aside must not be sent, too.
+
+    :raises TransactionLost: some are not.
+    """
+    here = tx.one(HERE, ids=_ranges(ids), first=ids[0], last=ids[-1]).rows
+    if here != len(ids):
+        raise TransactionLost(
+            "rows were taken out of the outbox when they were about to be sent; none of the batch was sent",
+            found=f"{here} of {len(ids)} rows",
+            next_step="The relay looks again.",
+        )
 
 
 def _expect_gone(tx: PostgresSession, ids: Collection[int], gone: int) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from textwrap import wrap
 from typing import Final
 
-from offsetstore.errors import OffsetStoreError, as_raised
+from offsetstore.errors import FunctionFailed, OffsetStoreError, as_raised
 from offsetstore.offsets import TopicPartition
 
 NOTHING: Final = "-"
@@ -25,18 +28,63 @@ _DURATION: Final = re.compile(
 )
 
 
+# What Python calls printable, and is drawn as nothing (Unicode's Default_Ignorable_Code_Point) or as a blank: joiners,
+# fillers, variation selectors. Marks of direction and tags are not printable for Python either.
+_UNSEEN: Final = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
+)
+
+
 def visible(value: object) -> str:
-    """Return the text with control characters and marks of direction escaped, and ``-`` for ``None``."""
+    """Return the text with each character escaped that is not drawn, and ``-`` for ``None``.
+
+    So no name can steer a terminal, break a line, or look like another one.
+    """
     if value is None:
         return NOTHING
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
+    text = str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() and not _UNSEEN.match(char) else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def logger(name: str) -> logging.Logger:
+    """A module's logger, whose lines show names as everything else does."""
+    found = logging.getLogger(name)
+    found.addFilter(_show)
+    return found
+
+
+def _show(record: logging.LogRecord) -> bool:
+    with suppress(Exception):  # what can't be formatted is the handler's to report
+        said = record.getMessage()
+        shown = "\n".join(map(visible, said.split("\n")))
+        if shown != said:
+            record.msg, record.args = shown, ()
+    return True
+
+
+logger("offsetstore")  # the one of what a job's events say
+
+
+def utc_time(seconds: float) -> str:
+    """A time in seconds since 1970, to the second in UTC; a Kafka timestamp may be beyond what `datetime` has."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"the year {1970 + int(seconds / 31_556_952)}"
 
 
 ERROR_LINES: Final = 15
 _LINE: Final = 1_000  # characters
 _SHOWN: Final = 6
-_OURS: Final = ("<frozen ", f"{Path(__file__).parent}{os.sep}")
-_OTHERS: Final = (*_OURS, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+OURS: Final = ("<frozen ", f"{Path(__file__).parent}{os.sep}")
+"""How the names of files begin that are ours, or Python's own start."""
+
+_OTHERS: Final = (*OURS, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 
 
 def describe_error(error: OffsetStoreError, next_step: str | None = None) -> tuple[str, dict[str, str]]:
@@ -77,9 +125,19 @@ def describe_other(error: BaseException, *, others: tuple[str, ...] = ()) -> tup
 
 
 def print_trace(error: BaseException) -> None:
-    """Print the traces of an error and its causes, if the environment asks for them."""
-    if os.environ.get(TRACE):
-        traceback.print_exception(error)
+    """Print the traces of an error and its causes, if the environment asks for them.
+
+    What a handler's call has raised is known by its text alone: it is an executor's, or its frames are gone.
+    """
+    if not os.environ.get(TRACE):
+        return
+    if isinstance(error, FunctionFailed) and error.__cause__ is None and error.traceback not in {None, *_notes(error)}:
+        sys.stderr.write(f"{error.traceback}\nFrom that follows:\n\n")
+    traceback.print_exception(error)
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def line_of(error: BaseException, *, others: tuple[str, ...] = ()) -> traceback.FrameSummary | None:
@@ -87,7 +145,7 @@ def line_of(error: BaseException, *, others: tuple[str, ...] = ()) -> traceback.
 
     :param others: where code is that is not the user's, beside Python's and ours.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OURS + others)]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(OURS + others)]
     own = [one for one in frames if not one.filename.startswith(_OTHERS)]
     if not own:  # it is installed: the first of its files stands for it
         own = [one for one in frames if one.filename == frames[0].filename]
@@ -147,7 +205,18 @@ def command(*words: str, schema: str | None) -> str:
 
     :param schema: of the tables, ``None`` if it is not known.
     """
-    return shlex.join(["offsetstore", *words, *([] if schema in {None, "public"} else ["--schema", schema or ""])])
+    return shlex.join(["offsetstore", *words, *schema_option(schema)])
+
+
+def schema_option(schema: str | None) -> list[str]:
+    """``--schema``, where a command needs it."""
+    return [] if schema is None or schema == "public" else ["--schema", schema]
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """``Did you mean a, b? ``, before the rest of a next step; nothing without names."""
+    near = ", ".join(names)
+    return f"Did you mean {near}? " if near else ""
 
 
 def counted(number: int, noun: str) -> str:

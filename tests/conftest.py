@@ -10,6 +10,7 @@ from fcntl import LOCK_EX, flock
 import pytest
 from hypothesis import settings
 
+from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.protocol import failpoints
 from tests.packaging.building import Distributions
 from tests.support.recorder import Recorder
@@ -20,7 +21,7 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", max_examples=2000, database=None, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.programs"]
+pytest_plugins = ["offsetstore.testing.fixtures", "tests.behaviours", "tests.durations", "tests.programs"]
 pytest.register_assert_rewrite("tests.contract")  # its cases are in modules that no test is collected from
 
 
@@ -51,6 +52,18 @@ def no_failpoint_outlives_its_test() -> Iterator[None]:
     yield
     left = os.environ.pop(failpoints.VARIABLE, None)
     assert left is None, f"the test left a failpoint armed: {left}"
+
+
+@pytest.fixture(scope="session")
+def offsetstore_kafka() -> Iterator[KafkaBroker]:
+    """As ours for users, but it misses members of groups, and itself after a SIGKILL, sooner."""
+    settings = {
+        "group.min.session.timeout.ms": "1000",
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "250",
+    }
+    with KafkaBroker(settings=settings) as broker:
+        yield broker
 
 
 @pytest.fixture

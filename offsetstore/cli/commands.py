@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 import click
@@ -14,6 +15,7 @@ from offsetstore.cli.output import leave_unread
 from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.lazy import find
 from offsetstore.postgres.errors import of_database
+from offsetstore.text import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         LazyCommand("migrate", "Create or upgrade offsetstore's tables."),
-        LazyCommand("grants", "Print the GRANT statements for the job's role."),
+        LazyCommand("grants", "Print the GRANT statements for the roles that use the tables."),
         LazyCommand("acls", "Print, check and create the ACLs that are needed in Kafka.", "cli,kafka"),
         LazyCommand("resolve", "Show where a job would start, and why."),
         LazyCommand("adopt", "Show what a job would take over from a checkpoint."),
@@ -84,6 +86,14 @@ class LazyGroup(click.Group):
         """Import the command."""
         found = COMMANDS.get(cmd_name)
         return found.load() if found else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a command with a similar name for one that there is not; click knows none that is not imported."""
+        if args[0] not in COMMANDS and not ctx.resilient_parsing and (near := get_close_matches(args[0], COMMANDS)):
+            ctx.fail(f"No such command {args[0]!r}. {did_you_mean(near)}".rstrip())
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         """List them from `COMMANDS` alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from contextlib import ExitStack, suppress
@@ -19,6 +20,7 @@ from offsetstore.monitoring.supervision import RunningClock, Supervision
 from offsetstore.monitoring.web import url_host
 from offsetstore.text import visible
 
+_CAN_REAP: Final = hasattr(os, "waitid")  # not on macOS before Python 3.13, where no container's process 1 runs
 _SIZE: Final = re.compile(r"(\d+)([KMG])?")
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 
@@ -101,7 +103,7 @@ def consume(
         # -P: what is in the current directory must not take the place of offsetstore's own packages.
         return [sys.executable, "-P", "-m", "offsetstore.cli.consume_process", json.dumps(asdict(given))]
 
-    supervisor = Supervisor(processes, command, say=_say, care=Care(drain=drain, max_rss=max_rss))
+    supervisor = Supervisor(processes, command, say=_say, care=Care(drain=drain, max_rss=max_rss, reaps=_CAN_REAP))
     with ExitStack() as closing:
         if port is None:
             supervision = Supervision(supervisor.health, RunningClock(), None)  # for systemd

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,7 +44,7 @@ from offsetstore.protocol.background import Background
 from offsetstore.protocol.events import BatchEnded, Event
 from offsetstore.protocol.functions import TermSignal, call, tells_of_outage
 from offsetstore.protocol.runs import JobError
-from offsetstore.text import describe_error, describe_other, place_of, print_trace
+from offsetstore.text import describe_error, describe_other, did_you_mean, error_text, place_of, print_trace
 
 if TYPE_CHECKING:
     from offsetstore.consumer import Consumer
@@ -98,13 +99,14 @@ def load(text: str) -> Consumer:
             expected="MODULE:FUNCTION, as in billing_app:consumer",
             next_step=_corrected(module, name),
         )
-    function = getattr(_imported(module, name), name, None)
+    loaded = _imported(module, name)
+    function = getattr(loaded, name, None)
     if not callable(function):
         raise NotLoaded(
             f"module {module} has no function {name}",
             found="no such name" if function is None else f"{type(function).__name__} {name}",
             expected="a function without arguments that returns an offsetstore.consumer.Consumer",
-            next_step="Correct the name, or write the function.",
+            next_step=did_you_mean(get_close_matches(name, dir(loaded))) + "Correct the name, or write the function.",
         )
     _check_arguments(text, function)
     with _of_the_user():
@@ -139,7 +141,9 @@ def _imported(module: str, name: str) -> Any:
                 f"there is no module {module}",
                 found=f"no {error.name} in {Path.cwd()}, nor where Python looks for modules",
                 expected="MODULE:FUNCTION, as in billing_app:consumer",
-                next_step=_corrected(module, name) or "Change to the directory that has it, or set PYTHONPATH.",
+                next_step=_corrected(module, name)
+                or did_you_mean(get_close_matches(module, [one.stem for one in Path.cwd().glob("*.py")]))
+                + "Correct the name, change to the directory that has it, or set PYTHONPATH.",
             ) from None
         place = place_of(error)
         if isinstance(error, SyntaxError) and error.lineno is not None:
@@ -218,16 +222,10 @@ def rejoins(consumer: Consumer) -> bool:
 
 
 class Reporter:
-    """Tells the supervisor every second how the consumer is, in a thread.
+    """Tells the supervisor every second how the consumer is, in a thread."""
 
-    :param on_lost: called once the supervisor is gone.
-    """
-
-    def __init__(
-        self, connection: Connection, consumer: Consumer, on_lost: Callable[[], None], *, has_metrics: bool
-    ) -> None:
+    def __init__(self, connection: Connection, consumer: Consumer, *, has_metrics: bool) -> None:
         self._connection = connection
-        self._on_lost = on_lost
         self._silence = consumer.longest_poll
         self._drain = consumer.drain + _LEAVING
         self._limits = Limits(polling=self._silence)
@@ -249,8 +247,7 @@ class Reporter:
         verdict: Verdict = judge(self._facts.facts(), self._limits, self._clock())
         try:
             self._connection.send(Report(verdict, self._silence, self._drain, metrics=self._collect()))
-        except OSError:  # the supervisor is gone
-            self._on_lost()
+        except OSError:  # the supervisor is gone: see `Run.follow_supervisor`
             return False
         return True
 
@@ -296,6 +293,13 @@ class Watched:
         if isinstance(event, BatchEnded) and event.outcome == "written" and not self._words.has_written:
             self._tell(has_written=True)
 
+    def prints(self, what: str, details: Mapping[str, str]) -> str:
+        """Print an error, unless the process before has ended with the same; return its text."""
+        text = error_text(what, details)
+        if text != self._page.orders().printed:
+            print_error(what, details)
+        return text
+
     def ends(self, end: End) -> int:
         """Tell how the process ends, unless that was told before; return its exit code."""
         if self._words.end is None:
@@ -338,7 +342,7 @@ class Run:
         signal.signal(signal.SIGTERM, self._on_signal)
         consumer = load(self._told.function)
         prepare(consumer, self._told)
-        Reporter(self._connection, consumer, consumer.stop, has_metrics=self._told.has_metrics)
+        Reporter(self._connection, consumer, has_metrics=self._told.has_metrics)
         consumer.watch = self._watched
         consumer.store.observers = consumer.store.observers.with_one(self._watched)
         self._consumer = consumer
@@ -349,53 +353,80 @@ class Run:
                 self._watched.ends(End(exit_code(error), "helps" if rejoins(consumer) else "harms"))
                 raise
 
+    def follow_supervisor(self) -> None:
+        """End once the supervisor is gone: nobody would replace this process, or kill it if it hangs.
+
+        Whatever it does, an import or a wait for a job to leave, it ends at once if it has not joined. Otherwise it
+        writes what it has polled, within the time that the supervisor would have given it.
+        """
+        threading.Thread(target=self._follow, name="offsetstore-supervisor", daemon=True).start()
+
+    def _follow(self) -> None:
+        # The supervisor sends nothing, so what comes is its end: the system closes what it had. (Linux could send a
+        # signal instead, prctl(PR_SET_PDEATHSIG): once the parent's thread ends, and not if that was before the call.)
+        self._connection.poll(None)
+        consumer = self._consumer
+        if consumer is not None and self._watched.has_joined:
+            consumer.stop()
+            time.sleep(consumer.drain + _LEAVING)
+        if os.getpgrp() == os.getpid():  # with what it has started, as the supervisor would
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(ExitCode.DEAD)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
         if self._consumer is None:
             raise TermSignal(0)
         self._consumer.stop()
 
 
-def main(told: Told, descriptor: int, page: int) -> int:
+def main(told: Told, descriptor: int, page: int, *, follows: bool = False) -> int:
     """Run the consumer, print its error, and return the exit code.
 
     :param page: the descriptor of the process's `Page`.
+    :param follows: whether the process ends once the supervisor is gone.
     """
     for one in (descriptor, page):
         os.set_inheritable(one, False)  # noqa: FBT003 - Python's signature
     faulthandler.register(STACKS, all_threads=True)
     sys.path.insert(0, str(Path.cwd()))
     watched = Watched(Page(page))
-    return watched.ends(_run(told, Connection(descriptor), watched))
+    run = Run(told, Connection(descriptor), watched)
+    if follows:
+        run.follow_supervisor()
+    return watched.ends(run_told(told, run, watched))
 
 
-def _run(told: Told, connection: Connection, watched: Watched) -> End:
+def run_told(told: Told, run: Run, watched: Watched) -> End:
+    """Run the consumer, and print its error."""
     try:
-        Run(told, connection, watched)()
+        run()
     except OffsetStoreError as error:
-        print_trace(error)
-        print_error(*describe_error(error))
-        return end_after(error, has_joined=watched.has_joined)
+        return _tell(error, watched)
     except FunctionRaised as error:
-        return _tell_raised(told.function, error.__cause__ or error)
+        return _tell_raised(told.function, error.__cause__ or error, watched)
     except Exception as error:  # noqa: BLE001 - of the user's code, which wants to see where
         if (ours := of_store(error)) is not None:
-            print_trace(error)
-            print_error(*describe_error(ours))
-            return end_after(ours, has_joined=watched.has_joined)
+            return _tell(ours, watched, error)
         if tells_of_outage(error):
-            return _tell_raised(told.function, error)
+            return _tell_raised(told.function, error, watched)
         traceback.print_exc()
         return End(ExitCode.BUG)
     return End(ExitCode.OK)
 
 
-def _tell_raised(function: str, error: BaseException) -> End:
+def _tell(ours: OffsetStoreError, watched: Watched, raised: Exception | None = None) -> End:
+    print_trace(raised or ours)
+    printed = watched.prints(*describe_error(ours))
+    return replace(end_after(ours, has_joined=watched.has_joined), error=printed)
+
+
+def _tell_raised(function: str, error: BaseException, watched: Watched) -> End:
     print_trace(error)
     what, details = describe_other(error)
     step = f"{details.pop('next step')} The process is started again meanwhile: a service may have been away."
-    print_error(f"{function} failed: {what}", {**details, "next step": step})
-    return End(ExitCode.BUG, "repeats" if isinstance(error, (ImportError, SyntaxError)) else "helps")
+    printed = watched.prints(f"{function} failed: {what}", {**details, "next step": step})
+    return End(ExitCode.BUG, "repeats" if isinstance(error, (ImportError, SyntaxError)) else "helps", printed)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Told(**json.loads(sys.argv[1])), *map(int, sys.argv[2:])))
+    sys.exit(main(Told(**json.loads(sys.argv[1])), *map(int, sys.argv[2:]), follows=True))

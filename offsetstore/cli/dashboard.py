@@ -88,7 +88,7 @@ def dashboard(
             return opened.enter_context(closing(kafka.connect()))
 
         broker = connect()
-        store = opened.enter_context(OffsetStore.connect(address, schema=database.schema))
+        store = opened.enter_context(options.connect(address, database.schema, role=options.READS))
         actions = None
         if deciding is not None:
             decider = opened.enter_context(OffsetStore.connect(deciding, schema=database.schema))

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
@@ -18,7 +18,7 @@ from offsetstore.errors import ExitCode, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import MAX_OFFSET, TopicPartition
 from offsetstore.operations.letters import MOST, LettersDecided, Which
-from offsetstore.protocol.letters import FINAL, OPEN, Letter, LetterKey, State
+from offsetstore.protocol.letters import FINAL, OPEN, Letter, LetterKey, Payload, State
 from offsetstore.protocol.stored_letters import CAUSES, STATES, LetterFilter
 from offsetstore.text import counted
 
@@ -49,6 +49,8 @@ _FILTERS: Final = ("topic", "partition", "cause", "error_class", "sqlstate", "ta
 _EXPORTED: Final = 1_000  # letters read at a time
 _AGE: Final = re.compile(r"([0-9]{1,5})([dhm])")
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIMESTAMP_TYPES: Final = {0: "CreateTime", 1: "LogAppendTime"}
 _INTACT: Final = frozenset({"replayed", "superseded"})
 
 
@@ -272,8 +274,8 @@ def replay_letters(
         outcome: dict[State, int] | None = None
         if not decide.as_json:
             decide.print_plan(done, _DECIDED)
-            if done.executed and _is_replayed_by_none(store, done):
-                print_text("The running job has no dead_letters=, and replays none: start it with dead_letters=.")
+            if done.executed and (left := _unreplayed(store, done)) is not None:
+                print_text(f"Requested letters are to be replayed {left}.")
         try:
             if wait and done.executed:
                 outcome = store.wait_for_replay(group, done.letters, seconds=timeout)
@@ -402,14 +404,14 @@ def prune_letters(*, group: str, older_than: timedelta, states: tuple[State, ...
     )
 
 
-def _is_replayed_by_none(store: OffsetStore, done: LettersDecided) -> bool:
-    """Whether a job runs without dead letters. What is requested stays so if that can't be read."""
+def _unreplayed(store: OffsetStore, done: LettersDecided) -> str | None:
+    """Which of the letters a running job does not replay. What is requested stays so if that can't be read."""
     if not done.owner.is_live or done.owner.is_paused:
-        return False
+        return None
     try:
-        return store.group_state(done.group).replays_letters is False
+        return store.group_state(done.group).unreplayed
     except OffsetStoreError:
-        return False
+        return None
 
 
 def _with_contents(letter: Letter, write: Callable[[bytes | None], object]) -> dict[str, object]:
@@ -454,7 +456,7 @@ def _lines(letter: Letter) -> Iterator[str]:
     if payload is None:
         yield f"Record:     {letter.payload_state}"
     else:
-        yield f"Timestamp:  {payload.timestamp_ms} (type {payload.timestamp_type})"
+        yield f"Timestamp:  {_time_of(payload)}"
         yield f"Key:        {_in_words(payload.key)}"
         yield f"Value:      {_in_words(payload.value)}"
         yield "Headers:    not read" if payload.headers is None else "Headers:"
@@ -462,6 +464,18 @@ def _lines(letter: Letter) -> Iterator[str]:
     if error.traceback:
         yield "Traceback:"
         yield from (f"  {line}" for line in error.traceback.splitlines())
+
+
+def _time_of(payload: Payload) -> str:
+    """The record's time in UTC, and whose clock it is from, in Kafka's word."""
+    if payload.timestamp_ms is None:
+        return "none"
+    try:
+        time = (_EPOCH + timedelta(milliseconds=payload.timestamp_ms)).isoformat(timespec="milliseconds")
+    except OverflowError:  # a producer may write any number
+        time = str(payload.timestamp_ms)
+    kind = None if payload.timestamp_type is None else _TIMESTAMP_TYPES.get(payload.timestamp_type)
+    return f"{time} ({kind})" if kind else time
 
 
 def _in_words(value: bytes | None) -> str:

@@ -33,10 +33,10 @@ def errors(
 ) -> None:
     """Show the errors that a consumer group's jobs met.
 
-    Each error that ended a batch, the job, a flush or idle work, each that was retried, and the first failure to copy
-    the offsets to Kafka; the newest is the last line. The text is that of our own errors, which holds no values of
-    rows: for others look into the job's log. An error that comes again within five seconds is one line. The newest
-    thousand lines are kept.
+    Each error that ended a batch, the job, a flush or idle work, that refused a start, each that was retried, and the
+    first failure to copy the offsets to Kafka; the newest is the last line. The text is that of our own errors, which
+    holds no values of rows: for others look into the job's log. An error that comes again within five seconds is one
+    line. The newest thousand lines are kept.
 
     Exit code 1 if the store does not know the group, and 130 if --follow was interrupted.
 

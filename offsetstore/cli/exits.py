@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -10,6 +10,9 @@ from offsetstore import errors
 from offsetstore.cli.output import print_error
 from offsetstore.errors import ExitCode, exit_code, step_for
 from offsetstore.text import describe_error
+
+if TYPE_CHECKING:
+    from offsetstore.offset_store import OffsetStore
 
 _SUMMARIES = {
     0: "done, or the answer is yes",
@@ -46,7 +49,10 @@ def fail(error: errors.OffsetStoreError, *, code: ExitCode | None = None) -> NoR
     raise click.exceptions.Exit(exit_code(error) if code is None else code)
 
 
-def fail_unknown(group: str) -> NoReturn:
-    """Say that the store does not know the group, and exit."""
-    click.echo(f"The store has no group {group!r}.", err=True)
-    raise click.exceptions.Exit(ExitCode.NO)
+def fail_unknown(store: OffsetStore, group: str) -> NoReturn:
+    """Say that the store does not know the group, and which it has, and exit."""
+    # Here: the shell, which completes commands, waits for this module.
+    from offsetstore.operations.operation import unknown_group  # noqa: PLC0415
+    from offsetstore.store.sessions import read  # noqa: PLC0415
+
+    fail(read(store.database, lambda session: unknown_group(session, group)))

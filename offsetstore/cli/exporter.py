@@ -10,7 +10,6 @@ from offsetstore.cli import options
 from offsetstore.cli.output import print_text
 from offsetstore.monitoring.exporter import MAX_PARTITION_SERIES, Exporter
 from offsetstore.monitoring.web import Server, serving_text, url_host
-from offsetstore.offset_store import OffsetStore
 from offsetstore.protocol.background import as_main_work
 
 
@@ -67,7 +66,7 @@ def exporter(
     address = options.require_url(database.url)
     broker = kafka.connect()
     made = Exporter(
-        lambda: OffsetStore.connect(address, schema=database.schema),
+        lambda: options.connect(address, database.schema, role=options.READS),
         broker,
         kafka_groups=kafka_groups,
         max_partition_series=max_partition_series,

@@ -42,7 +42,6 @@ def _table(given: str) -> TableName:
 @click.command()
 @click.option(
     "--role",
-    required=True,
     callback=options.names,
     metavar="ROLE",
     help="The job's role, which does not own the tables.",
@@ -73,20 +72,20 @@ def _table(given: str) -> TableName:
 )
 def grants(
     *,
-    role: str,
+    role: str | None,
     dashboard_role: str | None,
     relay_role: str | None,
     append: tuple[TableName, ...],
     upsert: tuple[TableName, ...],
     schema: str,
 ) -> None:
-    """Print the GRANT statements for the job's role.
+    """Print the GRANT statements for the roles that use the tables.
 
     Runs nothing and needs no database. Pass the output to psql, as the owner of the tables, after every
     `offsetstore migrate`: new tables need grants of their own.
 
-    The job's role reads and writes offsetstore's tables; it may run no DDL. If each job has a role of its own, run this
-    for each role.
+    Name one role or several. The job's role reads and writes offsetstore's tables; it may run no DDL. If each job has a
+    role of its own, run this for each role.
 
     --append and --upsert add what the role needs on the tables of its results: USAGE on the schema, the privileges on
     the table, USAGE on the sequences of its defaults, and TEMPORARY on the database where rows go through a temporary
@@ -97,11 +96,15 @@ def grants(
       offsetstore grants --role billing_job --append app.orders |
           psql -1 -v ON_ERROR_STOP=1 sales
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
-    lines = [*grant_runtime(role, schema=schema)]
-    for table in append:
-        lines += grant_target(role, table.schema, table.name, upsert=False)
-    for table in upsert:
-        lines += grant_target(role, table.schema, table.name, upsert=True)
+    if role is None and (append or upsert or not (dashboard_role or relay_role)):
+        raise click.UsageError("Name the job's role with --role, or another one with --relay-role or --dashboard-role.")
+    lines: list[str] = []
+    if role is not None:
+        lines += grant_runtime(role, schema=schema)
+        for table in append:
+            lines += grant_target(role, table.schema, table.name, upsert=False)
+        for table in upsert:
+            lines += grant_target(role, table.schema, table.name, upsert=True)
     if relay_role is not None:
         lines += grant_relay(relay_role, schema=schema)
     if dashboard_role is not None:

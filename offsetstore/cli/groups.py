@@ -40,11 +40,11 @@ def groups() -> None:
 def list_groups(*, ask: Ask) -> None:
     """List all consumer groups of the store.
 
-    A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, "silent" if its
-    heartbeats stopped without notice, "fenced" if the group was taken from it, "ended" if it ended cleanly or an
-    operator has decided something since. "changed" is the time since a stored offset last changed. "epoch" is the
-    number of the last claim or decision: `offsetstore status --help`.
-    "letters" counts open dead letters. A name that was given up, or deleted, has no partitions.
+    A group is "live" while its job sends heartbeats, "failed" if an error ended the last job, ends each soon after its
+    start, or refuses that, "silent" if its heartbeats stopped without notice, "fenced" if the group was taken from it,
+    "ended" if it ended cleanly or an operator has decided something since. "changed" is the time since a stored offset
+    last changed. "epoch" is the number of the last claim or decision: `offsetstore status --help`. "letters" counts
+    open dead letters. A name that was given up, or deleted, has no partitions.
 
     \b
     Keys of --format json:

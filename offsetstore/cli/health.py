@@ -15,14 +15,18 @@ from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import document
 from offsetstore.errors import ExitCode
 from offsetstore.operations.group_status import LagLimit, judge_group
-from offsetstore.text import short
+from offsetstore.text import command, short
 
 _SECONDS: Final = 10.0
 _PROBLEMS: Final = {
     "no-live-job": "no live job owns it",
+    "starts-fail": "its job fails soon after each start: `offsetstore errors` tells with what",
+    "no-live-relay": "rows wait in the outbox, and no relay sends them: `offsetstore status` tells more",
     "lag-too-high": "it is too far behind",
     "lag-unknown": "Kafka has no log of a topic that it has offsets of, or one that ends before them",
-    "log-lost-records": "a log lost records that had been read: `offsetstore status` names it",
+    "partition-stands": "partitions have stood for 15 minutes, with unread records, while others advanced: "
+    "`offsetstore lag` names them",
+    "log-lost-records": "a log lost records that had been read",
 }
 
 
@@ -47,7 +51,7 @@ _PROBLEMS: Final = {
     help="With --group: how far behind it may be: 10000 records in all partitions together, or a time such as 90s, 5m, "
     "2h, 1d. Needs --bootstrap-servers.",
 )
-@options.broker_options(required=False, use="; for --max-lag")
+@options.broker_options(required=False, use="; for --max-lag, and for partitions that stand while others advance")
 @ask_options
 def health(
     *,
@@ -73,7 +77,7 @@ def health(
       live, ready  true or false
       codes        claim-lost, query-ended, batch-too-long, polling-stalled,
                    jvm-gone, memory, database-unreachable, kafka-unreachable,
-                   starting, paused; see docs/health.md
+                   starting, paused, partition-held; see docs/health.md
       reasons[]    code, group, text; only on the loopback address, or with
                    the token
 
@@ -81,7 +85,9 @@ def health(
     Keys of --format json, with --group:
       group
       well         true or false
-      problems     no-live-job, lag-too-high, lag-unknown, log-lost-records
+      problems     no-live-job, starts-fail, no-live-relay, lag-too-high,
+                   lag-unknown, log-lost-records, partition-stands (only
+                   if a broker was asked)
       paused       at, until, reason; null if the group is not paused
       lag, behind_seconds
                    null if no broker was asked
@@ -100,19 +106,23 @@ def health(
         raise click.UsageError("--max-lag needs --bootstrap-servers.")
     names = {group: kafka.group} if kafka.group else None
     with ask.open() as store:
-        measured = None if max_lag is None else store.lag([group], kafka.connect(), kafka_groups=names)
+        asks_kafka = bool(kafka.bootstrap_servers)
+        measured = store.lag([group], kafka.connect(), kafka_groups=names) if asks_kafka else None
         state = store.group_state(group)
-    if not state.is_known:
-        fail_unknown(group)
-    if measured is not None and measured.broker_error is not None:
+        if not state.is_known:
+            fail_unknown(store, group)
+        schema = store.database.schema
+    if measured is not None and measured.broker_error is not None:  # it can't be told whether a partition stands
         raise measured.broker_error
     lag = measured.groups.get(group) if measured else None
-    problems = judge_group(state, lag, limit=max_lag)
+    problems = judge_group(state, lag, limit=max_lag, at=measured.store.at if measured else None)
     records, seconds = (None, None) if lag is None else (lag.records, lag.seconds)
     keys = "group well problems paused=pause lag behind_seconds"
     made = document(state, keys, well=not problems, problems=problems, lag=records, behind_seconds=seconds)
     text = [f"Group {group} is {'not well' if problems else 'well'}."]
     text += [f"{one}: {_PROBLEMS[one]}" for one in problems]
+    if "log-lost-records" in problems:
+        text.append(f"`{command('status', '-g', group, schema=schema)}` names the log.")
     text += [] if state.pause is None else [f"It is {state.pause}."]
     if records is not None:
         behind = "" if seconds is None else f", {short(timedelta(seconds=seconds))} behind"

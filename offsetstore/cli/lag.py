@@ -15,7 +15,7 @@ from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document, print_error, print_json, print_text
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, state_of
+from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, standing, state_of
 from offsetstore.operations.lag import Lag, PartitionLag, TopicLag
 from offsetstore.text import counted, short
 
@@ -111,7 +111,7 @@ def lag(
 
         found = look()
         if group is not None and group not in found.groups:
-            fail_unknown(group)
+            fail_unknown(store, group)
         if watch is not None:
             _watch(found, look, watch, ask, by_partition=partitions)
     ask.show(document(found, _KEYS), *_text(found, by_partition=partitions))
@@ -140,6 +140,11 @@ def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
     for group, one in found.groups.items():
         for name, topic in one.topics.items():
             yield from (f"{group}, {note}" for note in _notes(name, topic))
+        for tp, part in standing(one, found.store.at).items():
+            assert part.stored is not None
+            assert part.stored.updated_at is not None
+            age = short(found.store.at - part.stored.updated_at)
+            yield f"{group}, {tp}: has stood for {age}, with unread records, while others advanced."
 
 
 def _notes(name: str, topic: TopicLag) -> Iterator[str]:

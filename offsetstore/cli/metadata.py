@@ -10,6 +10,7 @@ from offsetstore.cli.output import Table, even_unread
 from offsetstore.errors import ExitCode, MetadataError
 from offsetstore.offsets import MAX_PARTITION, TopicPartition
 from offsetstore.protocol.metadata import Metadata, from_json
+from offsetstore.text import visible
 
 _AS_IT_IS = Metadata(serializer=str, deserializer=str)
 
@@ -43,7 +44,7 @@ def get_metadata(*, group: str, topic: str, partition: int | None, ask: Ask) -> 
     found = {tp: row for tp, row in rows.items() if tp.topic == topic and partition in {None, tp.partition}}
     if not found:
         named = topic if partition is None else TopicPartition(topic, partition)
-        click.echo(f"The store has no offset of {named} for group {group!r}.", err=True)
+        click.echo(visible(f"The store has no offset of {named} for group {group!r}."), err=True)
         raise click.exceptions.Exit(ExitCode.NO)
     partitions = [
         {"partition": tp.partition, "stored": row.next_offset, "metadata": row.metadata} for tp, row in found.items()

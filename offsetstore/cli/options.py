@@ -16,12 +16,12 @@ import click
 from click.core import ParameterSource
 
 from offsetstore.cli.exits import fail_unknown
-from offsetstore.errors import ConfigurationError
+from offsetstore.errors import ConfigurationError, MissingPrivilege
 from offsetstore.offset_store import OffsetStore
 from offsetstore.operations.group_status import LagLimit
 from offsetstore.postgres.url import SCHEMA_VARIABLE
 from offsetstore.protocol.texts import misplaced
-from offsetstore.text import parse_duration, parse_time
+from offsetstore.text import parse_duration, parse_time, visible
 
 if TYPE_CHECKING:
     from offsetstore.kafka.broker import Broker
@@ -33,6 +33,8 @@ _SPARK = "kafka."
 _LAG: Final = re.compile(r"(\d+)([smhd])?")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _COMPLETION_SECONDS = 2.0
+READS: Final = "--dashboard-role"
+"""The option of `offsetstore grants` for a role that reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,16 @@ class Database:
     url: str | None
     schema: str | None
 
-    def open(self, *, otherwise: str = "") -> AbstractContextManager[OffsetStore]:
+    def open(self, *, otherwise: str = "", role: str = "--role") -> AbstractContextManager[OffsetStore]:
         """Connect to the store; see `open_store`."""
-        return open_store(self.url, self.schema, otherwise=otherwise)
+        return open_store(self.url, self.schema, otherwise=otherwise, role=role)
 
     @contextmanager
     def about(self, group: str) -> Generator[OffsetStore]:
         """Connect to the store, which must know the group."""
         with self.open() as store:
             if store.owner(group) is None:
-                fail_unknown(group)
+                fail_unknown(store, group)
             yield store
 
 
@@ -179,7 +181,7 @@ def complete_group(context: click.Context, _parameter: click.Parameter, incomple
 
 
 def _is_plain(name: str, beginning: str) -> bool:
-    return name.startswith(beginning) and name.isprintable() and " " not in name
+    return name.startswith(beginning) and visible(name) == name and " " not in name
 
 
 database_options = together(
@@ -326,14 +328,25 @@ def broker_options(*, required: bool, use: str = "", kafka_group: bool = True) -
 
 
 @contextmanager
-def open_store(url: str | None, schema: str | None, *, otherwise: str = "") -> Generator[OffsetStore]:
+def open_store(
+    url: str | None, schema: str | None, *, otherwise: str = "", role: str = "--role"
+) -> Generator[OffsetStore]:
     """Connect to the store, and close it at the end of the block.
 
     :param otherwise: the alternative to a database, appended to the error's next step.
+    :param role: the option of `offsetstore grants` for the role that connects.
     :raises ConfigurationError: there is no URL.
     """
-    with OffsetStore.connect(require_url(url, otherwise=otherwise), schema=schema) as store:
+    with connect(require_url(url, otherwise=otherwise), schema, role=role) as store:
         yield store
+
+
+def connect(url: str, schema: str | None, *, role: str) -> OffsetStore:
+    """Connect to the store; an error says what is granted to this kind of role, see `open_store`."""
+    try:
+        return OffsetStore.connect(url, schema=schema)
+    except MissingPrivilege as error:
+        raise error.granted_as(role) from error.__cause__
 
 
 def require_url(url: str | None, *, otherwise: str = "") -> str:

@@ -44,7 +44,8 @@ _which_options = options.together(
 def outbox() -> None:
     """List, retry and discard rows of the outbox that Kafka refuses.
 
-    The relay sets them aside with their error, and sends the others. `status` says how many there are.
+    The relay sets them aside with their error, and sends the others. `status` says how many there are, and which row is
+    the oldest that waits: `set-aside` takes one out of the way that blocks its topic.
     """
 
 
@@ -123,3 +124,26 @@ def discard_rows(*, group: str, which: dict[str, Any], decide: Decide) -> None:
       offsetstore outbox discard -g billing 17 --reason "a test, ticket 18" --execute
     """  # noqa: D301 - as above
     decide(_DECIDED, lambda store: store.discard_refused(group, **which, **decide.how))
+
+
+@outbox.command("set-aside")
+@options.group_option
+@_which_options
+@decide_options()
+def set_rows_aside(*, group: str, which: dict[str, Any], decide: Decide) -> None:
+    """Take rows that wait out of the outbox: those named, or all of a topic or of the group.
+
+    They are then listed with those that Kafka refuses, until they are retried or discarded. Rows that a relay is
+    sending are left out. Without --execute it prints what would be chosen and writes nothing. It must be run as the
+    owner of the tables.
+
+    Exit code 1 if there is no such group, or if the plan is not --if-plan (the new one is printed).
+
+    \b
+    Keys of --format json: those of `retry`; refused_at is null before
+
+    \b
+    Example, with OFFSETSTORE_URL set:
+      offsetstore outbox set-aside -g billing 17 --reason "it blocks, ticket 19" --execute
+    """  # noqa: D301 - as above
+    decide(_DECIDED, lambda store: store.set_aside(group, **which, **decide.how))

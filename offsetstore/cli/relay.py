@@ -3,14 +3,81 @@
 from __future__ import annotations
 
 import signal
-from typing import cast
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, cast
 
 import click
 
 from offsetstore.cli import options
 from offsetstore.cli.output import print_text
+from offsetstore.protocol.events import Event, OutboxRefused, OutboxRests, OutboxSent
 from offsetstore.protocol.outbox import ANCHOR, OnUncertain
-from offsetstore.relay import Relay
+from offsetstore.relay import RELAY_ROLE, Relay
+from offsetstore.text import counted
+
+_MINUTE: Final = 60.0
+
+
+class Figures:
+    """Prints what was sent: one line a minute while rows are sent, one when there are no more, and then nothing.
+
+    Two lines are at least a minute apart, so that a row now and then fills no log.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = print_text, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._rows = self._aside = self._blocked = 0
+        self._began: float | None = None  # with the first row since the last line
+        self._last = 0.0  # when that one was sent
+        self._told = -_MINUTE
+        self._rests = False
+        self._later: threading.Timer | None = None
+
+    def on(self, event: Event) -> None:
+        """Count it, and print a line if it is time."""
+        with self._guard:
+            now = self._clock()
+            match event:
+                case OutboxSent():
+                    self._began = now - event.seconds if self._began is None else self._began
+                    self._rows, self._last, self._rests = self._rows + event.rows, now, False
+                    if now - max(self._began, self._told) >= _MINUTE:
+                        self._print("")
+                case OutboxRefused():
+                    self._aside += len(event.errors)
+                case OutboxRests():
+                    self._blocked, self._rests = event.blocked, True
+                    if (wait := self._told + _MINUTE - now) <= 0:
+                        self._print_rest()
+                    elif self._later is None:
+                        self._later = threading.Timer(wait, self._print_later)
+                        self._later.daemon = True
+                        self._later.start()
+                case _:
+                    pass
+
+    def _print_later(self) -> None:
+        with self._guard:
+            self._later = None
+            if self._rests:
+                self._print_rest()
+
+    def _print_rest(self) -> None:
+        self._print(f"; rows of {counted(self._blocked, 'topic')} wait" if self._blocked else "; the outbox is empty")
+
+    def _print(self, more: str) -> None:
+        if self._began is None:
+            return
+        seconds = max(self._last - self._began, 0.001)
+        aside = f", {self._aside:,} set aside" if self._aside else ""
+        rate = f" in {seconds:,.0f} s ({self._rows / seconds:,.0f} a second)" if seconds >= 1 else ""
+        self._tell(f"{self._rows:,} {'row' if self._rows == 1 else 'rows'} sent{rate}{aside}{more}")
+        self._rows = self._aside = 0
+        self._began, self._told = None, self._clock()
 
 
 @click.command()
@@ -34,8 +101,9 @@ from offsetstore.relay import Relay
 def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_uncertain: str) -> None:
     """Produce the outbox to Kafka, exactly once.
 
-    It runs until it is stopped, through outages once it has begun. SIGTERM ends it with exit code 0. One relay serves a
-    store: a second one takes over, and the first ends with exit code 6. Readers need isolation.level=read_committed.
+    It runs until it is stopped, through outages once it has begun. SIGTERM ends it within 30 seconds, with exit code 0.
+    One relay serves a store: a second one takes over, and the first ends with exit code 6. Readers need
+    isolation.level=read_committed. While it sends, it prints a line of figures a minute.
 
     Exit code 1 if it is not known whether the last batch is in Kafka; the message says what to look for.
 
@@ -46,7 +114,8 @@ def relay(*, kafka: options.Kafka, database: options.Database, anchor: str, on_u
     broker = kafka.connect()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with database.open() as store:
+        with database.open(role=RELAY_ROLE) as store:
+            store.observers = store.observers.with_one(Figures())
             running = Relay(store, broker, anchor=anchor, on_uncertain=cast("OnUncertain", on_uncertain))
 
             def stop(_signal: int, _frame: object) -> None:

@@ -13,7 +13,8 @@ from offsetstore.protocol.runs import Run
 
 _COLUMNS: Final = ("started", "until", "state", "phase", "#batch", "#rows", "#epoch", "owner")
 _KEYS: Final = (
-    "group runs=.[epoch=token.epoch claim_id=token.claim_id owner topics versions state started_at seen_at ended_at "
+    "group runs=.[epoch=token.epoch claim_id=token.claim_id owner topics versions state member=is_member started_at "
+    "seen_at ended_at "
     "phase=status.phase phase_seconds=status.phase_age batch=status.batch batch_offsets=status.batch_offsets "
     "last_batch_seconds=status.last_batch_age counters=status.counters memory_bytes=status.memory "
     "mirror_seconds=status.mirror_age mirror_error=status.mirror_error query_id=status.query_id "
@@ -28,8 +29,8 @@ _KEYS: Final = (
 def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     """Show the runs of a consumer group's job, and how each ended.
 
-    A run is a claim of the group. It records itself with each heartbeat, every five seconds; the newest run is the
-    last line. The newest thousand are kept.
+    A run is a claim of the group, or a process of a consumer, all of which share a claim and its epoch. It records
+    itself with each heartbeat, every five seconds; the newest run is the last line. The newest thousand are kept.
 
     \b
     States:
@@ -50,6 +51,7 @@ def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     Keys of --format json; all times are the database's:
       group
       runs[]  epoch, claim_id, owner, topics, versions, state,
+              member (whether it is a process of a consumer),
               started_at, seen_at (its last heartbeat; what follows is as of
               then), ended_at,
               phase (starting, idle, batch, paused, failed), phase_seconds,
@@ -70,7 +72,7 @@ def runs(*, group: str, limit: int | None, ask: Ask) -> None:
     if found and (error := found[-1].status.mirror_error) is not None:
         notes.append(f"The last run could not copy the offsets to Kafka: {error}")
     if not found:
-        notes.append("0 runs: consumers record none, see `offsetstore status`; nor did jobs of older releases.")
+        notes.append("0 runs: jobs and consumers of older releases recorded none.")
     ask.show(document(found, _KEYS, group=group), Table(_COLUMNS, [_row(run) for run in found]), *notes)
 
 

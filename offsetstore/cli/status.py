@@ -13,11 +13,13 @@ from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document
 from offsetstore.offsets import TopicPartition
-from offsetstore.operations.reads import TAKING, GroupState, MemberState, PartitionState
+from offsetstore.operations.group_status import relay_in_words
+from offsetstore.operations.reads import GroupState, MemberState, PartitionState
+from offsetstore.protocol.database import TAKING
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.store_facts import StoreIdentity
-from offsetstore.text import counted, numbered, short
+from offsetstore.text import command, counted, numbered, short
 
 _COLUMNS: Final = ("partition", "#stored", "#committed", "#end", "#lag", "#epoch", "#age")
 _MEMBERS: Final = ("member", "state", "#heartbeat", "#count", "partitions")
@@ -28,7 +30,8 @@ _KEYS: Final = (
     "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
     "committed=committed.next_offset beginning=log.beginning end lag headroom beyond_end epoch=stored.token.epoch "
     "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
-    "error updated_at=stored.updated_at age_seconds=age] outbox[rows oldest refused more]"
+    "error updated_at=stored.updated_at age_seconds=age] outbox[rows oldest row topic refused more] "
+    "relay[state owner since until sent_at error]"
 )
 
 
@@ -77,9 +80,14 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
                     headroom, beyond_end, epoch, claim_id, pinned, contested,
                     suspect, error, updated_at, age_seconds
       outbox        rows: how many are not known to be in Kafka yet; oldest:
-                    when the oldest was written; refused: how many Kafka
-                    refuses; more: whether the outbox has so many rows
-                    that not all were counted; null if there are none
+                    when the oldest was written; row, topic: the first of
+                    them, which may block others of its topic; refused: how
+                    many Kafka refuses; more: whether the outbox has so many
+                    rows that not all were counted; null if there are none
+      relay         of the outbox: state (live, stalled, silent, ended, failed,
+                    fenced, or unknown: one of an earlier release), owner,
+                    since, until (its last heartbeat or end), sent_at, error;
+                    null if none was ever started
 
     \b
     Example, with OFFSETSTORE_URL set:
@@ -87,40 +95,46 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.open() as store:
         state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
-    if not state.is_known:
-        fail_unknown(group)
+        if not state.is_known:
+            fail_unknown(store, group)
+        schema = store.database.schema
     letters = {**{one: state.dead_letters.get(one, 0) for one in OPEN}, "job_replays": state.replays_letters}
     database = "moved" if identity.is_elsewhere else "home" if identity.is_compared else "unknown"
     rows = [_row(tp, one) for tp, one in state.partitions.items()]
     made = document(state, _KEYS, database=database, dead_letters=letters)
     members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
-    ask.show(made, *_head(state, identity), *members, Table(_COLUMNS, rows), *_notes(state))
+    ask.show(made, *_head(state, identity, schema), *members, Table(_COLUMNS, rows), *_notes(state))
     if state.broker_error is not None:
         raise state.broker_error
 
 
-def _head(state: GroupState, identity: StoreIdentity) -> Iterator[str]:
+def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Iterator[str]:
     yield f"Group {state.group}: {_owner_in_words(state)}"
     if identity.is_elsewhere:
-        yield "The store's tables are in another database than before: no job starts. See `offsetstore store`."
+        yield "The store's tables are in another database than before: no job starts. See `offsetstore store --help`."
     elif not identity.is_compared:
         yield "It is not known in which database the store is, so a copy of the database is not noticed."
     if state.pause is not None:
         yield f"The group is {state.pause}."
     if state.outbox is not None:
-        yield from _outbox(state.outbox, state.read_at)
+        yield from _outbox(state.outbox, state.read_at, command("outbox", "list", "-g", state.group, schema=schema))
+        yield relay_in_words(state.relay)
+    if state.owner is not None and state.owner.is_live and state.owner.state == "failed":
+        failures = counted(state.owner.failures, "run")
+        yield f"{failures} failed or fell silent in 15 minutes, and it is started again: see `offsetstore errors`."
     if waiting := sum(state.dead_letters.values()):
         requested = state.dead_letters.get("requested", 0)
-        by = " by no one: the job has no dead_letters=" if state.replays_letters is False else ""
+        by = "" if state.unreplayed is None else f" {state.unreplayed}"
         yield f"{counted(waiting, 'dead letter')}{f', {requested} to be replayed{by}' if requested else ''}."
 
 
-def _outbox(outbox: OutboxState, at: datetime) -> Iterator[str]:
+def _outbox(outbox: OutboxState, at: datetime, listing: str) -> Iterator[str]:
     if outbox.oldest is not None:
         more = " or more" if outbox.more else ""
-        yield f"{counted(outbox.rows, 'row')}{more} in the outbox, the oldest for {short(at - outbox.oldest)}."
+        first = f"The first is row {outbox.row}, for topic {outbox.topic}."
+        yield f"{counted(outbox.rows, 'row')}{more} in the outbox, the oldest for {short(at - outbox.oldest)}. {first}"
     if outbox.refused:
-        yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: see `offsetstore outbox list`."
+        yield f"Kafka refuses {counted(outbox.refused, 'row')} of the outbox: `{listing}` names them."
 
 
 def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:

@@ -29,7 +29,8 @@ from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.store.fleet import Member
-from offsetstore.store.mirror import INTERVAL, LAST_COMMIT, LOOK_SECONDS
+from offsetstore.store.log_watch import LOOK_SECONDS
+from offsetstore.store.mirror import INTERVAL, LAST_COMMIT
 from offsetstore.store.sessions import read, transaction
 
 _LOCK_SECONDS: Final = 1.0

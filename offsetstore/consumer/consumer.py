@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +29,7 @@ from offsetstore.consumer.filters import Filter, check_filters
 from offsetstore.consumer.handled import HandledRecords, computed_letters
 from offsetstore.consumer.outputs import Outputs, Transform, TransformRaised
 from offsetstore.consumer.records import read_messages
-from offsetstore.consumer.watch import CarefulFeed, Unwatched, Watch, ranges_of, single
+from offsetstore.consumer.watch import CarefulFeed, Unwatched, Watch, has_any, ranges_of, single
 from offsetstore.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -48,15 +49,16 @@ from offsetstore.kafka.client import LOG, make
 from offsetstore.kafka.errors import MISSING, PASSING, WRONG_CREDENTIALS, Doing, broker_error, describe
 from offsetstore.kafka.settings.librdkafka import topic_names
 from offsetstore.offset_store import OffsetStore
-from offsetstore.offsets import EpochPair, Ranges, TopicPartition
+from offsetstore.offsets import EpochPair, OffsetRange, Ranges, TopicPartition
 from offsetstore.processing.between import Flush, Tick
-from offsetstore.processing.blame import skipping
+from offsetstore.processing.blame import Halve, discarding, skipping
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.handling import Handler
 from offsetstore.processing.plan import MetadataFunction
 from offsetstore.processing.runner import Interrupted, Runner, Settings, Taken
+from offsetstore.processing.unit import PlanOutdated
 from offsetstore.protocol.background import as_main_work, meanwhile
-from offsetstore.protocol.events import QueryStatus, RecordsDropped, SinkMade
+from offsetstore.protocol.events import HeldRecord, QueryStatus, RecordsDropped, RecordsHeld, SinkMade
 from offsetstore.protocol.functions import InterruptSignal, with_empty_frames, without_frames
 from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.log_evidence import known_ids
@@ -64,6 +66,7 @@ from offsetstore.protocol.metadata import Formats, load
 from offsetstore.protocol.numbers import check_seconds
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.ports import Writer
+from offsetstore.protocol.signals import Requests
 from offsetstore.store.claim import ClaimRequest, Takeover
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.mirror import LAST_COMMIT
@@ -84,7 +87,15 @@ WINDOW: Final = 10_000
 _LONGEST: Final = 300_000  # librdkafka's default of max.poll.interval.ms
 _POLL: Final = 0.1  # seconds that one call to Kafka's client takes at most
 _BRIEF: Final = 1.0  # seconds to wait for a delivery before partitions are paused: what is paused is fetched again
+_ASK: Final = 0.02  # the same for partitions that are polled alone
 _MOST: Final = 10_000  # records of one call
+_ANSWER: Final = 1.0  # seconds of such polls without a record: the leader may be away (fetch.wait.max.ms is 0.5 s)
+_EXCUSED: Final = 30.0  # seconds until such a partition is polled alone again, twice as long each time, and at most ..
+_LONG_EXCUSED: Final = 600.0
+_FULL: Final = 5.0  # seconds for which Kafka's client was never empty: it may have fetched nothing of quiet partitions
+_FETCH: Final = 50  # milliseconds after which Kafka's client looks whether it may fetch on: 1,000 would outlast _ANSWER
+_ASK_QUIET: Final = 2 * _FETCH / 1000  # as _ASK, once for all quiet ones: their fetch was put off while it was full
+_AHEAD: Final = 1_000, 100_000  # records that it fetches ahead, two flushes within these: a pause drops them
 _LEAVING: Final = LAST_COMMIT + 5.0  # seconds to leave the group
 _AGAIN: Final = 20.0  # seconds after which a partition that another member took is taken again
 _SOON: Final = 1.0  # seconds after which a partition that could not be taken is tried again
@@ -128,8 +139,8 @@ class Consumer:
     :param dead_letters: keep records that can't be written as dead letters; see docs/dead-letters.md. The process that
         has a letter's partition replays it when that is requested.
     :param filters: decide which of the polled records are delivered, and when, in this order: `Throttle`, `Delay`,
-        `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. Records that wait count for
-        ``flush=`` as those do that are gathered: while a limit is reached, nothing more is polled.
+        `Expire`, `SkipIf`, or a `Filter` of your own. Limits are those of this process. A partition whose records wait
+        is paused, and keeps its share of a flush, or of 10,000 records; others go on.
     :param tick: work for a process that has written nothing for ``every`` seconds; of all processes, one at a time.
     :param propagate: the names of headers that follow a record, as ``("traceparent", "tenant")``; see docs/context.md.
     :param metadata: see `TransactionalSink`; ``formats`` are the claim's.
@@ -233,10 +244,13 @@ class Consumer:
             yield
             return
 
+        interrupts = Requests()
+
         def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
-            if number == signal.SIGINT:
+            if number != signal.SIGINT:
+                self.stop()
+            elif interrupts.add():
                 raise InterruptSignal
-            self.stop()
 
         numbers = [signal.SIGTERM]
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -257,7 +271,9 @@ def checked_settings(kafka: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     for name, instead in _REFUSED.items():
         if name in kafka:
-            raise ConfigurationError(f"kafka= may not set {name}", found=name, expected=instead)
+            raise ConfigurationError(
+                f"kafka= may not set {name}", found=name, expected=instead, next_step="Leave it out of kafka=."
+            )
     return kafka
 
 
@@ -278,11 +294,19 @@ class Membership:
         self._patience = min(consumer.drain, consumer.request.takeover_timeout)  # in a callback: Kafka waits, too
         self._is_interrupted = False
         self._watch = consumer.watch
-        self._handled: tuple[Ranges, str] = ({}, "")  # of the runner's thread
+        self._in_hand: tuple[Ranges, str] = ({}, "")  # of who holds the runner's lock, as the next is
+        self._is_handling = False
+        self._outputs.handling = self._handling
         self._feed = CarefulFeed(
-            consumer.flush, consumer.filters, metadata=partial(_metadata, member), suspects=consumer.watch.suspects
+            consumer.flush,
+            consumer.filters,
+            metadata=partial(_metadata, member),
+            log_end=self._log_end,
+            suspects=consumer.watch.suspects,
         )
-        self._runner = Runner(member, self, consumer.settings)
+        function = consumer.settings.metadata
+        settings = replace(consumer.settings, metadata=None if function is None else self._handling()(function))
+        self._runner = Runner(member, self, settings)
         if self._runner.requests is not None:
             self._runner.requests.compute = self._compute_letters
         self._runner.begin()
@@ -290,6 +314,10 @@ class Membership:
         self._number = 0
         self._failed: BaseException | None = None
         self._paused: set[TopicPartition] = set()
+        self._alone: tuple[AbstractSet[TopicPartition], int] = (set(), 0)  # polled alone, and since which poll
+        self._held: Mapping[TopicPartition, HeldRecord] = {}  # as it was told
+        self._empty_at = time.monotonic()  # when Kafka's client last had no more
+        self._excused: dict[TopicPartition, tuple[float, float]] = {}  # until when they are not, and for how long
         self._untaken: dict[TopicPartition, float] = {}  # assigned by Kafka, with the time of the next attempt
         self._refused: dict[TopicPartition, bool] = {}  # of these, and whether alone
         self._alone_at = 0.0  # when one may be tried that was refused alone
@@ -303,6 +331,8 @@ class Membership:
         replays = consumer.settings.dead_letters is not None
         member.observers.on(SinkMade(group=member.group, token=member.token, query=self, replays_letters=replays))
         config = {
+            "fetch.queue.backoff.ms": _FETCH,
+            "queued.min.messages": min(max(_AHEAD[0], 2 * consumer.flush.rows), _AHEAD[1]),
             **consumer.kafka,
             "group.id": consumer.request.kafka_group,
             "enable.auto.commit": False,
@@ -357,15 +387,22 @@ class Membership:
         self._commits.turn(self._kafka, self._member.partitions)
         is_busy = self._is_busy()
         self._filter()
-        if self._feed.is_due and not is_busy:
-            self._hand_over()
+        alone, seconds = self._polled_alone(), _ASK
+        if self._feed.is_due and not is_busy and not alone:
+            self._hand_over(self._feed.take())
+            if not (alone := self._polled_alone()):
+                alone, seconds = self._quiet(), _ASK_QUIET
         writing = self._writing
-        if room := self._feed.room:
+        if alone:
+            self._hold({*self._feed.partitions} - alone - self._feed.starving)  # a pause would drop what they have
+            self._poll(self._feed.share, seconds)
+        elif room := self._feed.room:
             self._hold({*self._feed.held})
             is_careful = self._feed.is_careful  # one delivery follows the other
             if is_careful and writing is not None:
                 wait([writing], timeout=_POLL)
-            self._poll(min(_MOST, room), 0.0 if is_careful else _POLL)
+            if self._poll(most := min(_MOST, room), 0.0 if is_careful else _POLL) < most:
+                self._empty_at = time.monotonic()
         elif writing is None:
             self._hold({*self._feed.partitions})
             self._poll(1, _POLL)
@@ -376,20 +413,68 @@ class Membership:
             self._hold({*self._feed.partitions})
             self._poll(1, 0.0)
 
+    def _polled_alone(self) -> AbstractSet[TopicPartition]:
+        """Partitions that others have kept waiting, but for those that have just not answered."""
+        now = time.monotonic()
+        starving = {tp for tp in self._feed.starving if self._excused.get(tp, (0.0, 0.0))[0] <= now}
+        before, since = self._alone
+        if starving != before:
+            self._alone = starving, self._polls
+        elif starving and (self._polls - since) * _ASK >= _ANSWER:  # not by the time, which a callback may take
+            for tp in starving:
+                pause = min(2 * self._excused.get(tp, (0.0, _EXCUSED / 2))[1], _LONG_EXCUSED)
+                self._excused[tp] = now + pause, pause
+            self._alone = set(), self._polls
+            return set()
+        return starving
+
+    def _quiet(self) -> AbstractSet[TopicPartition]:
+        """Partitions without records, once Kafka's client may have been too full of others to ask for any."""
+        now = time.monotonic()
+        if now - self._empty_at <= _FULL:
+            return set()
+        self._empty_at = now
+        return self._feed.quiet - self._feed.held
+
+    def _log_end(self, tp: TopicPartition) -> int:
+        """Kafka's end when its client last fetched any, with records of open transactions."""
+        try:
+            return int(self._kafka.get_watermark_offsets(_kafkas(tp), cached=True)[1])
+        except KafkaException:  # it has just lost the partition
+            return 0
+
     def _filter(self) -> None:
         """Have the filters decide about what waits, and tell what they drop."""
         self._feed.decide(time.time(), time.monotonic())
+        if self._feed.again:
+            self._hold(self._paused | self._feed.again.keys())  # so that the client fetches none of it for nothing
+            for tp, offset in self._feed.again.items():
+                self._seek(tp, offset)
+            self._feed.again.clear()
         for name, count in self._feed.dropped.items():
             self._member.observers.on(RecordsDropped(group=self._member.group, by=name, records=count))
         self._feed.dropped.clear()
+        held = self._feed.held_records
+        if {tp: one.offset for tp, one in held.items()} != {tp: one.offset for tp, one in self._held.items()}:
+            self._tell_held(held)
+
+    def _tell_held(self, held: Mapping[TopicPartition, HeldRecord]) -> None:
+        self._member.observers.on(RecordsHeld(group=self._member.group, held=held))
+        for tp, one in held.items():
+            if tp not in self._held or self._held[tp].offset != one.offset:
+                skip = skipping(self._member, tp, OffsetRange(one.offset, one.offset + 1))
+                _log.warning("%s stands, far beyond the filter's own seconds: %s.%s", tp, one, skip)
+        self._held = held
 
     # What Kafka says.
 
-    def _poll(self, most: int, seconds: float) -> None:
+    def _poll(self, most: int, seconds: float) -> int:
+        """Gather what Kafka's client has, at most so much; return how much that was."""
         self._polls += 1
         self._polled_at = time.monotonic()
         polled, ends = defaultdict[tuple[str, int], list[Any]](list), dict[TopicPartition, int]()
-        for message in self._kafka.consume(most, seconds):
+        messages = self._kafka.consume(most, seconds)
+        for message in messages:
             place = message.topic(), message.partition()
             if (error := message.error()) is None:
                 polled[place].append(message)
@@ -399,13 +484,15 @@ class Membership:
                 ends[tp] = message.offset()
             else:  # before records that are behind what can't be read
                 self._told(error, tp)
-        for place, messages in polled.items():
-            tp, last = TopicPartition(*place), messages[-1]
-            self._feed.add(tp, read_messages(tp, messages), self._topic_ids.get(tp.topic, ""))
+        for place, found in polled.items():
+            tp, last = TopicPartition(*place), found[-1]
+            self._feed.add(tp, read_messages(tp, found), self._topic_ids.get(tp.topic, ""))
+            self._excused.pop(tp, None)
             if tp in self._feed.partitions and (epoch := last.leader_epoch()) is not None:
                 self._pairs[tp] = EpochPair(last.offset() + 1, epoch)
         for tp, offset in ends.items():  # behind the records
             self._feed.reach(tp, offset)
+        return len(messages)
 
     def _told(self, error: KafkaError, tp: TopicPartition | None) -> None:
         code = error.code()
@@ -465,6 +552,7 @@ class Membership:
             self._untaken.pop(tp, None)
             self._refused.pop(tp, None)
             self._pairs.pop(tp, None)
+            self._excused.pop(tp, None)
         self._member.forget_doubts(given)
         kafka.incremental_unassign([_kafkas(tp) for tp in given])
 
@@ -509,7 +597,11 @@ class Membership:
     def _take_again(self) -> None:
         """Take partitions that Kafka still assigns to this member, and that it has not, or that have lost records."""
         if self._member.is_lost:
-            raise StaleClaim(f"group {self._member.group!r} has been claimed, reset or renamed since")
+            raise StaleClaim(
+                f"group {self._member.group!r} has been claimed, reset or renamed since",
+                found=self._member.taken_by,
+                expected=str(self._member.fleet),
+            )
         for tp in self._feed.partitions - self._member.terms.keys():
             self._feed.drop([tp])
             # Not at once: if it was stopped for a while, it hears only now that Kafka has given them to others.
@@ -530,17 +622,26 @@ class Membership:
             if not self._flush(self._patience):
                 return
         for tp, offset in self._take(due).items():
+            self._seek(tp, offset)
+
+    def _seek(self, tp: TopicPartition, offset: int) -> None:
+        """Have Kafka's client read on there."""
+        try:
+            self._kafka.seek(_kafkas(tp, offset))
+        except KafkaException:  # it has stopped reading it, since the log had not what came next
             try:
-                self._kafka.seek(_kafkas(tp, offset))
-            except KafkaException:  # the client has stopped reading it, since the log had not what came next
                 self._kafka.incremental_unassign([_kafkas(tp)])
                 self._kafka.incremental_assign([_kafkas(tp, offset)])
+            except KafkaException as error:
+                raised = broker_error(error.args[0], _READING)
+                raised.locate(tp)
+                raise raised from error
 
     # Deliveries.
 
-    def _hand_over(self) -> bool:
-        """Have another thread write what waits, or a part of it; return whether there was anything."""
-        if not (polled := self._feed.take()) or self._is_interrupted:  # then it would follow a gap
+    def _hand_over(self, polled: Mapping[TopicPartition, Polled]) -> bool:
+        """Have another thread write what was taken; return whether there was anything."""
+        if not polled or self._is_interrupted:  # then it would follow a gap
             return False
         number, self._number = self._number, self._number + 1
         self._writing = meanwhile("offsetstore-delivery", lambda: self._write(number, polled))
@@ -552,7 +653,7 @@ class Membership:
         @contextmanager
         def take() -> Generator[Taken | None]:
             one = single(polled)
-            with self._handling(delivery.ranges, "" if one is None else skipping(self._member, *one)):
+            with self._holding(delivery.ranges, "" if one is None else skipping(self._member, *one)):
                 yield Taken(delivery)
 
         try:
@@ -562,21 +663,39 @@ class Membership:
             _log.warning("what was polled of group %r is read again by the next start", self._member.group)
 
     @contextmanager
-    def _handling(self, ranges: Ranges, skip: str = "") -> Generator[None]:
-        """Tell what is handled: the user's function may end the process without a word."""
-        before, self._handled = self._handled, (ranges, skip)
-        self._watch.handles(*self._handled)
+    def _holding(self, ranges: Ranges, skip: str = "") -> Generator[None]:
+        """Have these told whenever they are handled."""
+        before, self._in_hand = self._in_hand, (ranges, skip)
         try:
             yield
         finally:
-            self._handled = before
-            self._watch.handles(*before)
+            self._in_hand = before
+
+    @contextmanager
+    def _handling(self) -> Generator[None]:
+        """Tell what is in hand: the user's function may end the process without a word.
+
+        Nothing is told while the group is paused, or the database is away: who dies then dies of no record.
+        """
+        if self._is_handling:
+            yield
+            return
+        self._is_handling = True
+        self._watch.handles(*self._in_hand)
+        try:
+            yield
+        finally:
+            self._is_handling = False
+            self._watch.handles({}, "")
 
     @contextmanager
     def _compute_letters(self, letters: Sequence[Letter]) -> Generator[ComputedRecords]:
-        places = ranges_of((one.topic_partition, one.offset) for one in letters)
+        places = [(one.topic_partition, one.offset) for one in letters]
+        if len(letters) > 1 and has_any(self._watch.suspects(), places):
+            raise Halve(PlanOutdated("processes died of one of them"))  # each of them is replayed alone
+        skip = discarding(self._member, letters[0]) if len(letters) == 1 else ""
         computing = computed_letters(self._outputs, self._member, letters, self.is_running)
-        with self._handling(places), computing as computed:
+        with self._holding(ranges_of(places), skip), computing as computed:
             yield computed
 
     def _is_busy(self) -> bool:
@@ -596,7 +715,8 @@ class Membership:
     def _flush(self, seconds: float) -> bool:
         """Write all that was polled, and wait; return whether that was done in time.
 
-        While the group is paused nothing is written, so that is not waited for, unless it is being interrupted.
+        While the group is paused nothing is written, so that is not waited for, unless it is being interrupted. Nor is
+        what is suspect, which is written record by record: it is read again.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -605,7 +725,7 @@ class Membership:
                     break
             if self._is_busy():
                 return False
-            if not self._hand_over():
+            if not self._hand_over(self._feed.take_others()):
                 return True
 
     def _is_held_by_a_pause(self) -> bool:

@@ -86,13 +86,13 @@ class PolledRecords:
         :raises RowsRefused: transform has rejected a record.
         :raises TransformRaised: it has raised an error.
         """
-        made = self.outputs.made(self.claim, self.outputs.given(self.records(part, without)))
+        made = self.outputs.made(self.claim, self.records(part, without))
         rows: dict[str, ArrowRows] = {}
         for name, batch in made.items():
             good, reject = split(batch)
             if reject is not None:
                 raise RowsRefused("transform has rejected a record")
-            rows[name] = ArrowRows(self.outputs.writers[name], [good])
+            rows[name] = ArrowRows(self.outputs.writers[name], [good], self.outputs.handling)
         return rows
 
     @contextmanager
@@ -196,8 +196,9 @@ class Computation:
         """
         failed = {n: known[one.coordinates] for n, one in enumerate(records) if known and one.coordinates in known}
         others = [n for n in range(len(records)) if n not in failed]
-        failed |= {others[at]: error for at, error in self._failing([records[n] for n in others]).items()}
-        return self._one_by_one(records, failed)
+        with self._outputs.handling():  # once for all calls: each would tell of all partitions
+            failed |= {others[at]: error for at, error in self._failing([records[n] for n in others]).items()}
+            return self._one_by_one(records, failed)
 
     def repeats(self, records: Sequence[Record]) -> bool:
         """Whether the same records can't be computed twice, and the same rows are made twice of the others.
@@ -205,9 +206,10 @@ class Computation:
         If that takes long, many can't be computed, and no single one is to blame.
         """
         try:
-            failing, again = (self._failing(records, seconds=_PATIENCE).keys() for _ in range(2))
-            good = [one for n, one in enumerate(records) if n not in failing]
-            rows, others = (self._outputs.made(self._claim, self._outputs.given(good)) for _ in range(2))
+            with self._outputs.handling():
+                failing, again = (self._failing(records, seconds=_PATIENCE).keys() for _ in range(2))
+                good = [one for n, one in enumerate(records) if n not in failing]
+                rows, others = (self._outputs.made(self._claim, good) for _ in range(2))
         except Exception as error:  # noqa: BLE001 - nothing is shown; what ends the search is met by its next look
             without_frames(error)
             return False
@@ -259,10 +261,11 @@ class Computation:
             batches = {name: [rows] for name, rows in self._of_none().items()}
         by_record: dict[str, RowsByRecord] = {}
         for name, found in batches.items():
-            by_record[name] = RowsByRecord(outputs.writers[name], _joined(found), firsts[name])
+            by_record[name] = RowsByRecord(outputs.writers[name], _joined(found), firsts[name], outputs.handling)
 
         def failing(numbers: Sequence[int]) -> dict[int, FunctionFailed]:
-            tried = {n: self.tried([records[n]]) for n in numbers}
+            with outputs.handling():
+                tried = {n: self.tried([records[n]]) for n in numbers}
             return {n: why for n, why in tried.items() if isinstance(why, FunctionFailed)}
 
         return ComputedRecords.of(records, outputs, by_record, rejected=rejected, failed=failed, failing=failing)
@@ -278,7 +281,7 @@ class Computation:
             raise error.failed() or error from error.__cause__
 
     def _made(self, records: Sequence[Record]) -> dict[str, tuple[pa.RecordBatch, Rejected | None]]:
-        made = self._outputs.made(self._claim, self._outputs.given(records))
+        made = self._outputs.made(self._claim, records)
         return {name: split(rows) for name, rows in made.items()}
 
 
@@ -288,6 +291,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     :raises ColumnMismatch: the columns differ, or a value would not stay what it is.
     """
     tables = [pa.Table.from_batches([batch]) for batch in batches]
+    tables = [table for table in tables if table.num_rows or table.schema.names] or tables[:1]
     kinds = {str(table.schema): table.schema for table in tables}.values()
     try:
         joined = pa.concat_tables(tables, promote_options="permissive").combine_chunks()

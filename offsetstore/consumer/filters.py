@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from offsetstore.consumer.records import Record as PolledRecord
+from offsetstore.consumer.records import size_of
 from offsetstore.errors import ConfigurationError, FunctionFailed, SinkError, as_raised
 from offsetstore.offsets import TopicPartition
 from offsetstore.processing.handling import Record
+from offsetstore.protocol.events import HeldRecord
 from offsetstore.protocol.functions import as_texts, call, tells_of_outage
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.text import at_line
@@ -189,6 +191,8 @@ def check_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
 _Pair = tuple[PolledRecord, Record]
 _TRIALS: Final = 10  # records for which a predicate is called, to tell whether it fails for each
 _NEVER: Final = -math.inf
+_FAR: Final = 60.0  # seconds: clocks differ, and a wait that is this much longer than a filter's own is no surprise
+_FAR_OF_OTHERS: Final = 600.0  # of a filter whose own seconds are not known
 
 
 class Pending:
@@ -200,46 +204,100 @@ class Pending:
     def __init__(self, filters: Sequence[Filter], dropped: Counter[str]) -> None:
         self._filters = filters
         self._dropped = dropped
+        self._new: list[_Pair] = []
         self._waiting: list[list[_Pair]] = [[] for _ in filters]
         self._ask_at = [_NEVER for _ in filters]
+        self._until = [(_NEVER, False) for _ in filters]
 
     def add(self, record: PolledRecord, given: Record) -> None:
         """Have the first filter decide about a record.
 
         :param given: the record as filters get it.
         """
-        self._waiting[0].append((record, given))
-
-    @property
-    def records(self) -> list[PolledRecord]:
-        """Those that are not decided about, in order."""
-        return [record for waiting in reversed(self._waiting) for record, _ in waiting]
+        self._new.append((record, given))
 
     @property
     def first(self) -> int | None:
-        """The offset of the first of them."""
-        return next((waiting[0][0].offset for waiting in reversed(self._waiting) if waiting), None)
+        """The offset of the first that is not decided about."""
+        pairs = next((waiting for waiting in (*reversed(self._waiting), self._new) if waiting), None)
+        return None if pairs is None else pairs[0][0].offset
 
-    def decide(self, context: Context, clock: float) -> tuple[list[PolledRecord], list[PolledRecord]]:
-        """Ask the filters about what waits; return what goes on, and what is dropped.
+    @property
+    def held(self) -> HeldRecord | None:
+        """The first of them, if its filter defers it for far longer than the filter's own seconds."""
+        for number in reversed(range(len(self._filters))):
+            if waiting := self._waiting[number]:
+                until, is_far = self._until[number]
+                return HeldRecord(type(self._filters[number]).__name__, waiting[0][0].offset, until) if is_far else None
+        return None
+
+    def decide(
+        self, context: Context, clock: float, *, rows: int, size: int
+    ) -> tuple[list[PolledRecord], list[PolledRecord], int | None]:
+        """Ask the filters about what waits; return what goes on, what is dropped, and where to read again.
+
+        They are asked about new records in parts of at most ``rows`` and ``size`` bytes, or one record. Once one is
+        deferred, the new ones that no filter was asked about are forgotten, to be read again: so what waits is bounded,
+        and no filter, which may count what it decides about, decides about a record twice.
 
         :param clock: monotonic, in seconds.
         :raises SinkError: a filter has failed, or has decided about what it was not given.
         """
-        given, dropped = list[_Pair](), list[PolledRecord]()
+        passed, dropped = list[PolledRecord](), list[PolledRecord]()
+        new, self._new = self._new, []
+        begin = 0
+        if any(self._waiting):
+            self._ask([], context, clock, passed, dropped)
+        while begin < len(new) and not any(self._waiting):
+            end = _fitting(new, begin, rows, size)
+            self._ask(new[begin:end], context, clock, passed, dropped)
+            begin = end
+        return passed, dropped, new[begin][0].offset if begin < len(new) else None
+
+    def _ask(
+        self,
+        given: list[_Pair],
+        context: Context,
+        clock: float,
+        passed: list[PolledRecord],
+        dropped: list[PolledRecord],
+    ) -> None:
         for number, one in enumerate(self._filters):
-            waiting = self._waiting[number] + given
-            kept = Kept(0)
-            if waiting and clock >= self._ask_at[number]:
-                kept = _asked(one, [record for _, record in waiting], context)
-                self._ask_at[number] = clock + kept.wait
+            waiting = self._waiting[number]
+            waiting += given
+            given = []
+            if not waiting or clock < self._ask_at[number]:
+                continue
+            kept = _asked(one, [record for _, record in waiting], context)
+            self._ask_at[number] = clock + kept.wait
+            self._until[number] = context.now + kept.wait, kept.wait > _far(one)
             decided, self._waiting[number] = waiting[: kept.prefix], waiting[kept.prefix :]
             gone = {*kept.dropped}
             given = [pair for pair in decided if pair[0].offset not in gone]
             dropped += [record for record, _ in decided if record.offset in gone]
             if gone:
                 self._dropped[type(one).__name__] += len(gone)
-        return [record for record, _ in given], dropped
+        passed += [record for record, _ in given]
+
+
+def _fitting(pairs: Sequence[_Pair], begin: int, rows: int, size: int) -> int:
+    """Where the part ends that begins there."""
+    end = begin
+    while end < len(pairs) and end - begin < rows and (size > 0 or end == begin):
+        size -= size_of(pairs[end][0])
+        end += 1
+    return end
+
+
+def _far(filter_: Filter) -> float:
+    """Seconds: a longer wait is told."""
+    match filter_:
+        case Delay():
+            return filter_.seconds + _FAR
+        case Throttle():
+            return filter_.per + _FAR
+        case _:
+            return _FAR_OF_OTHERS
 
 
 def _asked(filter_: Filter, records: Sequence[Record], context: Context) -> Kept:

@@ -31,7 +31,7 @@ from offsetstore.processing.handling import (
     outage_of_call,
     service_unavailable,
 )
-from offsetstore.processing.outputs import reject_of
+from offsetstore.processing.outputs import handler_failed, reject_of
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 from offsetstore.protocol.events import HandlerCalled
 from offsetstore.protocol.letters import Letter
@@ -80,10 +80,7 @@ class HandledRecords(PolledRecords):
         numbers = self._numbers(self.records(part, without))
         for number in numbers:
             if (why := self._kept.failed.get(number)) is not None:
-                error = why.error
-                raise HandlerFailed.of(
-                    error_class=error.error_class, text=error.text, traceback=error.traceback, attempts=why.attempts
-                )
+                raise handler_failed(why)
         return {name: one.rows_of(numbers) for name, one in self._kept.outputs.items()}
 
     @contextmanager
@@ -167,9 +164,12 @@ def handled(
 
     given = iter(records)
     fed, told, told_at = 0, Figures(), time.monotonic()
-    with closing(
-        Handling(_guarded(outputs.handler, may_call), enough=_ENOUGH, propagate=outputs.propagate)
-    ) as handling_:
+    with (
+        outputs.handling(),
+        closing(
+            Handling(_guarded(outputs.handler, may_call), enough=_ENOUGH, propagate=outputs.propagate)
+        ) as handling_,
+    ):
 
         def tell() -> None:
             nonlocal told, told_at
@@ -192,7 +192,8 @@ def handled(
                 found.update((at.pop(id(one.record)), one) for one in _finished(handling_))
         finally:
             tell()
-    by_record, failed = _as_rows(outputs, [one for one, _ in records], [found[n] for n in range(len(records))])
+    with outputs.handling():
+        by_record, failed = _as_rows(outputs, [one for one, _ in records], [found[n] for n in range(len(records))])
     return by_record, failed, unwanted
 
 
@@ -240,7 +241,7 @@ def _as_rows(
             of_rows = [n for n in range(len(records)) for _ in range(first[n], first[n + 1])]
             places = cast("Any", outputs.given(records)).column(KAFKA)
             table = table.append_column(KAFKA, places.take(pa.array(of_rows, pa.int64())))
-        by_record[name] = RowsByRecord(outputs.writers[name], table, first)
+        by_record[name] = RowsByRecord(outputs.writers[name], table, first, outputs.handling)
     failed: dict[int, Rejected] = {}
     for number, one in enumerate(outcomes):
         if (why := one.error) is not None:

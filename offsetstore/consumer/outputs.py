@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 
 from offsetstore.consumer.records import Record, batch_of
 from offsetstore.errors import ConfigurationError, FunctionFailed, as_raised
+from offsetstore.processing.by_record import Handling
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.handled_rows import schemas_of
 from offsetstore.processing.handling import Handler
@@ -57,7 +59,8 @@ class TransformRaised(Exception):
 class Outputs(CheckedOutputs):
     """The transform and its writers; see `CheckedOutputs`.
 
-    With a `Handler` in place of the transform, ``schemas`` are those of its rows.
+    With a `Handler` in place of the transform, ``schemas`` are those of its rows. ``handling`` is entered while it, the
+    transform or a writer runs, again by what is called meanwhile.
 
     :param propagate: the names of the headers that follow a record, into a handler's calls and to writers that take
         them.
@@ -80,24 +83,28 @@ class Outputs(CheckedOutputs):
                     expected=", ".join(map(repr, self.writers)),
                 )
         self._transform = cast("Transform", transform)
+        self.handling: Handling = nullcontext
 
     def given(self, records: Sequence[Record]) -> pa.RecordBatch:
         """What the transform takes: the records with their coordinates."""
         return batch_of(records, self.names)
 
-    def made(self, claim: Claim, records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        """Call the transform, and check what it returns. Rejected rows are still in it.
+    def made(self, claim: Claim, records: Sequence[Record]) -> dict[str, pa.RecordBatch]:
+        """Call the transform with records, and check what it returns. Rejected rows are still in it.
 
         :raises TransformRaised: it has raised an error.
         :raises SinkError: the names are not the writers', or a value is not a record batch.
         :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
         """
-        try:
-            result = call(self._transform, records)
-        except Exception as error:
-            raise TransformRaised(records.num_rows) from error
+        with self.handling():
+            given = self.given(records)
+            try:
+                result = call(self._transform, given)
+            except Exception as error:
+                raise TransformRaised(len(records)) from error
         made = self.by_name(result, pa.RecordBatch)
-        self.check_tables(claim, {name: without_reject(one.schema) for name, one in made.items()})
+        filled = {name: one for name, one in made.items() if one.num_rows or one.schema.names}
+        self.check_tables(claim, {name: without_reject(one.schema) for name, one in filled.items()})
         return made
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from offsetstore.consumer.delivery import Polled
-from offsetstore.consumer.feed import Feed, size_of
+from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.filters import Filter
-from offsetstore.consumer.records import Record
+from offsetstore.consumer.records import Record, size_of
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition
 from offsetstore.processing.between import Flush
 from offsetstore.store.claim import Claim
@@ -30,9 +30,9 @@ class Watch(Protocol):
         ...
 
     def handles(self, ranges: Ranges, skip: str, /) -> None:
-        """The process handles these records from now on, or none.
+        """The user's function or a writer handles these records from now on, or none.
 
-        :param skip: the words with the command that skips them, if they are a single record.
+        :param skip: the words with the command that passes over them, if they are a single record.
         """
         ...
 
@@ -91,9 +91,10 @@ class CarefulFeed(Feed):
         filters: Sequence[Filter] = (),
         *,
         metadata: Callable[[TopicPartition, Term], object] = lambda _, __: None,
+        log_end: Callable[[TopicPartition], int] = lambda _: 0,
         suspects: Callable[[], Ranges] = dict,
     ) -> None:
-        super().__init__(limits, filters, metadata=metadata)
+        super().__init__(limits, filters, metadata=metadata, log_end=log_end)
         self._suspects = suspects
         self._apart: dict[TopicPartition, _Apart] = {}
         self._was_one = False
@@ -108,12 +109,20 @@ class CarefulFeed(Feed):
         return {*self.deferred, *self._apart}
 
     @property
+    def starving(self) -> AbstractSet[TopicPartition]:
+        """See `Feed`: what is kept apart has its turn."""
+        return super().starving - self._apart.keys()
+
+    @property
     def room(self) -> int:
-        """See `Feed`: what is kept apart counts, too."""
-        kept = self._apart.values()
-        if self._bytes + sum(one.bytes for one in kept) >= self._limits.bytes:
-            return 0
-        return max(0, super().room - sum(len(one.records) for one in kept))
+        """See `Feed`: what is kept apart counts, too; but half of the limits is for others, so none waits for it."""
+        if not self._apart:
+            return super().room
+        size = sum(one.bytes for one in self._apart.values())
+        rows = sum(len(one.records) for one in self._apart.values())
+        size = max(self._limits.bytes - size, (self._limits.bytes + 1) // 2) - self._bytes
+        rows = max(self._limits.rows - rows, (self._limits.rows + 1) // 2) - self._count
+        return max(0, min(super().room, rows, 1 + int(size / max(1.0, self._mean)))) if size > 0 else 0
 
     @property
     def is_due(self) -> bool:
@@ -129,35 +138,39 @@ class CarefulFeed(Feed):
 
     def take(self) -> dict[TopicPartition, Polled]:
         """Hand over all that is decided and not suspect, or a single record that is."""
-        suspects = self._suspects()
-        if not suspects and not self._apart:
-            return super().take()
         if self._was_one or not self._apart:
             self._was_one = False
-            if (taken := self._unsuspected(super().take(), suspects)) or not self._apart:
+            if (taken := self.take_others()) or not self._apart:
                 return taken
         self._was_one = True
-        # The narrower a range is, the more likely is a death there, and what comes before it is stored.
-        tp = max(self._apart, key=lambda tp: suspects[tp].size if tp in suspects else 0)
+        # In turn; but the record that has ended processes comes last: each would die before it has handled the others.
+        suspects = self._suspects()
+        tp = min(self._apart, key=lambda tp: tp in suspects and suspects[tp].size == 1)
         one = self._apart.pop(tp)
         polled = one.first()
         if one.begin < one.until:
             self._apart[tp] = one  # behind the others
         return {tp: polled}
 
-    def _unsuspected(self, taken: Mapping[TopicPartition, Polled], suspects: Ranges) -> dict[TopicPartition, Polled]:
-        for tp, new in taken.items():
-            one = self._apart.setdefault(tp, _Apart(new.range.from_, new.range.from_, deque(), new.term))
-            one.add(new)
-        apart, self._apart = self._apart, {}
-        passed: dict[TopicPartition, Polled] = {}
-        for tp, one in apart.items():
-            suspect = suspects.get(tp)
-            if suspect is not None and one.begin < suspect.until and suspect.from_ < one.until:
-                self._apart[tp] = one
-            else:
-                passed[tp] = one.rest()
-        return passed
+    def take_others(self) -> dict[TopicPartition, Polled]:
+        """Hand over all that is decided and not suspect: nothing only if none of it waits."""
+        while True:
+            taken, suspects = super().take(), self._suspects()
+            if not suspects and not self._apart:
+                return taken
+            for tp, new in taken.items():
+                one = self._apart.setdefault(tp, _Apart(new.range.from_, new.range.from_, deque(), new.term))
+                one.add(new)
+            apart, self._apart = self._apart, {}
+            passed: dict[TopicPartition, Polled] = {}
+            for tp, one in apart.items():
+                suspect = suspects.get(tp)
+                if suspect is not None and one.begin < suspect.until and suspect.from_ < one.until:
+                    self._apart[tp] = one
+                else:
+                    passed[tp] = one.rest()
+            if passed or not taken:
+                return passed
 
 
 def ranges_of(places: Iterable[tuple[TopicPartition, int]]) -> Ranges:
@@ -167,6 +180,12 @@ def ranges_of(places: Iterable[tuple[TopicPartition, int]]) -> Ranges:
         known = found.get(tp, OffsetRange(offset, offset))
         found[tp] = OffsetRange(min(known.from_, offset), max(known.until, offset + 1))
     return found
+
+
+def has_any(ranges: Ranges, places: Iterable[tuple[TopicPartition, int]]) -> bool:
+    """Whether any of these records is in the ranges."""
+    none = OffsetRange(0, 0)
+    return any((one := ranges.get(tp, none)).from_ <= offset < one.until for tp, offset in places)
 
 
 def single(polled: Mapping[TopicPartition, Polled]) -> tuple[TopicPartition, OffsetRange] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,8 @@ def produce(
         **_QUIET,
         **(settings or {}),
     })  # fmt: skip
+    with suppress(KafkaException):  # without a connection, librdkafka waits for half a second to begin
+        producer.list_topics(topic, 1.0)
     count = 0
     for record in records:
         arguments: dict[str, Any] = {

@@ -27,7 +27,7 @@ from offsetstore.protocol.forks import expect_own
 from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.snapshot import FoundRecord, KafkaSnapshot
-from offsetstore.text import counted
+from offsetstore.text import counted, did_you_mean
 
 _T = TypeVar("_T")
 
@@ -503,10 +503,9 @@ def _holds(log: Watermarks, offset: int) -> bool:
 def _missing(missing: Missing, there: list[str], address: str) -> TopicMissing:
     gone = sorted({key.topic if isinstance(key, TopicPartition) else str(key) for key in missing.keys})
     near = sorted({match for name in gone for match in get_close_matches(name, there, n=3)} - set(gone))
-    hint = f"Did you mean {', '.join(near)}? " if near else ""
     return TopicMissing(
         f"Kafka has no topic {', '.join(gone)}",
         found=f"{counted(len(there), 'topic')} of other names at {address}, of those that this principal may see",
         expected=f"{'this topic' if len(gone) == 1 else 'these topics'} at these brokers",
-        next_step=hint + TopicMissing.default_next_step,
+        next_step=did_you_mean(near) + TopicMissing.default_next_step,
     )

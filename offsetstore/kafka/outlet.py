@@ -6,18 +6,23 @@ the mark's word is the text that goes with it.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from typing import Any, Final, cast
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, cast
 
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
+from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import requests
 from offsetstore.kafka.client import LOG, Client, Deadline, Missing, let_go, make
 from offsetstore.kafka.committed import committed_offsets, consumer_config, read_with
@@ -30,14 +35,48 @@ from offsetstore.protocol.outbox import Mark, OutboxRow, Position, Refusal, new_
 
 _GLANCE: Final = 0.02  # seconds between two looks at what librdkafka reports meanwhile
 _HARMLESS: Final = "nothing was counted as sent"
-_LACKING: Final = "After a minute its rows are set aside, if rows of other topics wait."
+_LACKING: Final = "Its rows wait until then, and those of other topics are sent."
 _NEEDED: Final = "docs/outbox.md lists what a relay needs"
 _RETRIES: Final = frozenset({"retries", "message.send.max.retries"})
+_LARGEST: Final = 1_000_000  # bytes of key and value, librdkafka's own default of message.max.bytes
+_TRANSACTION: Final = 60_000  # milliseconds, its default of transaction.timeout.ms
+
+# What the relay's exactness stands on, by all names that librdkafka has for it: nothing else may be set. Of two records
+# with one key, any of these partitioners sends both to one partition.
+_BY_KEY: Final = frozenset({"murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a"})
+_FIXED: Final[Mapping[str, frozenset[str]]] = {
+    "partitioner": _BY_KEY,
+    "enable.idempotence": frozenset({"true", "1", "t"}),
+    "acks": frozenset({"all", "-1"}),
+    "request.required.acks": frozenset({"all", "-1"}),
+    "max.in.flight": frozenset("12345"),
+    "max.in.flight.requests.per.connection": frozenset("12345"),
+    "queuing.strategy": frozenset({"fifo"}),
+}
+_OURS: Final = frozenset({"transactional.id", "group.id", "delivery.report.only.error", "on_delivery"})
+"""What the relay sets itself: each would change who is fenced, or what is reported to whom."""
+_LINGER: Final = ("linger.ms", "queue.buffering.max.ms")
+_PATIENCE: Final = ("message.timeout.ms", "delivery.timeout.ms")
 _WORD: Final = len(new_word())
 _UNKNOWN: Final = frozenset({"WRITE"})  # a service that does not tell what is allowed
+_OTHERS: Final = ck.KafkaError._INVALID_DIFFERENT_RECORD  # noqa: SLF001 - public all the same
+"""What the client says of the other records of a request of which Kafka has named some."""
+_UNFIT: Final = (ArithmeticError, LookupError, TypeError, ValueError)
+_Record: TypeAlias = tuple[str | None, Any, Any]
+_Report: TypeAlias = tuple[_Record, tuple[str | None, int | None], ck.KafkaError]
+"""A record that has failed, its partition, and why."""
+
 _OFTEN: Final = 500  # records from one look at reports to the next
 _LATE: Final = 1.0  # seconds that librdkafka may take longer than it was given
+# Seconds that the client may wait in one call for what is left of a transaction. A request that was behind a refused
+# one comes back as records that are sent no more, and only the next call takes these away.
+_ABORT: Final = 1.0
+_WARM_UP: Final = 1.0
 _GOODBYE: Final = 2.0  # seconds to abort a transaction at the end, which readers would wait for
+
+
+class ProducerEnded(BrokerUnavailable):
+    """Kafka has ended the producer: another one has begun, or its transaction took too long."""
 
 
 class Outlet:
@@ -46,24 +85,35 @@ class Outlet:
     :param name: the group, and the transactional id: of all producers with it, Kafka lets only the last commit.
     :param anchor: the topic on which the group's offset is.
     :param timeout: seconds that a request may take; a transaction has ``transaction.timeout.ms``.
-    :raises ConfigurationError: see `make`.
+    :raises ConfigurationError: see `make` and `expect_exact`.
+
+    ``largest`` is how many bytes a record's key and value may have, and ``kept`` the mark that Kafka is known to have,
+    which only this producer can change: ``None`` from the moment where it may be another one.
     """
 
     def __init__(self, settings: ClientSettings, *, name: str, anchor: str, timeout: float) -> None:
         self.name = name
         self.anchor = TopicPartition(anchor, 0)
+        expect_exact(settings.config)
         self._settings = settings
         self._timeout = timeout
+        self.kept: Mark | None = None
         self._reported: deque[ck.KafkaError] = deque(maxlen=100)
-        self._failed: list[tuple[tuple[str | None, Any, Any], ck.KafkaError]] = []
-        self._transaction_seconds = float(settings.config.get("transaction.timeout.ms", 60_000)) / 1000
+        self._failed: list[_Report] = []
+        self._handed = 0  # rows of the transaction that were handed to the client
         self._writable: set[str] = set()
         self._client: list[Client] = []
         self._producer: list[Any] = []
         self._is_open = False
+        self._has_anchor = False
+        # Before anything is asked or sent, librdkafka says which settings it refuses.
+        let_go([make(ck.Producer, self._producer_config(), settings.config)])
         # It never joins the group. Only committed offsets count: those of an open transaction are waited for.
         self._config = consumer_config(settings, name, self._reported, stable=True)
         self._consumer: list[Any] = [make(ck.Consumer, self._config, settings.config)]
+        # librdkafka has taken the settings, so these are numbers.
+        self._transaction_seconds = float(settings.config.get("transaction.timeout.ms", _TRANSACTION)) / 1000
+        self.largest = int(settings.config.get("message.max.bytes", _LARGEST))
 
     def close(self) -> None:
         """End the connections, and an open transaction if Kafka answers; else the next relay ends it, or its time."""
@@ -78,7 +128,7 @@ class Outlet:
         """Abort an open transaction, if Kafka answers soon: readers would wait for its end."""
         if self._producer and self._is_open:
             with suppress(ck.KafkaException):
-                self._producer[0].abort_transaction(_GOODBYE)
+                self._within(self._producer[0].abort_transaction, _GOODBYE)
                 self._is_open = False
 
     def _drop(self) -> None:
@@ -98,11 +148,16 @@ class Outlet:
         :raises BrokerRefused: Kafka refuses it: no WRITE on the transactional id, say.
         """
         self._drop()
+        self.kept = None
         self._reported.clear()
         self._writable.clear()
-        self._producer = [make(ck.Producer, self._producer_config(), self._settings.config)]
+        producer: Any = make(ck.Producer, self._producer_config(), self._settings.config)
+        self._producer = [producer]
         try:
-            self._producer[0].init_transactions(self._timeout)
+            if self._has_anchor:  # a question first: without a connection, librdkafka waits for half a second to begin
+                with suppress(ck.KafkaException):
+                    self._within(partial(producer.list_topics, self.anchor.topic), _WARM_UP)
+            self._within(producer.init_transactions, self._timeout)
         except ck.KafkaException as error:
             raise self._trouble(_cause(error), f"beginning as producer {self.name}") from None
 
@@ -112,7 +167,7 @@ class Outlet:
         return {
             "logger": LOG,
             "partitioner": "murmur2_random",  # as Java's producers, and so Spark's own sink
-            "linger.ms": 5,
+            "linger.ms": 100,  # for large requests: at the end of a batch nothing lingers
             **given,
             "transactional.id": self.name,
             "delivery.report.only.error": True,
@@ -124,7 +179,7 @@ class Outlet:
         """Ask for the cluster and for the mark that the group has; after `fence`, make the anchor if it is missing.
 
         :param is_fenced: ``False`` to disturb nobody: what an open transaction is about to commit is not waited for.
-        :raises ConfigurationError: see `make`; without ``is_fenced``, also of the producer's settings.
+        :raises ConfigurationError: see `make`.
         :raises BrokerUnavailable: no answer in time.
         :raises BrokerRefused: Kafka refuses a request.
         :raises TopicMissing: there is no anchor, and it can't be created.
@@ -137,7 +192,6 @@ class Outlet:
             [consumer] = self._consumer
             found = read_with(consumer, [self.anchor], doing, self._reported, deadline, config=self._config)
         else:
-            let_go([make(ck.Producer, self._producer_config(), self._settings.config)])
             found = committed_offsets(self._settings, self.name, [self.anchor], deadline, doing=doing, stable=False)
         if self.anchor not in found:
             return Position(cluster_id, None)
@@ -152,6 +206,7 @@ class Outlet:
         while True:
             try:
                 self._admin().answers([requests.topics([self.anchor.topic])], deadline)
+                self._has_anchor = True
                 break
             except Missing:
                 if not may_create:
@@ -228,8 +283,9 @@ class Outlet:
 
         :param before_commit: called when all is in the transaction, which nobody sees yet; if it raises, nobody will.
         :return: ``None`` if it was committed. Otherwise it was not, because of some rows, or of Kafka's or the
-            producer's state; begin anew with `fence` if some are suspected or none is named.
-        :raises BrokerUnavailable: whether it was committed is not known, or it can't be. Begin anew with `fence`.
+            producer's state; then begin anew with `fence`: librdkafka has counted records that the broker has not.
+        :raises BrokerUnavailable: whether it was committed is not known, or it can't be (`ProducerEnded`). Begin anew
+            with `fence`.
         :raises BrokerRefused: Kafka refuses the transaction, whatever its rows are.
         """
         producer = self._producer[0]
@@ -237,33 +293,28 @@ class Outlet:
         self._reported.clear()
         doing = f"producing batch {mark.number}" if rows else f"committing to topic {self.anchor.topic}"
         offset = [ck.TopicPartition(*self.anchor, mark.number, mark.word)]
+        began = time.monotonic()
         try:
             producer.begin_transaction()
             self._is_open = True
             if by_client := self._produce(producer, rows):
-                producer.abort_transaction(self._timeout)
-                self._is_open = False
-                return Refusal(by_client=by_client)
+                self._give_up(producer)
+                return Refusal(certain=by_client)
             failpoints.reach("outbox_produced")
             # The others arrive during the next call, which may take as long as a transaction if Kafka does not answer,
             # and raises what has ended the transaction, if no single record has.
             self._flush(producer, until=len(rows) - 1)
             self._mark(producer, offset)
             self._flush(producer)
-            if suspected := self._suspects(rows):
-                return Refusal(suspected=suspected)
             if self._failed:  # then not all rows may have been handed over
-                raise ck.KafkaException(self._failed[0][1])  # noqa: TRY301 - as if the client had raised it
+                raise ck.KafkaException(self._failed[0][2])  # noqa: TRY301 - as if the client had raised it
             failpoints.reach("outbox_in_transaction")
         except ck.KafkaException as raised:
             error = _cause(raised)
             with suppress(ck.KafkaException):
-                _serve(producer.flush, _GLANCE)  # for reports that say more
-            suspected = self._suspects(rows)
-            if not suspected and _is_answer(error):
-                suspected = {row.id: describe(error) for row in rows}
-            if suspected and not error.fatal():
-                return Refusal(suspected=suspected)
+                self._hear(producer, time.monotonic() - began)
+            if (refusal := self._refusal(error, rows)) is not None and not error.fatal():
+                return self._proven(producer, refusal, rows)
             if error.code() == ck.KafkaError._TIMED_OUT and (topics := self._unanswered(producer)):  # noqa: SLF001
                 doing += f", of which records of {topics} have no answer"
             raise self._trouble(error, doing, has_rows=bool(rows)) from None
@@ -272,53 +323,121 @@ class Outlet:
         except BaseException:
             self._abort()
             raise
+        self.kept = None
         try:
-            producer.commit_transaction(self._timeout)
+            self._within(producer.commit_transaction, self._timeout)
         except ck.KafkaException as raised:
             raise self._trouble(_cause(raised), doing) from None
         self._is_open = False
+        self.kept = mark
         return None
 
-    def _mark(self, producer: Any, offset: list[ck.TopicPartition]) -> None:
-        """Put the mark into the transaction.
+    def _hear(self, producer: Any, took: float) -> None:
+        """Wait for the answers to requests that are under way, which may name more rows: an abort forgets them.
 
-        In another thread: librdkafka heeds no timeout where the group's coordinator dies meanwhile (its issue 5456),
-        and this thread would wait forever. What never returns there can commit nothing: a new producer fences it.
+        :param took: seconds until the first answer; as many without another one are enough.
         """
-        group, seconds = self._consumer[0].consumer_group_metadata(), self._timeout
-        sent = meanwhile(
-            "offsetstore-outbox-mark", lambda: producer.send_offsets_to_transaction(offset, group, seconds)
-        )
-        try:
-            if not wait([sent], timeout=seconds + _LATE).done:
-                raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
-            sent.result()
-        finally:
-            del sent  # its error holds this frame, and so the producer
+        end, left = time.monotonic() + self._timeout, -1
+        while left != len(producer) and time.monotonic() < end:
+            left = len(producer)
+            _serve(producer.flush, min(max(_GLANCE, took), _ABORT))
 
-    def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901 - the client's answers
+    def _give_up(self, producer: Any) -> Sequence[_Report]:
+        """Abort the transaction; reports of what it had are served, so that the next one does not get them.
+
+        :return: the reports: of records that failed, and of those that it has purged.
+        :raises ck.KafkaException: Kafka did not say that it is aborted.
+        """
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._within(producer.abort_transaction, _ABORT)
+                break
+            except ck.KafkaException as error:
+                if not _cause(error).retriable() or time.monotonic() >= end:
+                    raise
+        self._is_open = False
+        while len(producer):
+            _serve(producer.flush, _GLANCE)
+            if time.monotonic() >= end:
+                raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
+        reports, self._failed = self._failed, []
+        return reports
+
+    def _proven(self, producer: Any, refusal: Refusal, rows: Sequence[OutboxRow]) -> Refusal:
+        """Abort. If Kafka lets this very producer do that, it was neither fenced nor has anyone else set the mark.
+
+        What names no record by itself says nothing about rows that the producer's state may be to blame for.
+        """
+        self._writable.clear()  # it may be the topic that is to blame, not its records
+        handed = Counter(row.topic for row in rows[: self._handed])
+        try:
+            reports = self._give_up(producer)
+        except ck.KafkaException:
+            return Refusal(suspected={**refusal.certain, **refusal.suspected})
+        failpoints.reach("outbox_aborted")
+        # What has no report was written, and what only others of its request are refused for would have been.
+        failed = Counter(topic for (topic, _, _), _, one in reports if one.code() != _OTHERS)
+        return replace(refusal, vouched={topic for topic, count in handed.items() if count > failed[topic]})
+
+    def renew(self) -> None:
+        """Set the mark that Kafka has once more, while nothing else is sent; do nothing if it is not known for sure.
+
+        :raises BrokerError: as `send` does; also if what an earlier one has left open can't be aborted.
+        """
+        if self.kept is not None and self._producer:
+            self._abort()
+            self.send(self.kept, (), before_commit=lambda: None)
+
+    def _mark(self, producer: Any, offset: list[ck.TopicPartition]) -> None:
+        """Put the mark into the transaction."""
+        group = self._consumer[0].consumer_group_metadata()
+        self._within(partial(producer.send_offsets_to_transaction, offset, group), self._timeout)
+
+    def _within(self, call: Callable[[float], object], seconds: float) -> None:
+        """Call what may take so long.
+
+        In another thread: librdkafka heeds no timeout where a coordinator dies meanwhile (its issue 5456), and this
+        thread would wait forever. What never returns there can commit nothing: a new producer fences it.
+        """
+        done = meanwhile("offsetstore-outbox-kafka", lambda: call(seconds))
+        try:
+            if not wait([done], timeout=seconds + _LATE).done:
+                raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TIMED_OUT))  # noqa: SLF001
+            done.result()
+        finally:
+            del done  # its error holds this frame, and so the producer
+
+    def _produce(self, producer: Any, rows: Sequence[OutboxRow]) -> dict[int, str]:  # noqa: C901, PLR0912 - the client's answers
         """Hand the rows to librdkafka; return those that it refuses by itself, and why."""
         refused: dict[int, str] = {}
+        self._handed = 0
         produce = producer.produce
-        for place, (row, topic, key, value, headers) in enumerate(rows):
+        for place, (row, topic, key, value, headers, _) in enumerate(rows):
+            was_empty = False
             while True:
                 try:
                     if headers is None:
                         produce(topic, value, key)
                     else:
                         produce(topic, value, key, headers=list(headers))
+                    self._handed += 1
                 except BufferError as full:
-                    if not len(producer):
+                    if was_empty:
                         refused[row] = f"{full}: set queue.buffering.max.kbytes above the size of a record"
                         break
+                    if was_empty := not len(producer):  # it was full, perhaps, and has emptied since
+                        continue
                     self._flush(producer, until=len(producer) - 1)
                     if self._failed:
                         return refused
                     continue
                 except ck.KafkaException as error:
-                    if not _is_answer(_cause(error)):
+                    if not _is_answer(_cause(error)) or _is_of_topic(_cause(error)):
                         raise
                     refused[row] = describe(_cause(error))
+                except _UNFIT as error:  # it quotes what it can't send
+                    refused[row] = f"the client can't send it: {type(error).__name__}"
                 break
             if place % _OFTEN == 0:
                 _serve(producer.poll, 0)
@@ -329,22 +448,71 @@ class Outlet:
     def _note(self, error: ck.KafkaError | None, message: ck.Message) -> None:
         """Keep the report of a record that has failed. To say which row each one is, would cost each one time."""
         if error is not None:
-            self._failed.append(((message.topic(), message.key() or b"", message.value() or b""), error))
+            record = message.topic(), message.key() or b"", message.value() or b""
+            self._failed.append((record, (message.topic(), message.partition()), error))
 
-    def _suspects(self, rows: Sequence[OutboxRow]) -> dict[int, str]:
-        """The rows, among these, of records to which Kafka has said no."""
-        answers = {record: describe(error) for record, error in self._failed if _is_answer(error)}
-        if not answers:
-            return {}
-        records = {row.id: (row.topic, row.key or b"", row.value or b"") for row in rows}
-        return {id_: answers[record] for id_, record in records.items() if record in answers}
+    def _refusal(self, error: ck.KafkaError, rows: Sequence[OutboxRow]) -> Refusal | None:
+        """What Kafka refuses of these rows, once it has aborted them; ``None`` if it has not said no to any.
+
+        It names records if the client tells them from the others of their request, which librdkafka does where there
+        are two or more. Else all of the request are suspected.
+        """
+        answers = {record: one for record, _, one in self._failed if _is_answer(one)}
+        found = {row.id: answers[record] for row in rows if (record := _reported_as(row)) in answers}
+        if not found and rows and _is_answer(error):
+            return Refusal(suspected={row.id: describe(error) for row in rows})
+        if not found:
+            return None
+        named = self._named()
+        alike: dict[_Record, list[OutboxRow]] = {}
+        for row in rows:
+            if (record := _reported_as(row)) in named:
+                alike.setdefault(record, []).append(row)
+        # Reports have no headers, and show what is missing as empty. Rows that look alike, and are the same in these,
+        # are as good as one another.
+        told = {
+            record: same
+            for record, same in alike.items()
+            if named[record] == len(same)
+            or len({(row.headers, row.key is None, row.value is None) for row in same}) == 1
+        }
+        certain = {row.id: describe(found[row.id]) for record, same in told.items() for row in same[: named[record]]}
+        suspected = {
+            row.id: describe(found[row.id]) for row in rows if row.id in found and _reported_as(row) not in told
+        }
+        # That a broker fails is no word on a record: it may have been about to stop. Nor is a missing right: it may not
+        # have heard of it yet.
+        is_word = all(one.code() != ck.KafkaError.UNKNOWN and not _is_of_topic(one) for one in found.values())
+        return Refusal(certain=certain, suspected=suspected, is_proven=is_word)
+
+    def _named(self) -> Counter[_Record]:
+        """Records that Kafka has named, in doubt none.
+
+        Several requests of a partition may be refused, some as a whole: then all their records have the same report as
+        those that are named. All reports of a request come together, so such a one is several in a row.
+        """
+        named = Counter[_Record]()
+        partitions: dict[tuple[str | None, int | None], list[tuple[_Record, int]]] = {}
+        for record, partition, one in self._failed:
+            partitions.setdefault(partition, []).append((record, one.code()))
+        for reports in partitions.values():
+            codes = Counter(code for _, code in reports)
+            if not codes[_OTHERS]:
+                continue
+            # One request has been told apart, with one named at least: a second one of two or more makes it three.
+            is_one = codes[ck.KafkaError.INVALID_RECORD] <= 2  # noqa: PLR2004
+            for code, run in groupby(reports, itemgetter(1)):
+                records = [record for record, _ in run]
+                if code == ck.KafkaError.INVALID_RECORD and (is_one or len(records) == 1):
+                    named.update(records)
+        return named
 
     def _unanswered(self, producer: Any) -> str:
         """Name the topics of the records that are left, of which none is sent any more."""
         with suppress(ck.KafkaException):
             producer.purge()
             _serve(producer.flush, _GLANCE)
-        return ", ".join(sorted({topic for (topic, _, _), _ in self._failed if topic is not None}))
+        return ", ".join(sorted({topic for (topic, _, _), _, _ in self._failed if topic is not None}))
 
     def _flush(self, producer: Any, until: int = 0) -> None:
         """Wait until so many records are left, or one has failed. The time begins anew with each that arrives."""
@@ -362,7 +530,7 @@ class Outlet:
     def _trouble(self, error: ck.KafkaError, doing: str, *, has_rows: bool = True) -> BrokerError:
         """Our error; one that a new producer may not meet is `BrokerUnavailable`."""
         if error.fatal() and not is_forbidden(error):
-            return BrokerUnavailable(
+            return ProducerEnded(
                 f"Kafka ended the producer while {doing}",
                 found=describe(error),
                 next_step="Another relay has begun, the transaction took longer than transaction.timeout.ms (while the "
@@ -394,8 +562,57 @@ def _serve(call: Callable[[float], int], seconds: float) -> int:
         raise
 
 
+def expect_exact(settings: Mapping[str, Any]) -> None:
+    """Expect settings with which a producer keeps the order of a key, commits what the relay counts, and can work.
+
+    librdkafka takes some of the others, and refuses some too late.
+
+    :raises ConfigurationError: the first setting that is another one. Its name is shown, never its value.
+    """
+    for name in settings:
+        if name in _OURS:
+            raise ConfigurationError(
+                f"the relay does not take the setting {name}",
+                next_step="Leave it out: the relay sets it itself, so that each row is sent exactly once.",
+            )
+        if name in _FIXED and str(settings[name]).strip().lower() not in _FIXED[name]:
+            raise ConfigurationError(
+                f"with this value of the setting {name} the relay could not keep rows in order, or send each once",
+                expected=" | ".join(sorted(_FIXED[name])),
+                next_step="Leave it out, or give one of these.",
+            )
+    linger = next((name for name in _LINGER if name in settings), None)
+    if linger is None:
+        return
+    patience = next((name for name in _PATIENCE if name in settings), "transaction.timeout.ms")
+    if _milliseconds(settings[linger]) >= (_milliseconds(settings.get(patience, _TRANSACTION)) or math.inf):
+        raise ConfigurationError(
+            f"with this value of the setting {linger} no record would be sent in time",
+            expected=f"milliseconds, fewer than those of {patience}",
+            next_step="Leave it out: at the end of a batch, nothing lingers.",
+        )
+
+
+def _milliseconds(value: object) -> float:
+    """Not a number if it is none: librdkafka then says so of other settings, with their names."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return math.nan
+
+
+def _reported_as(row: OutboxRow) -> _Record:
+    """A row, as a report shows it."""
+    return row.topic, row.key or b"", row.value or b""
+
+
 def _cause(error: ck.KafkaException) -> ck.KafkaError:
     return cast("ck.KafkaError", error.args[0])
+
+
+def _is_of_topic(error: ck.KafkaError) -> bool:
+    """Whether it is about the topic or a permission, which no record is to blame for."""
+    return error.code() in MISSING or is_forbidden(error)
 
 
 def _is_answer(error: ck.KafkaError) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,15 +11,16 @@ from typing import Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
-from offsetstore.operations.group_status import state_of
+from offsetstore.operations.group_status import standing, state_of
 from offsetstore.operations.lag import Lag
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import OutboxState
 from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.text import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
@@ -98,6 +98,11 @@ UNREAD: Final = Gauge(
 BEYOND: Final = Gauge(
     "offsetstore_group_beyond_end_offsets", "Offsets by which stored ones are beyond the logs' ends.", _GROUP_TOPIC
 )
+STANDING: Final = Gauge(
+    "offsetstore_group_standing_partitions",
+    "Partitions that have stood for 15 minutes, with unread records, while others advanced.",
+    _GROUP,
+)
 SUSPECT: Final = Gauge(
     "offsetstore_group_suspect_partitions", "Partitions whose log is known to have lost records.", _GROUP
 )
@@ -107,8 +112,14 @@ LETTERS: Final = Gauge(
 )
 OUTBOX_ROWS: Final = Gauge("offsetstore_outbox_rows", "Rows not known to be in Kafka, of the first 100,000.", _GROUP)
 OUTBOX_AGE: Final = Gauge("offsetstore_outbox_oldest_seconds", "The age of the oldest of these, 0 without any.", _GROUP)
+OUTBOX_FIRST: Final = Gauge("offsetstore_outbox_first_row", "The id of the first of these, 0 without any.", _GROUP)
 OUTBOX_REFUSED: Final = Gauge("offsetstore_outbox_refused_rows", "Rows that Kafka refuses.", _GROUP)
 OUTBOX_SENT: Final = Gauge("offsetstore_outbox_sent_rows", "Rows that relays have sent in all; it only grows.")
+RELAY: Final = Gauge(
+    "offsetstore_relay_state",
+    "1, with the relay's state: live, stalled, silent, ended, failed, fenced, unknown, or none if rows wait.",
+    ("state",),
+)
 OLDEST_TRANSACTION: Final = Gauge(
     "offsetstore_oldest_transaction_seconds", "How long the database's oldest open transaction has run."
 )
@@ -282,6 +293,10 @@ def _add_store(page: Page, lag: Lag) -> None:
     page.add(OLDEST_TRANSACTION, lag.store.oldest_transaction.total_seconds())
     page.add(SKEW, lag.clock_skew)
     page.add(OUTBOX_SENT, lag.store.outbox_sent)
+    if lag.store.relay is not None:
+        page.add(RELAY, 1, lag.store.relay.state)
+    elif any(one.rows for one in lag.store.outbox.values()):
+        page.add(RELAY, 1, "none")
 
 
 def _add_groups(page: Page, lag: Lag) -> None:
@@ -307,8 +322,10 @@ def _add_groups(page: Page, lag: Lag) -> None:
         page.add(OUTBOX_ROWS, outbox.rows, group)
         age = None if outbox.oldest is None else (lag.store.at - outbox.oldest).total_seconds()
         page.add(OUTBOX_AGE, age or 0, group)
+        page.add(OUTBOX_FIRST, outbox.row or 0, group)
         page.add(OUTBOX_REFUSED, outbox.refused, group)
         if lag.kafka is not None:
+            page.add(STANDING, len(standing(one, lag.store.at)), group)
             page.add(UNREAD, sum(topic.without_offset for topic in one.topics.values()), group)
         page.add(MEMBERS, one.kafka.has_members, group)
         page.add(MIRROR, one.mirror_lag, group)

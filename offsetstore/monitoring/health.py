@@ -31,6 +31,7 @@ class Code(StrEnum):
     KAFKA_UNREACHABLE = "kafka-unreachable"
     STARTING = "starting"
     PAUSED = "paused"
+    PARTITION_HELD = "partition-held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,9 @@ def _of_group(group: JobState, limits: Limits, now: float) -> Iterator[Finding]:
         age = _seconds(now - group.java_answered, limits.jvm)
         yield Finding(Code.JVM_GONE, group.group, f"{group.group}: no answer from Java for {age}")
     yield from _of_progress(group, limits, now, is_out=is_out, is_java_gone=is_java_gone)
+    for tp, held in group.held.items():
+        text = f"{group.group}: {tp} stands: {held}"
+        yield Finding(Code.PARTITION_HELD, group.group, text, is_live=True, is_ready=True)
 
 
 def _of_progress(group: JobState, limits: Limits, now: float, *, is_out: bool, is_java_gone: bool) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from offsetstore.protocol.events import (
     MirrorTried,
     PauseChanged,
     RecordsDropped,
+    RecordsHeld,
     Retried,
 )
 from offsetstore.protocol.job_state import JobState, JobStates
@@ -101,6 +102,9 @@ class Metrics:
             "handler_loop_lag_seconds", "The longest time for which a handler's event loop did not answer in a batch."
         )
         self._dropped = counter("records_dropped", "Records that a consumer's filters have dropped.", "filter")
+        self._held_partitions = gauge(
+            "held_partitions", "Partitions that a consumer's filter holds for far longer than its own seconds."
+        )
         self._mirrored = counter(
             "mirror_commits",
             "Comparisons with Kafka's group: done, failed, or ended, which it does once, for good.",
@@ -125,6 +129,7 @@ class Metrics:
             self._started,
             self._ended,
             self._lag,
+            self._held_partitions,
             self._mirrored_at,
         )
 
@@ -147,8 +152,8 @@ class Metrics:
                 self._timeouts.labels(group).inc(event.timeouts)
                 self._call_seconds.labels(group).inc(event.seconds)
                 self._lag.labels(group).set(event.lag)
-            case RecordsDropped():
-                self._dropped.labels(group, event.by).inc(event.records)
+            case RecordsDropped() | RecordsHeld():
+                self._filter(event)
             case PauseChanged():
                 self._paused.labels(group).set(event.pause is not None)
             case MirrorTried():
@@ -183,6 +188,12 @@ class Metrics:
             case _:
                 pass
 
+    def _filter(self, event: RecordsDropped | RecordsHeld) -> None:
+        if isinstance(event, RecordsDropped):
+            self._dropped.labels(event.group, event.by).inc(event.records)
+        else:
+            self._held_partitions.labels(event.group).set(len(event.held))
+
     def _end(self, event: BatchEnded, began: float | None) -> None:
         """Count a batch's end; ``began`` is ``None`` if it failed before, or its claim was closed meanwhile."""
         group = event.group
@@ -214,6 +225,7 @@ class Metrics:
         self._started.labels(group).set(0)
         self._paused.labels(group).set(0)
         self._lag.labels(group).set(0)
+        self._held_partitions.labels(group).set(0)
         self._duration.labels(group)
         for family in (self._missed, self._calls, self._call_retries, self._timeouts, self._call_seconds):
             family.labels(group)

@@ -10,7 +10,9 @@ import os
 import pickle
 import struct
 import tempfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -20,16 +22,20 @@ Restart: TypeAlias = Literal["helps", "repeats", "harms"]
 """What a restart does after an end: it may help; it meets the same error again, until someone corrects what that names;
 or it does harm, or nothing."""
 
-_HALF: Final = 1 << 26  # bytes: here the supervisor's half begins
-_SIZE: Final = struct.Struct("<Q")
+_PLACE: Final = 1 << 26  # bytes: each side has two such places; what is not written needs no memory
+_HEAD: Final = struct.Struct("<QQI")  # the number of what is written, its size and its checksum
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process ends, in its own words."""
+    """How a process ends, in its own words.
+
+    :param error: as the process has printed it, or the one before it.
+    """
 
     code: int
     restart: Restart = "helps"
+    error: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +79,57 @@ class Orders:
 
     :param suspects: where processes died: these records are to be handled one by one.
     :param deaths: to be recorded in the database, which the supervisor has no connection to.
+    :param printed: the error that the process before has ended with: it is not printed twice.
     """
 
     suspects: Ranges = field(default_factory=dict[TopicPartition, OffsetRange])
     deaths: tuple[Death, ...] = ()
+    printed: str = ""
+
+
+class _Side:
+    """What one side tells, in two places in turn.
+
+    The kernel copies 4 KiB at a time, and SIGKILL may end that in between: then what was told before is still whole.
+    """
+
+    def __init__(self, descriptor: int, begin: int) -> None:
+        self._descriptor = descriptor
+        self._begin = begin
+        self._told = self._read = 0  # the numbers of the last ones
+        self._last: Any = None
+
+    def tell(self, what: object) -> None:
+        """Write it."""
+        self._told += 1
+        text = pickle.dumps(what)
+        head = _HEAD.pack(self._told, len(text), zlib.crc32(text, self._told))
+        os.pwrite(self._descriptor, head + text, self._place(self._told))
+
+    def read(self) -> Any:
+        """The last that is whole; ``None`` if nothing is. It is unpickled once."""
+        places = [self._place(number) for number in range(2)]
+        heads = [os.pread(self._descriptor, _HEAD.size, place).ljust(_HEAD.size, b"\0") for place in places]
+        for number, size, checksum in sorted(map(_HEAD.unpack, heads), reverse=True):
+            if number <= self._read:
+                break
+            text = os.pread(self._descriptor, size, self._place(number) + _HEAD.size)
+            if zlib.crc32(text, number) == checksum:
+                with suppress(Exception):  # its class, if the package is being replaced
+                    self._read, self._last = number, pickle.loads(text)  # noqa: S301 - our own program's
+                break
+        return self._last
+
+    def _place(self, number: int) -> int:
+        return self._begin + number % 2 * _PLACE
 
 
 class Page:
-    """One process's page, of which each side has a half to write. What is being written reads as nothing yet."""
+    """One process's page, of which each side has a half to write."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._process, self._supervisor = _Side(descriptor, 0), _Side(descriptor, 2 * _PLACE)
 
     @classmethod
     def make(cls) -> Page:
@@ -98,31 +144,20 @@ class Page:
 
     def tell(self, words: Words) -> None:
         """Write what the process tells."""
-        self._write(words, 0)
+        self._process.tell(words)
 
     def order(self, orders: Orders) -> None:
         """Write what the supervisor tells."""
-        self._write(orders, _HALF)
+        self._supervisor.tell(orders)
 
     def words(self) -> Words:
         """What the process has told."""
-        return cast("Words | None", self._read(0)) or Words()
+        return cast("Words | None", self._process.read()) or Words()
 
     def orders(self) -> Orders:
         """What the supervisor has told."""
-        return cast("Orders | None", self._read(_HALF)) or Orders()
+        return cast("Orders | None", self._supervisor.read()) or Orders()
 
     def close(self) -> None:
         """Forget it."""
         os.close(self.descriptor)
-
-    def _write(self, what: object, at: int) -> None:
-        told = pickle.dumps(what)
-        os.pwrite(self.descriptor, _SIZE.pack(len(told)) + told, at)
-
-    def _read(self, at: int) -> Any:
-        try:
-            (size,) = _SIZE.unpack(os.pread(self.descriptor, _SIZE.size, at))
-            return pickle.loads(os.pread(self.descriptor, size, at + _SIZE.size))  # noqa: S301 - our own program's
-        except Exception:  # noqa: BLE001 - half of it is the former, or there is nothing yet
-            return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from offsetstore.monitoring.page import Death, End, Orders, Page, Words
 from offsetstore.monitoring.supervision import RunningClock
 from offsetstore.offsets import OffsetRange, Ranges, TopicPartition, describe
 from offsetstore.protocol.retries import doubled
+from offsetstore.protocol.signals import Requests
 from offsetstore.store.run_record import resident_bytes
 
 STACKS: Final = signal.SIGUSR2
@@ -37,6 +39,9 @@ _SILENCE: Final = 10.0  # seconds without a report after which a process is not 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _TRIES: Final = 5  # ends in a row for a reason that no restart mends, while none has ever worked
 _OF_OPERATORS: Final = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
+_OUT_OF_MEMORY: Final = "someone killed it, or the kernel did for want of memory"
+_CRASHED: Final = "your function or a library crashed in C"
+_EXITED: Final = "your function or a library ended the process, as os._exit does"
 _NO_OTHER: Final = ". Nothing was stored since the supervisor was started, so any record may do this."
 _SUSPECT: Final = 2  # processes that died while they handled the same records
 _NAMED: Final = 3
@@ -63,10 +68,13 @@ class Care:
 
     :param drain: from SIGTERM to SIGKILL; by default as long as each process tells.
     :param max_rss: bytes of memory; a process that has more is drained and replaced.
+    :param reaps: whether other children are waited for, too: as process 1 of a container, the supervisor gets what
+        its processes have started and left behind. Only where nobody else in this process waits for children.
     """
 
     drain: float | None = None
     max_rss: int | None = None
+    reaps: bool = False
     limits: Limits = field(default_factory=Limits)
 
 
@@ -84,8 +92,8 @@ class Process:
     def __init__(self, command: Sequence[str], clock: Callable[[], float], orders: Orders | None = None) -> None:
         self.orders = orders or Orders()
         self._page = Page.make()
-        self._page.order(self.orders)
         try:
+            self._page.order(self.orders)  # which may find no memory
             connection = self._start(command)
         except BaseException:
             self._page.close()
@@ -180,8 +188,12 @@ class Process:
     def _read(self, connection: Connection) -> None:
         with suppress(EOFError, OSError), connection:
             while True:
-                report = cast("Report", connection.recv())
+                told = connection.recv_bytes()
                 self.heard = self._clock()  # first: the report says how old that may be
+                try:
+                    report = cast("Report", pickle.loads(told))  # noqa: S301 - our own process's
+                except Exception:  # noqa: BLE001, S112 - another version's; if we closed our end, each one would die of it
+                    continue
                 self.report = report
                 self.was_ready = self.was_ready or report.verdict.is_ready
 
@@ -195,8 +207,10 @@ class Place:
     :param starts_at: when the next one is started.
     :param kill_at: when it is killed: it was told to end, or hangs.
     :param within: the seconds that it was given to end, until it is told that it is killed.
+    :param is_killed: that was told.
     :param dead_since: since when it is not live.
     :param why: it is not ready, for people.
+    :param printed: the error with which the last one has ended.
     """
 
     number: int
@@ -206,8 +220,10 @@ class Place:
     starts_at: float = 0.0
     kill_at: float | None = None
     within: float | None = None
+    is_killed: bool = False
     dead_since: float | None = None
     why: str = "not started yet"
+    printed: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -222,6 +238,8 @@ class Supervisor:
 
     The second is started once the first is ready: so what is wrong with all of them is told once, and one of them
     founds the fleet that the others join.
+
+    ``failures`` counts processes that failed, also before they could join: then no database knows of them.
 
     :param command: makes the command of the process with this number.
     :param say: gets a line about what has happened.
@@ -245,14 +263,15 @@ class Supervisor:
         self._failed_with = 0  # the exit code for the last process that has ended with an error
         self._died_at: dict[TopicPartition, tuple[OffsetRange, int]] = {}  # and how many did
         self._unrecorded: list[Death] = []
-        self._signals = 0
+        self._signals = Requests(clock or time.monotonic)
         self._is_stopping = False
         self._code = 0
+        self.failures = 0
         self._turned = self._clock()
 
     def stop(self) -> None:
-        """Drain the processes, and end; a second call kills them. A signal handler may call this."""
-        self._signals += 1
+        """Drain the processes, and end; another call, a second or more later, kills them. For signal handlers, too."""
+        self._signals.add()
 
     def run(self) -> int:
         """Run the processes; return the exit code for the whole.
@@ -299,7 +318,9 @@ class Supervisor:
     def _turn(self) -> bool:
         """Look at each process; return whether all is over."""
         self._turned = now = self._clock()
-        if self._signals and not self._is_stopping:
+        if self._care.reaps:
+            self._reap()
+        if self._signals.count and not self._is_stopping:
             self._code = 0 if self._has_begun else self._failed_with
             self._end_all(now, "ending")
         for place in self.places:
@@ -315,11 +336,25 @@ class Supervisor:
                 self._start(place, now)
         return False
 
+    def _reap(self) -> None:
+        """Let children go that have ended and are none of our processes, whose exit statuses are to be read.
+
+        The system names one that has ended, and the same one until it is waited for: where that is ours, this turn
+        waits for it, and the next sees the others.
+        """
+        ours = {place.process.pid for place in self.places if place.process is not None}
+        with suppress(ChildProcessError):  # there are none
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if found.si_pid in ours:
+                    return
+                os.waitpid(found.si_pid, os.WNOHANG)
+
     def _start(self, place: Place, now: float) -> None:
         try:
-            orders = Orders(self._suspects, tuple(self._unrecorded))
+            orders = Orders(self._suspects, tuple(self._unrecorded), place.printed)
             place.process = Process(self._command(place.number), self._clock, orders)
         except OSError as error:  # no memory, no more processes
+            self.failures += 1
             self._pause(place, f"could not be started ({error.strerror})", now)
             return
         self._unrecorded.clear()
@@ -333,7 +368,7 @@ class Supervisor:
             self._bury(place, process, status, now)
             process.close()
         elif place.kill_at is not None:
-            if now >= place.kill_at or self._signals > 1:
+            if now >= place.kill_at or self._signals.count > 1:
                 self._kill(place, process)
         elif (why := self._hangs(place, process, now)) is not None:
             self._say(f"process {place.number} {why}: it is killed")
@@ -346,9 +381,13 @@ class Supervisor:
 
     def _kill(self, place: Place, process: Process) -> None:
         if place.within is not None:
-            why = "at the second signal" if self._signals > 1 else f"since it has not ended within {place.within:g} s"
+            why = (
+                "at the second signal"
+                if self._signals.count > 1
+                else f"since it has not ended within {place.within:g} s"
+            )
             self._say(f"process {place.number} is killed {why}: what it has not written is read again")
-            place.within = None
+            place.within, place.is_killed = None, True
         process.send(signal.SIGKILL)  # what it has started is killed once it has ended: its trackers clean up till then
 
     def _hangs(self, place: Place, process: Process, now: float) -> str | None:
@@ -377,9 +416,12 @@ class Supervisor:
         self._are_ready = False
         words = process.words
         self._has_written(words)
-        end, how = words.end, signal.Signals(-status).name if status < 0 else f"exit code {status}, and told no error"
+        end, how = words.end, _ended_by(status, is_ours=is_ours)
         if end is not None:  # whatever its interpreter has made of it since
             how = f"exit code {end.code}"
+            if end.error and end.error == place.printed:
+                how += f", again: {end.error.partition(chr(10))[0].removeprefix('Error: ')}"
+        place.printed = "" if end is None else end.error
         if end is None and process.is_fenced:  # it could not say so by its end
             end, how = End(ExitCode.FENCED, "harms"), f"{how}, and another claim has its group"
         if self._is_stopping:
@@ -393,6 +435,7 @@ class Supervisor:
             if words.handled and not is_ours and status not in _OF_OPERATORS:
                 how, step = self._note_death(place, words, how)
         self._failed_with = end.code
+        self.failures += end.code != 0
         repeats = end.restart == "repeats"
         # One that has joined was kept from nothing by what it needs to join.
         has_worked = self._works(process, now) if words.has_joined else self._has_begun
@@ -410,6 +453,8 @@ class Supervisor:
         # One that had not got so far as to handle SIGTERM has polled nothing.
         bare = 0 if status in {0, -signal.SIGTERM} else ExitCode.DEAD if status < 0 else ExitCode.BUG
         code = bare if end is None else end.code
+        if code == 0 and place.is_killed:  # it may have ended at the same moment; what was told holds
+            code = ExitCode.DEAD
         if code != 0 and self._code == 0:
             self._code = code
             self._say(f"process {place.number} has ended with {how}")
@@ -486,9 +531,23 @@ class Supervisor:
         def told(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
             self.stop()
 
-        before = {number: signal.signal(number, told) for number in _SIGNALS}
+        before: dict[int, Any] = {number: signal.signal(number, told) for number in _SIGNALS}
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # a process's number would be another's once it ends
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _ended_by(status: int, *, is_ours: bool) -> str:
+    """How a process has ended that has told nothing of it.
+
+    :param status: below 0 for a signal.
+    :param is_ours: the supervisor has ended it.
+    """
+    how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    if is_ours or status in _OF_OPERATORS:
+        return how
+    return f"{how} ({_EXITED if status >= 0 else _OUT_OF_MEMORY if status == -signal.SIGKILL else _CRASHED})"

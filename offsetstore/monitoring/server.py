@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterable
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Self, cast
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from typing import Final, Self
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry, exposition
 
@@ -16,7 +15,7 @@ from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.health import Limits, Verdict, judge
 from offsetstore.monitoring.metrics import Metrics
 from offsetstore.monitoring.supervision import FactCollector, OnDead, RunningClock, Supervision
-from offsetstore.monitoring.web import Server, answered, check_token, is_loopback
+from offsetstore.monitoring.web import Answer, Request, Server, check_token, is_loopback
 from offsetstore.protocol.events import Event
 from offsetstore.store import heartbeat
 
@@ -61,8 +60,7 @@ class Monitoring(Metrics):
         self._facts = FactCollector(self._clock, self._limits)
         self._token = token
         self._is_local = is_loopback(host)
-        untyped = cast("Any", exposition)
-        self._metrics: WSGIApplication = untyped.make_wsgi_app(self.registry)
+        self._served = self.registry
         self._server = Server(self._answer, host=host, port=port)
         self._server.start()
         exit_after = self._limits.exit if on_dead == "exit" else None
@@ -96,27 +94,26 @@ class Monitoring(Metrics):
     ) -> None:
         self.close()
 
-    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path, method = environ["PATH_INFO"].removesuffix("/"), environ["REQUEST_METHOD"]
+    def _answer(self, request: Request) -> Answer:
+        path = request.path.removesuffix("/")
         if path == "/metrics":
-            return self._metrics(environ, start_response)
+            encode, content_type = exposition.choose_encoder(request.headers.get("Accept", ""))
+            names = parse_qs(request.query).get("name[]")
+            found = encode(self._served.restricted_registry(names) if names else self._served)
+            return HTTPStatus.OK, found, {"Content-Type": content_type}
         if path not in _FAILURES:  # a mistyped probe must not succeed
             status, found = HTTPStatus.NOT_FOUND, {"paths": [*_FAILURES, "/metrics"]}
-        elif method not in {"GET", "HEAD"}:
-            status, found = HTTPStatus.METHOD_NOT_ALLOWED, {"methods": ["GET", "HEAD"]}
         else:
             verdict = self.health()
             is_good = verdict.is_live if path == "/livez" else verdict.is_ready
             status = HTTPStatus.OK if is_good else _FAILURES[path]
-            found = document(verdict, details=self._may_see_details(environ))
+            found = document(verdict, details=self._may_see_details(request.headers.get("Authorization", "")))
         headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
-        body = json.dumps(found).encode() + b"\n"
-        return answered(start_response, f"{status.value} {status.phrase}", body, headers, is_head=method == "HEAD")
+        return status, json.dumps(found).encode() + b"\n", headers
 
-    def _may_see_details(self, environ: WSGIEnvironment) -> bool:
+    def _may_see_details(self, sent: str) -> bool:
         if self._token is None:
             return self._is_local
-        sent = str(environ.get("HTTP_AUTHORIZATION", ""))
         return hmac.compare_digest(sent.encode(errors="replace"), f"Bearer {self._token}".encode())
 
 

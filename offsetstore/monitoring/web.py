@@ -1,20 +1,29 @@
-"""Where our servers listen, the token that remote clients need, and a small server for metrics."""
+"""Where our servers listen, who may ask them and how much; and the server of the small ports, of probes and metrics."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import logging
 import re
+import resource
+import selectors
 import socket
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from email.message import Message
+from functools import lru_cache
+from http import HTTPStatus
+from http.client import HTTPException, parse_headers
+from io import BytesIO
 from ipaddress import ip_address
-from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from offsetstore.errors import ConfigurationError
+from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.numbers import check_whole
 
 SHORTEST_TOKEN: Final = 32
@@ -22,11 +31,55 @@ SHORTEST_TOKEN: Final = 32
 
 MAKE_A_TOKEN: Final = 'Make one: python -c "import secrets; print(secrets.token_urlsafe(32))".'  # noqa: S105 - advice
 
+LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 
+HEAD_SECONDS: Final = 10.0
+"""For the whole head of a request, however it comes: a byte every four seconds must not keep a connection for ever."""
+
+QUEUE: Final = 1_024
+"""Connections that the kernel keeps: a client comes again after a second if there is no place."""
+
+_ANSWER_SECONDS: Final = 60.0  # for the whole answer, the longest that a Prometheus usually waits for one
+_LONGEST_HEAD: Final = 16_384  # bytes
+_MOST: Final = 128  # connections
+_SHARE: Final = 8  # a flood may take this part of the files that a process may open: the rest is for its work
+_AGAIN: Final = 0.1  # seconds until a connection is taken again, once this process could open no more files
+_SELDOM: Final = 60.0
+_BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
+_PLAIN: Final = {"Content-Type": "text/plain"}
 _SENDABLE: Final = re.compile(r"[!-~]+")
-_SECONDS: Final = 30  # for one request; a client that says nothing must not keep its thread
-_FASTEST: Final = 1
-_LOOK: Final = 0.1  # seconds until it notices that it is to end
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+class Seldom(logging.Filter):
+    """Lets each line of code log once a minute, and count what it did not log: a stranger must fill no disk."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._logged: dict[tuple[str, int], float] = {}
+        self._kept: dict[tuple[str, int], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged."""
+        line, now = (record.pathname, record.lineno), self._clock()
+        if now - self._logged.get(line, -_SELDOM) < _SELDOM:
+            self._kept[line] = self._kept.get(line, 0) + 1
+            return False
+        self._logged[line] = now
+        if kept := self._kept.pop(line, 0):
+            record.msg, record.args = f"{record.getMessage()} (and {kept} more like it since the last such line)", ()
+        return True
+
+
+_log = logging.getLogger(__name__)
+_log.addFilter(Seldom())
+
+
+def most_connections() -> int:
+    """How many connections a server may keep at a time. What is above that takes the place of the oldest."""
+    files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if files == resource.RLIM_INFINITY else max(1, min(_MOST, files // _SHARE))
 
 
 def is_loopback(host: str) -> bool:
@@ -45,6 +98,20 @@ def family(host: str) -> socket.AddressFamily:
 def url_host(host: str) -> str:
     """The address as a URL has it."""
     return f"[{host}]" if ":" in host else host
+
+
+def own_names(host: str) -> tuple[str, ...]:
+    """The names of a server that listens there, for programs on its machine. Browsers send that of the page's address.
+
+    So a page of elsewhere that has its name lead here (DNS rebinding) sends another.
+    """
+    return (*LOCAL, url_host(host.lower()))
+
+
+def host_name(host: str) -> str | None:
+    """The host without its port, ``None`` if it is none."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else found[1].lower()
 
 
 @contextmanager
@@ -86,25 +153,43 @@ def check_token(token: str | None) -> None:
         )
 
 
-class Server:
-    """Answers in threads of its own. It listens at once, and answers from `start` on: earlier requests wait.
+class Request(NamedTuple):
+    """What a client asks for."""
 
-    :param application: answers each request.
+    method: str
+    path: str
+    query: str
+    headers: Message
+
+
+Answer: TypeAlias = tuple[HTTPStatus, bytes, Mapping[str, str]]
+"""The body and its headers."""
+
+
+class Server:
+    """Answers in a thread of its own. It listens at once, and answers from `start` on: earlier requests wait.
+
+    Requests are short, so the client's part has limits: see `most_connections` and `HEAD_SECONDS`. On a loopback
+    address it answers to `own_names` alone. Elsewhere it goes by any name, as probes ask by the address of a pod.
+
+    :param answer: returns at once, but for ``/metrics``.
     :param host: the address to listen on.
     :param port: 0 for any free one; see ``port``.
     :raises ConfigurationError: it can't listen there.
     """
 
-    def __init__(self, application: WSGIApplication, *, host: str, port: int) -> None:
-        server = type("Server", (_Server,), {"address_family": family(host)})
+    def __init__(self, answer: Callable[[Request], Answer], *, host: str, port: int) -> None:
+        self._answer = answer
         with listening("metrics", host, port):
-            self._server = make_server(host, port, application, server, _Handler)
-        self._thread = Thread(target=self._server.serve_forever, args=(_LOOK,), name="offsetstore-metrics", daemon=True)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._server.server_port
+            self._listener = socket.create_server((host, port), family=family(host), backlog=QUEUE)
+            self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())  # a forked child would share epoll's
+        self._listener.settimeout(0)
+        address, self.port, *_ = self._listener.getsockname()
+        self._names = own_names(host) if ip_address(address).is_loopback else None
+        self._opened: dict[asyncio.Task[None], bool] = {}  # the oldest first, and whether its head is complete
+        self._rendering: asyncio.Future[bytes] | None = None
+        self._is_ending = False
+        self._thread = Thread(target=self._run, name="offsetstore-metrics", daemon=True)
 
     def start(self) -> None:
         """Answer."""
@@ -113,50 +198,115 @@ class Server:
     def close(self) -> None:
         """Stop listening."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-        self._server.server_close()
+        self._listener.close()
+        if not self._loop.is_running():  # as it seems to for ever in a forked child, where nothing runs
+            self._loop.close()
+
+    def _run(self) -> None:
+        self._listen()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
+
+    async def _end(self) -> None:
+        self._is_ending = True
+        self._loop.remove_reader(self._listener)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what they leave is done when they are: their connections close
+
+    def _listen(self) -> None:
+        if not self._is_ending:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        """Take one connection; the loop calls this again while there are others."""
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:  # this process may open no more files: one of those here is given back
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_AGAIN, self._listen)
+            is_full = bool(self._opened)
+        else:
+            connection.setblocking(False)  # noqa: FBT003 - Python's own
+            task = self._loop.create_task(self._serve(connection))
+            self._opened[task] = False
+            task.add_done_callback(lambda ended: (self._opened.pop(ended, None), connection.close()))
+            is_full = len(self._opened) > most_connections()
+        if is_full:  # whose head is still incomplete is unlikely to be honest
+            oldest = min(self._opened, key=self._opened.__getitem__)
+            del self._opened[oldest]
+            oldest.cancel()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with suppress(Exception):  # what ends one ends no other
+            async with asyncio.timeout(HEAD_SECONDS) as limit:
+                head = b""
+                while len(head) < _LONGEST_HEAD and not _BLANK_LINE.search(head):
+                    if not (part := await self._loop.sock_recv(connection, _LONGEST_HEAD - len(head))):
+                        return
+                    head += part
+                limit.reschedule(self._loop.time() + _ANSWER_SECONDS)
+                if (task := asyncio.current_task()) in self._opened:
+                    self._opened[task] = True
+                await self._loop.sock_sendall(connection, await self._respond(_read(head)))
+
+    async def _respond(self, request: Request) -> bytes:
+        if not request.path.startswith("/metrics"):
+            return self._call(request)
+        # Metrics may be collected by others' code, which no probe may wait for: in another thread, one at a time.
+        while self._rendering is not None and not self._rendering.done():
+            await asyncio.wait([self._rendering])
+        work = meanwhile("offsetstore-scrape", lambda: self._call(request))
+        self._rendering = asyncio.wrap_future(work, loop=self._loop)
+        return await asyncio.shield(self._rendering)
+
+    def _call(self, request: Request) -> bytes:
+        hosts = request.headers.get_all("Host", [])  # a browser always sends one
+        if not request.method:
+            status, body, more = HTTPStatus.BAD_REQUEST, b"", _PLAIN
+        elif self._names is not None and not all(host_name(one) in self._names for one in hosts):
+            status, body, more = HTTPStatus.MISDIRECTED_REQUEST, b"ask for localhost, or 127.0.0.1\n", _PLAIN
+        elif request.method not in {"GET", "HEAD"}:
+            status, body, more = HTTPStatus.METHOD_NOT_ALLOWED, b"", {**_PLAIN, "Allow": "GET, HEAD"}
+        else:
+            try:
+                status, body, more = self._answer(request)
+            except Exception:  # noqa: BLE001 - the collectors may be anyone's
+                _log.exception("a request failed")
+                status, body, more = HTTPStatus.INTERNAL_SERVER_ERROR, b"", _PLAIN
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body, more = _packed(body), {**more, "Content-Encoding": "gzip"}
+        headers = {**more, "Content-Length": len(body), "Connection": "close"}
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {text}" for name, text in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode() + (b"" if request.method == "HEAD" else body)
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has gone away."""
+@lru_cache(1)  # the exporter's text stays the same for a while
+def _packed(body: bytes) -> bytes:
+    return gzip.compress(body, 1)
 
 
-class _Handler(WSGIRequestHandler):
-    timeout = _SECONDS
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name for it
-        """Log no requests."""
-
-
-def answered(
-    start_response: StartResponse, status: str, body: bytes, headers: Mapping[str, str], *, is_head: bool = False
-) -> Iterable[bytes]:
-    """Answer a request."""
-    start_response(status, [*headers.items(), ("Content-Length", str(len(body)))])
-    return [] if is_head else [body]
+def _read(head: bytes) -> Request:
+    """The request of this head, without a method if it is none."""
+    line, _, rest = head.partition(b"\n")
+    with suppress(ValueError, HTTPException):
+        method, target, _version = line.decode("ascii").split()
+        path, _, query = target.partition("?")
+        if _BLANK_LINE.search(head):
+            return Request(method, unquote(path), query, parse_headers(BytesIO(rest)))
+    return Request("", "", "", Message())
 
 
-def serving_text(text: Callable[[], bytes]) -> WSGIApplication:
-    """Serve a text at ``/metrics`` that was rendered before it is asked for; each is compressed once."""
-    packed = b"", b""
+def serving_text(text: Callable[[], bytes]) -> Callable[[Request], Answer]:
+    """Serve a text at ``/metrics`` that was rendered before it is asked for."""
 
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        nonlocal packed
-        plain, method = {"Content-Type": "text/plain"}, environ["REQUEST_METHOD"]
-        if method not in {"GET", "HEAD"}:
-            return answered(start_response, "405 Method Not Allowed", b"", {**plain, "Allow": "GET, HEAD"})
-        if environ["PATH_INFO"] != "/metrics":
-            return answered(start_response, "404 Not Found", b"metrics are at /metrics\n", plain)
-        found = text()
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            if packed[0] is not found:
-                packed = found, gzip.compress(found, _FASTEST)
-            found, headers["Content-Encoding"] = packed[1], "gzip"
-        return answered(start_response, "200 OK", found, headers, is_head=method == "HEAD")
+    def answer(request: Request) -> Answer:
+        if request.path != "/metrics":
+            return HTTPStatus.NOT_FOUND, b"metrics are at /metrics\n", _PLAIN
+        return HTTPStatus.OK, text(), {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
     return answer

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Final
 
-from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from offsetstore.monitoring.health import Verdict
 from offsetstore.monitoring.processes import Supervisor
 from offsetstore.monitoring.server import Monitoring
+
+FAILURES: Final = "offsetstore_consumer_process_failures"
+READY: Final = "offsetstore_consumer_processes_ready"
 
 
 class WholeMonitoring(Monitoring):
@@ -23,10 +26,8 @@ class WholeMonitoring(Monitoring):
     def __init__(self, supervisor: Supervisor, port: int, *, host: str, token: str | None) -> None:
         self._supervisor = supervisor
         super().__init__(port, host=host, token=token)
-        registry = CollectorRegistry()
-        registry.register(_Reported(supervisor))
-        untyped = cast("Any", exposition)
-        self._metrics = untyped.make_wsgi_app(registry)
+        self._served = CollectorRegistry()
+        self._served.register(_Reported(supervisor))
 
     def health(self) -> Verdict:
         """See `Supervisor.health`."""
@@ -38,7 +39,7 @@ class _Reported(Collector):
         self._supervisor = supervisor
 
     def collect(self) -> Iterable[Metric]:
-        """The last metrics of each process, family by family."""
+        """The last metrics of each process, family by family, and what the supervisor knows."""
         families: dict[str, Metric] = {}
         for place in self._supervisor.places:
             process = place.process
@@ -48,4 +49,8 @@ class _Reported(Collector):
                 family = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
                 for sample in one.samples:
                     family.samples.append(sample._replace(labels={**sample.labels, "process": str(place.number)}))
-        return families.values()
+        failures = CounterMetricFamily(FAILURES, "Processes that failed, and were replaced or ended all.")
+        failures.add_metric((), self._supervisor.failures)
+        ready = GaugeMetricFamily(READY, "Processes that consume, or wait because their group is paused.")
+        ready.add_metric((), sum(place.is_ready for place in self._supervisor.places))
+        return *families.values(), failures, ready

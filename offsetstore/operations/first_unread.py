@@ -25,6 +25,8 @@ TOLERANCE_MS: Final = 1000
 """An age may be wrong by this many milliseconds, or by `TOLERANCE` of itself, whichever is more."""
 TOLERANCE: Final = 0.02
 
+AHEAD_MS: Final = 60_000
+
 _ROUNDS: Final = 24  # a dozen or so are enough for weeks; the rest is for logs with odd timestamps
 
 
@@ -45,6 +47,10 @@ class FirstUnread:
     def age(self, now_ms: int) -> float | None:
         """Its age in seconds; 0 for a timestamp ahead of the clock."""
         return None if self.timestamp_ms is None else max(0, now_ms - self.timestamp_ms) / 1000
+
+    def is_ahead(self, now_ms: int) -> bool:
+        """Whether its timestamp is so far ahead of the clock that no difference of clocks explains it."""
+        return self.timestamp_ms is not None and self.timestamp_ms - now_ms > AHEAD_MS
 
 
 def find_first_unread(unread: Mapping[Stored, int], now_ms: int, look_up: LookUp) -> dict[Stored, FirstUnread]:

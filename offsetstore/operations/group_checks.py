@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import StartError
 from offsetstore.offsets import StoredOffset, TopicPartition
-from offsetstore.operations.group_status import last_advance
+from offsetstore.operations.group_status import last_advance, moment, relay_in_words, standing
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
+from offsetstore.operations.replays import unreplayed
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.runs import Run, RunState
-from offsetstore.text import command, counted
+from offsetstore.text import command, counted, short
 
 Verdict: TypeAlias = Literal["ok", "attention", "bad"]
 """``bad``: results are late, records are lost, or the next start fails. ``attention``: that may come of it."""
@@ -22,6 +23,7 @@ Verdict: TypeAlias = Literal["ok", "attention", "bad"]
 CheckName: TypeAlias = Literal[
     "claim",
     "batch",
+    "standing partitions",
     "copies in Kafka",
     "unread partitions",
     "headroom",
@@ -36,16 +38,12 @@ CheckName: TypeAlias = Literal[
 LONG_BATCH: Final = timedelta(minutes=10)
 """A batch that is in flight for longer is one that the alert ``BatchTooLong`` tells of, too."""
 
-LONG_WAIT: Final = timedelta(minutes=5)
-"""A row of the outbox that has waited for longer is one that the alerts ``Outbox…`` are about, too."""
+LONG_REQUEST: Final = timedelta(minutes=10)
+"""A letter that is requested for longer is replayed by no one, or in vain: a job looks at least every five minutes."""
 
 _LONG_START: Final = timedelta(minutes=10)
 _NAMED: Final = 3
 _KAFKA: Final = "-b HOST:PORT"
-_LATE: Final = (
-    ": no relay runs, or it waits or falls behind, as its log says. A second relay would end the first: see "
-    "docs/runbook.md#outboxstalled"
-)
 _KAFKA_SILENT: Final = "Not known: Kafka did not answer."
 _ENDED: Final[dict[RunState, str]] = {
     "live": "was last seen",
@@ -78,7 +76,7 @@ def check_group(
     """Check everything that can be wrong with a group.
 
     :param lag: as `OffsetStore.lag` returns it, with this group.
-    :param run: the group's last, as `OffsetStore.runs` returns it; ``None`` if none was recorded.
+    :param run: the group's last, as `telling_run` chooses it of `OffsetStore.runs`; ``None`` if none was recorded.
     :param paused_by: the last ``pause`` of the group's history.
     :param schema: of the tables, for the commands.
     """
@@ -99,6 +97,7 @@ class _Checks:
     def all(self) -> Iterator[Check]:
         yield self._claim()
         yield self._batch()
+        yield self._standing()
         yield self._copies()
         yield self._unread_partitions()
         yield self._headroom()
@@ -112,6 +111,8 @@ class _Checks:
     def _claim(self) -> Check:
         owner = self._of.owner
         who = f"{owner.owner}, epoch {owner.token.epoch}"
+        if owner.state == "failed" and (owner.is_live or owner.is_refused):
+            return self._starts_fail(owner, who)
         if owner.is_live:
             return Check("claim", "ok", f"A job owns the group: {who}. Its last heartbeat:", self._seen_at(owner))
         if owner.state == "silent":
@@ -121,13 +122,24 @@ class _Checks:
             )
             return Check("claim", "bad", text, self._seen_at(owner), self._command("runs", "-n 5"))
         run = self._run
-        if run is None or run.token != owner.token:
+        if run is None or not run.is_of(owner.token):
             text = f"No job is running; start one. Last claimed by {who}, at:"
             return Check("claim", "attention", text, owner.claimed_at, self._command("history", "-n 5"))
+        who = f"{run.owner}, epoch {run.token.epoch}"  # of a fleet, the owner is who founded it
         text = f"No job owns the group. The last run, of {who}, {_ENDED[run.state]}:"
         if run.state in {"failed", "silent"}:
             return Check("claim", "bad", text, run.until, self._command("errors", "-n 5"))
         return Check("claim", "attention", text, run.until, self._command("runs", "-n 5"))
+
+    def _starts_fail(self, owner: GroupRow, who: str) -> Check:
+        if owner.is_refused:
+            text = f"No job is running: the last start was refused. Last claimed by {who}, at:"
+            return Check("claim", "bad", text, owner.claimed_at, self._command("errors", "--source start -n 5"))
+        text = (
+            f"{counted(owner.failures, 'run')} failed or fell silent in 15 minutes, and the job is started again "
+            "and again: a good one counts as live a minute after its start. Its last heartbeat:"
+        )
+        return Check("claim", "bad", text, self._seen_at(owner), self._command("errors", "-n 5"))
 
     def _seen_at(self, owner: GroupRow) -> datetime | None:
         return None if owner.alive_for is None else _whole(self._lag.store.at - owner.alive_for)
@@ -178,6 +190,36 @@ class _Checks:
         if run.read_at - since > _LONG_START and self._of.records and self._of.owner.pause is None:
             return Check("batch", "attention", text, since, self._command("errors", "-n 5"))
         return Check("batch", "ok", text, since)
+
+    def _standing(self) -> Check:
+        name, at = "standing partitions", self._lag.store.at
+        if self._lag.kafka is None:
+            return Check(name, "attention", _KAFKA_SILENT)
+        found = standing(self._of, at)
+        if not found and self._lag.broker_error is not None:
+            return Check(name, "attention", "Kafka did not tell how old the unread records are.")
+        if not found:
+            return Check(name, "ok", "No partition with unread records has stood while others advanced.")
+        tp, part = next(iter(found.items()))
+        assert part.stored is not None
+        assert part.stored.updated_at is not None
+        assert part.log is not None
+        section = "partitionstands"
+        if part.log.last_stable <= part.stored.next_offset:
+            why, section = "What is unread is behind a producer's open transaction", "hangingtransaction"
+        elif part.is_ahead:
+            why = "Its first unread record has a timestamp ahead of the clock, for which a consumer's Delay waits"
+        elif part.seconds is None:
+            why = "Its first unread record has no timestamp"
+        else:
+            why = f"Its first unread record is {short(timedelta(seconds=part.seconds))} old"
+        others = len(found) - 1
+        more = f", and so {'has' if others == 1 else 'have'} {others} more" if others else ""
+        text = (
+            f"{tp} has stood at offset {part.stored.next_offset} while others advanced{more}. {why}. What to do: "
+            f"docs/runbook.md#{section}. Its offset last changed:"
+        )
+        return Check(name, "bad", text, _whole(part.stored.updated_at), self._command("errors", "-n 5"))
 
     def _copies(self) -> Check:
         name, run = "copies in Kafka", self._run
@@ -305,7 +347,7 @@ class _Checks:
             return Check("pause", "ok", "The group is not paused.")
         by = self._paused_by
         who = "" if by is None or by.at is None or abs(by.at - pause.at) > timedelta(minutes=1) else f" by {by.actor}"
-        end = "without an end" if pause.until is None else f"until {_moment(pause.until)}"
+        end = "without an end" if pause.until is None else f"until {moment(pause.until)}"
         advanced = last_advance(self._of)
         if self._of.owner.is_live and advanced is not None and advanced - pause.at > LONG_BATCH:
             text = (
@@ -321,35 +363,56 @@ class _Checks:
         dead, requested = letters.get("dead", 0), letters.get("requested", 0)
         if not dead and not requested:
             return Check("dead letters", "ok", "There are no open dead letters.")
-        is_left = bool(requested) and self._has_no_dead_letters()
-        by = "by no one: the job has no dead_letters=" if is_left else "by a job that has dead_letters="
-        waiting = f"{requested} to be replayed {by}" if requested else ""
+        left = self._unreplayed(requested) or self._waits_long(requested)
+        waiting = f"{requested} to be replayed {left or 'by a job that has dead_letters='}" if requested else ""
         if not dead:
-            is_well = self._of.owner.is_live and not is_left
-            return Check("dead letters", "ok" if is_well else "attention", f"{waiting}.")
+            is_well = self._of.owner.is_live and left is None
+            step = "" if is_well else self._command("dead-letters list", "--state requested")
+            return Check("dead letters", "ok" if is_well else "attention", f"{waiting}.", next_step=step)
         verb = "waits" if dead == 1 else "wait"
         text = f"{counted(dead, 'dead letter')} {verb} for a decision{f', {waiting}' if waiting else ''}."
         return Check("dead letters", "attention", text, next_step=self._command("dead-letters list", "--by error"))
 
-    def _has_no_dead_letters(self) -> bool:
-        run = self._run
-        return run is not None and run.token == self._of.owner.token and run.status.replays_letters is False
+    def _waits_long(self, requested: int) -> str | None:
+        """Whatever keeps it from being replayed: a table that no longer fits, say, or an earlier letter of its key."""
+        asked = self._lag.store.requested.get(self._group, {}).values() if requested else ()
+        since = min((one.since for one in asked if one.since is not None), default=None)
+        is_held = not self._of.owner.is_live or self._of.owner.is_paused
+        if since is None or is_held or self._lag.store.at - since <= LONG_REQUEST:
+            return None
+        return f"by the job, which has not done so since {moment(since)}: its log says why"
+
+    def _unreplayed(self, requested: int) -> str | None:
+        if not requested:
+            return None
+        store, members = self._lag.store, self._lag.store.members.get(self._group, ())
+        return unreplayed(
+            store.requested.get(self._group, {}),
+            self._of.owner,
+            self._run,
+            store.partitions.get(self._group, {}),
+            {one.member_id for one in members if one.is_live},
+        )
 
     def _outbox(self) -> Check:
         found = self._lag.store.outbox.get(self._group)
         if found is None:
             return Check("outbox", "ok", "The group has no rows in the outbox.")
-        is_late = found.oldest is not None and self._lag.store.at - found.oldest > LONG_WAIT
+        is_late = found.is_late(self._lag.store.at)
+        is_sent = self._lag.store.relay is not None and self._lag.store.relay.is_live
         told: list[str] = []
         if found.refused:
             told.append(f"Kafka refuses {counted(found.refused, 'row')}, set aside until a person decides.")
         if found.rows:
             verb = "waits" if found.rows == 1 else "wait"
-            told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka{_LATE if is_late else ''}.")
-            told.append("The oldest was written:")
+            told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka.")
+            if is_late or not is_sent:
+                told.append(f"{relay_in_words(self._lag.store.relay)} See docs/runbook.md#outboxstalled.")
+            told.append(f"The first is row {found.row}, for topic {found.topic}. The oldest was written:")
         at = None if found.oldest is None else _whole(found.oldest)
         step = self._command("outbox list") if found.refused else ""
-        return Check("outbox", "bad" if is_late else "attention" if found.refused else "ok", " ".join(told), at, step)
+        is_well = not found.refused and (is_sent or not found.rows)
+        return Check("outbox", "bad" if is_late else "ok" if is_well else "attention", " ".join(told), at, step)
 
     def _pinned(self) -> Check:
         contested = self._marked(lambda row: row.contested)
@@ -397,7 +460,3 @@ def _some(names: Sequence[str]) -> str:
 def _whole(at: datetime) -> datetime:
     """Without fractions of a second, which would differ each time that an age is made a time."""
     return at.replace(microsecond=0)
-
-
-def _moment(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
-from offsetstore.offsets import StoredOffset
-from offsetstore.operations.lag import GroupLag, Lag
+from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
 from offsetstore.operations.reads import GroupState
 from offsetstore.protocol.database import GroupRow
+from offsetstore.protocol.outbox import RelayState, RelayStatus
 from offsetstore.text import counted
 
 State: TypeAlias = Literal["stalled", "failed", "silent", "fenced", "ended", "paused", "live"]
@@ -18,7 +19,7 @@ State: TypeAlias = Literal["stalled", "failed", "silent", "fenced", "ended", "pa
 
 STATES: Final[Mapping[State, str]] = {
     "stalled": "records are unread, and the job is silent or has stored nothing for 15 minutes",
-    "failed": "an error ended the job",
+    "failed": "an error ended the job, or ends it soon after each start, or refuses its start",
     "silent": (
         "heartbeats stopped without notice: the job was killed (for memory, for example), hangs, or can't reach the "
         "database"
@@ -33,7 +34,25 @@ STATES: Final[Mapping[State, str]] = {
 STALLED: Final = timedelta(minutes=15)
 """The time without progress after which the alert ``Stalled`` fires, too."""
 
-Problem: TypeAlias = Literal["no-live-job", "lag-too-high", "lag-unknown", "log-lost-records"]
+_RELAYS: Final[Mapping[RelayState, str]] = {
+    "live": "The relay {who} runs",
+    "stalled": "The relay {who} runs, and sends nothing",
+    "silent": "The relay {who} fell silent at {until}: it was killed, hangs, or can't reach the database",
+    "ended": "The relay {who} ended cleanly at {until}: start it again",
+    "failed": "The relay {who} failed, or fails soon after each start, at {until}",
+    "fenced": "The relay {who} was fenced by another one at {until}, which does not run any more",
+    "unknown": "A relay of an earlier release has the outbox since {since}, {who}, and sends no heartbeats",
+}
+
+Problem: TypeAlias = Literal[
+    "no-live-job",
+    "no-live-relay",
+    "starts-fail",
+    "lag-too-high",
+    "lag-unknown",
+    "log-lost-records",
+    "partition-stands",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,7 @@ class GroupStatus:
             is_part=one.is_part,
             advanced_at=last_advance(one),
             letters=sum(lag.store.letters.get(name, {}).values()),
-            error=next(_troubles(one), None),
+            error=next(_troubles(one, lag.store.at), None) or _of_outbox(name, lag),
             rate=rate,
         )
 
@@ -112,6 +131,20 @@ class LagLimit:
     seconds: float | None = None
 
 
+def relay_in_words(relay: RelayStatus | None) -> str:
+    """Say how the relay is that has the outbox."""
+    if relay is None:
+        return "No relay was ever started: `offsetstore relay` sends the rows."
+    times = {name: "" if at is None else moment(at) for name, at in (("since", relay.since), ("until", relay.until))}
+    said = _RELAYS[relay.state].format(who=relay.owner, **times)
+    return f"{said}. Its last error: {relay.error}" if relay.error else f"{said}."
+
+
+def moment(at: datetime) -> str:
+    """Write a time, to the minute."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def judge_lag(lag: GroupLag, limit: LagLimit) -> tuple[Problem, ...]:
     """Compare a group's lag with what it may be. While the group is paused, its lag does not count.
 
@@ -128,20 +161,55 @@ def judge_lag(lag: GroupLag, limit: LagLimit) -> tuple[Problem, ...]:
     return ("lag-unknown",) if is_unknown else ()
 
 
+def standing(lag: GroupLag, at: datetime) -> dict[TopicPartition, PartitionLag]:
+    """The partitions that stand while others of the group advance, those first that have stood the longest.
+
+    Such a partition has an unread record, and its stored offset has not changed, for longer than `STALLED`; another
+    one's has changed since. None counts while the group is paused or has no live job, nor until a new job has had as
+    much time. A record counts from its timestamp on, unless it has none, or one that is ahead of the clock. Without an
+    answer of Kafka's on the records, no partition counts.
+
+    :param at: when the lag was measured, by the database's clock.
+    """
+    advanced = last_advance(lag)
+    if lag.owner.pause is not None or not lag.owner.is_live or advanced is None or at - advanced > STALLED:
+        return {}
+    found: dict[TopicPartition, PartitionLag] = {}
+    for topic, of_topic in lag.topics.items():
+        for number, part in of_topic.partitions.items():
+            if not part.records or part.stored is None or part.stored.updated_at is None:
+                continue
+            is_old = part.is_asked if part.seconds is None else part.seconds > STALLED.total_seconds()
+            if (
+                (is_old or part.is_ahead)
+                and not part.is_bound
+                and at - max(part.stored.updated_at, lag.owner.claimed_at) > STALLED
+            ):
+                found[TopicPartition(topic, number)] = part
+    return dict(sorted(found.items(), key=lambda one: _changed(one[1]) or at))
+
+
 def judge_group(
-    state: GroupState, lag: GroupLag | None = None, *, limit: LagLimit | None = None
+    state: GroupState, lag: GroupLag | None = None, *, limit: LagLimit | None = None, at: datetime | None = None
 ) -> tuple[Problem, ...]:
-    """Judge a group: a job owns it and is live, and within the limit, if there is one; no log has lost records.
+    """Judge a group: its job, its lag if there is a limit, its rows in the outbox, and its logs.
 
     :param state: as `OffsetStore.group_state` returns it.
     :param lag: as `OffsetStore.lag` returns it; without it, any limit is one that can't be judged.
+    :param at: when it was measured, by the database's clock; without it, no partition is known to stand.
     :return: what is wrong; empty if it is well.
     """
     problems: list[Problem] = [] if state.is_live else ["no-live-job"]
+    if state.is_live and state.owner is not None and state.owner.state == "failed":
+        problems.append("starts-fail")
+    if state.outbox is not None and state.outbox.is_late(state.read_at) and not (state.relay and state.relay.is_live):
+        problems.append("no-live-relay")
     if limit is not None and state.pause is None:
         problems.extend(judge_lag(lag, limit) if lag is not None and lag.topics else ("lag-unknown",))
     if any(one.suspect or one.beyond_end for one in state.partitions.values()) or (lag is not None and lag.beyond_end):
         problems.append("log-lost-records")
+    if lag is not None and at is not None and standing(lag, at):
+        problems.append("partition-stands")
     return tuple(problems)
 
 
@@ -164,7 +232,11 @@ def _rows(lag: GroupLag) -> list[StoredOffset]:
     return [part.stored for part in parts if part.stored is not None]
 
 
-def _troubles(group: GroupLag) -> Iterator[str]:
+def _changed(part: PartitionLag) -> datetime | None:
+    return None if part.stored is None else part.stored.updated_at
+
+
+def _troubles(group: GroupLag, at: datetime) -> Iterator[str]:
     for topic in group.topics.values():
         if topic.error is not None:
             yield topic.error.what
@@ -173,5 +245,16 @@ def _troubles(group: GroupLag) -> Iterator[str]:
         yield "a log lost records that had been read"
     if group.headroom is not None and group.headroom < 0:
         yield "records were removed from Kafka unread"
+    if stands := standing(group, at):
+        yield f"{counted(len(stands), 'partition')} {'stands' if len(stands) == 1 else 'stand'} while others advance"
     if group.mirror_lead and not group.owner.is_live:
         yield f"Kafka's copies are {counted(group.mirror_lead, 'offset')} ahead of the store"
+
+
+def _of_outbox(group: str, lag: Lag) -> str | None:
+    """Rows that nobody sends."""
+    found, relay = lag.store.outbox.get(group), lag.store.relay
+    if found is None or not found.is_late(lag.store.at) or (relay is not None and relay.is_live):
+        return None
+    how = "no relay was ever started" if relay is None else f"the relay is {relay.state}"
+    return f"{counted(found.rows, 'row')} of the outbox not sent: {how}"

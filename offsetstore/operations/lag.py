@@ -27,14 +27,18 @@ class PartitionLag:
 
     ``stored`` is the row of the store, ``None`` if there is none: no job of the group reads the partition yet.
     ``log`` is ``None`` if Kafka did not tell, or if its log is another one. ``seconds`` is the age of the first
-    unread record, 0 if nothing is unread, and ``None`` if it is not known. With ``is_bound`` the record may be
-    younger; see `FirstUnread`. Of a stored offset beyond the log's end neither lag is known: it is never 0.
+    unread record, 0 if nothing is unread, and ``None`` if it is not known: Kafka was not ``is_asked``, or the record
+    has none. With ``is_bound`` the record may be younger, with ``is_ahead`` its timestamp is ahead of the clock; see
+    `FirstUnread`.
+    Of a stored offset beyond the log's end neither lag is known: it is never 0.
     """
 
     stored: StoredOffset | None
     log: LogEnds | None
     seconds: float | None = None
     is_bound: bool = False
+    is_ahead: bool = False
+    is_asked: bool = False
 
     @property
     def records(self) -> int | None:
@@ -321,7 +325,9 @@ class _Behind:
         if not lag:
             return PartitionLag(row, log, None if lag is None else 0.0)
         age = self._ages.get((tp, row.next_offset))
-        return PartitionLag(row, log) if age is None else PartitionLag(row, log, age.age(self._now), age.is_bound)
+        if age is None:
+            return PartitionLag(row, log)
+        return PartitionLag(row, log, age.age(self._now), age.is_bound, age.is_ahead(self._now), is_asked=True)
 
     def _lacks(self, tp: TopicPartition, row: StoredOffset) -> bool:
         """Whether nothing was read of a partition that the topic lacks: one that was created anew, and restarted."""

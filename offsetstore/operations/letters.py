@@ -26,6 +26,7 @@ from offsetstore.protocol.numbers import as_offset, check_seconds, check_whole
 from offsetstore.protocol.stored_letters import STATES, ChosenLetter, LetterCursor, LetterFilter
 from offsetstore.protocol.texts import check_text
 from offsetstore.store.sessions import read
+from offsetstore.text import command
 
 MOST: Final = 10_000
 """Letters that one call decides about, unless it is told another limit."""
@@ -433,6 +434,8 @@ def _unknown(group: str, key: LetterKey) -> UnknownLetter:
     return UnknownLetter(
         f"the group {group!r} has no dead letter of offset {key.offset}{of_topic}",
         topic_partition=key.topic_partition,
+        next_step="Correct topic, partition and offset; "
+        f"`{command('dead-letters', 'list', '-g', group, schema=None)}` shows the group's letters.",
     )
 
 

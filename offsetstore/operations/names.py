@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from offsetstore.errors import ConfigurationError, LettersOpen, MissingPrivilege, NextStep, UnknownGroup
+from offsetstore.errors import ConfigurationError, LettersOpen, MissingPrivilege, NextStep
 from offsetstore.offsets import StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.operation import (
     By,
@@ -25,6 +25,7 @@ from offsetstore.operations.operation import (
     expect_group,
     held_by,
     known,
+    unknown_group,
     write_token,
 )
 from offsetstore.operations.people import people, read_runs
@@ -84,10 +85,7 @@ def _plan(session: Session, event: str, group: str, new: str, met: GroupRow | No
     """
     owner, rows, taken = met or session.group(group), session.read_partitions(group), session.read_partitions(new)
     if not rows:
-        raise UnknownGroup(
-            f"the store has no offsets of group {group!r}",
-            next_step="Correct the name; `offsetstore groups list` shows all groups.",
-        )
+        raise unknown_group(session, group, "offsets of group")
     if taken:
         raise ConfigurationError(
             f"a group {new!r} already exists", found=f"{len(taken)} partitions", expected="a name without offsets"
@@ -232,7 +230,7 @@ class DeleteGroup(Fencing[DeletedGroup]):
         _expect_delete(people(session))
         owner, rows = self.met or known(session, self.group), session.read_partitions(self.group)
         if self.topics is not None:
-            rows = self._of_topics(rows)
+            rows = self._of_topics(session, rows)
         offsets = {tp: row.next_offset for tp, row in rows.items()}
         contested = any(row.contested for row in rows.values())
         losses = {tp: row.suspect for tp, row in rows.items() if row.suspect is not None}
@@ -279,11 +277,13 @@ class DeleteGroup(Fencing[DeletedGroup]):
         gone = [by.event("delete", token, of=tp, offsets=(at, None)) for tp, at in offsets]
         return {self.group: [by.event("delete", token, why), *gone]}
 
-    def _of_topics(self, rows: Mapping[TopicPartition, StoredOffset]) -> dict[TopicPartition, StoredOffset]:
+    def _of_topics(
+        self, session: Session, rows: Mapping[TopicPartition, StoredOffset]
+    ) -> dict[TopicPartition, StoredOffset]:
         assert self.topics is not None
         has = {tp.topic for tp in rows}
         if not has:
-            raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
+            raise unknown_group(session, self.group, "offsets of group")
         if missing := sorted(set(self.topics) - has):
             raise ConfigurationError(
                 f"the group {self.group!r} has no offsets of these topics; nothing was written",

@@ -20,9 +20,11 @@ from offsetstore.errors import ConfigurationError, GroupBusy, GroupRenamed, Next
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Database, EventName, GroupRow, HistoryEvent, Session, deleted, renamed
 from offsetstore.protocol.numbers import check_seconds
+from offsetstore.protocol.starting import similar_names
 from offsetstore.protocol.texts import MOST_ACTOR, MOST_REASON, check_text
 from offsetstore.store.identity import this_process
 from offsetstore.store.sessions import deciding, fencing, read
+from offsetstore.text import did_you_mean
 
 AGAIN: Final = "Check the group's history; if it does not show this change, repeat it."
 
@@ -33,6 +35,7 @@ History: TypeAlias = Mapping[str, Sequence[HistoryEvent]]
 """The lines that a decision adds, by group."""
 
 _LENGTH: Final = 16
+_NAMED: Final = 5  # groups that an error names
 _DIGEST: Final = re.compile(rf"[0-9a-f]{{{_LENGTH}}}")
 
 
@@ -308,7 +311,7 @@ def known(session: Session, group: str) -> GroupRow:
     """
     owner = session.group(group)
     if owner is None:
-        raise UnknownGroup(f"the store has no group {group!r}")
+        raise unknown_group(session, group)
     if not session.read_partitions(group):
         history = session.history(group)
         if (last := renamed(history)) is not None:
@@ -318,6 +321,21 @@ def known(session: Session, group: str) -> GroupRow:
             what = f"the group {group!r} was deleted, and no job has claimed it since"
             raise UnknownGroup(what, found=last.reason, next_step="Correct the name, or start its job.")
     return owner
+
+
+def unknown_group(session: Session, group: str, what: str = "group") -> UnknownGroup:
+    """Make the error for a group that is not there. It names those with similar names, else some of the others.
+
+    :param what: the store does not have of it.
+    """
+    others = [name for name in session.names_of_groups() if name != group]
+    near = similar_names(group, others)
+    some = ", ".join(map(repr, others[:_NAMED])) + (" and others" if len(others) > _NAMED else "")
+    return UnknownGroup(
+        f"the store has no {what} {group!r}",
+        found=None if near else some or "no groups with offsets",
+        next_step=did_you_mean(map(repr, near)) + UnknownGroup.default_next_step,
+    )
 
 
 def write_token(session: Session, group: str, token: Token, who: str) -> None:

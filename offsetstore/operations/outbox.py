@@ -1,7 +1,7 @@
 """The outbox for people: what is in it, the rows that Kafka refuses, and what is decided about these.
 
-A relay has moved them to a table of their own. Each decision writes one line into the history of the group whose job
-has written them, whatever the group is called now.
+A relay has moved them to a table of their own, or a person has, because they blocked others. Each decision writes one
+line into the history of the group whose job has written them, whatever the group is called now.
 """
 
 # ruff: noqa: D102 - `Operation` says what the methods do
@@ -12,31 +12,42 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import ClassVar, Final
 
-from offsetstore.errors import ConfigurationError, UnknownGroup
+from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import MAX_OFFSET, Token
-from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group
+from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, unknown_group
 from offsetstore.operations.people import people
 from offsetstore.postgres.errors import needing
-from offsetstore.postgres.outbox import CHANNEL
+from offsetstore.postgres.outbox import CHANNEL, SET_ASIDE
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EventName, Session
 from offsetstore.protocol.numbers import as_offset, check_whole
 from offsetstore.protocol.outbox import MOST_ROWS
+from offsetstore.text import command
 
 _NAMED: Final = 20  # rows that a line of the history names
 
-_OF_GROUP: Final = """FROM {s}outbox_refused
-WHERE consumer_group = :group AND id > :after AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))
-"""
-REFUSED: Final = f"""
-SELECT id, topic, error, created_at, refused_at {_OF_GROUP}
+_THESE: Final = """
   AND (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[])))
 ORDER BY id LIMIT :limit
 """
-COUNT_REFUSED: Final = f"SELECT count(*) AS rows {_OF_GROUP}"
+_OF_GROUP: Final = """
+WHERE consumer_group = :group AND id > :after AND (CAST(:topic AS text) IS NULL OR topic = CAST(:topic AS text))"""
+_REFUSED: Final = f"FROM {{s}}outbox_refused {_OF_GROUP}"
+# What a relay is sending may be in Kafka already.
+_WAITING: Final = f"""FROM {{s}}outbox {_OF_GROUP}
+  AND NOT id = ANY(coalesce((SELECT r.ids FROM {{s}}outbox_relays AS r WHERE r.shard = 0), '{{}}'))"""  # noqa: S608 - constants alone
+REFUSED: Final = f"SELECT id, topic, error, created_at, refused_at {_REFUSED}{_THESE}"
+COUNT_REFUSED: Final = f"SELECT count(*) AS rows {_REFUSED}"
 LOCK_REFUSED: Final = f"{REFUSED}FOR UPDATE"
+WAITING: Final = f"SELECT id, topic, 'waits' AS error, created_at, NULL AS refused_at {_WAITING}{_THESE}"
+COUNT_WAITING: Final = f"SELECT count(*) AS rows {_WAITING}"
+LOCK_WAITING: Final = f"{WAITING}FOR UPDATE"
+# A relay changes it for each batch, and then looks whether all rows of the batch are there.
+LOCK_RELAY: Final = "SELECT shard FROM {s}outbox_relays WHERE shard = 0 FOR SHARE"
+# Before the first relay ever there is no row to lock: its INSERT waits for this.
+LOCK_FIRST_RELAY: Final = "LOCK TABLE {s}outbox_relays IN SHARE MODE"
 RETRY_REFUSED: Final = """
 WITH again AS (DELETE FROM {s}outbox_refused WHERE id = ANY(CAST(:ids AS bigint[])) RETURNING *),
 written AS (INSERT INTO {s}outbox (consumer_group, topic, key, value, headers)
@@ -54,21 +65,22 @@ class RefusedRow:
     """A row of the outbox that Kafka refuses.
 
     :param error: what Kafka or its client said, without anything of the record.
-    :param created_at: when a job wrote it. It was set aside at ``refused_at``. Both by the database's clock.
+    :param created_at: when a job wrote it. It was set aside at ``refused_at``, ``None`` if it still waits. Both by the
+        database's clock.
     """
 
     id: int
     topic: str
     error: str
     created_at: datetime
-    refused_at: datetime
+    refused_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedDecided(Plan):
-    """What is decided about rows that Kafka refuses; for a dry run, what would be.
+    """What is decided about rows of the outbox; for a dry run, what would be.
 
-    :param decision: ``"outbox-retry"`` or ``"outbox-discard"``, as in the history.
+    :param decision: ``"outbox-retry"``, ``"outbox-discard"`` or ``"outbox-set-aside"``, as in the history.
     :param rows: in the order of their ids.
     :param more: how many there are beyond the limit, which stay as they are.
     :param token: of the group's last claim.
@@ -103,6 +115,9 @@ class _Refused(Operation[RefusedDecided]):
     topic: str | None = None
     limit: int = MOST_ROWS
 
+    are: ClassVar[str] = "set aside"
+    statements: ClassVar[tuple[str, str, str]] = REFUSED, LOCK_REFUSED, COUNT_REFUSED
+
     def __post_init__(self) -> None:
         expect_group(self.group)
         check_whole("limit", self.limit, "rows", least=1)
@@ -122,23 +137,28 @@ class _Refused(Operation[RefusedDecided]):
     def kind(self) -> tuple[EventName, str]:
         """The event of the history, and what is done to the rows, in its words."""
 
+    @property
+    def where(self) -> str:
+        """What to do if there are no such rows."""
+        return f"`{command('outbox', 'list', '-g', self.group, schema=None)}` has those that are."
+
     @abstractmethod
-    def change(self, session: PostgresSession, ids: Sequence[int]) -> None:
+    def change(self, session: PostgresSession, ids: Sequence[int], by: By) -> None:
         """Do it to the rows, which are locked."""
 
     def plan(self, session: Session) -> RefusedDecided:
-        return self._choose(session, REFUSED)
+        return self._choose(session, self.statements[0])
 
     def locked(self, session: Session) -> Iterator[RefusedDecided]:
         """The group's row comes before any other."""
         session.share_group(self.group)
         with needing(_RIGHT):
-            yield self._choose(session, LOCK_REFUSED)
+            yield self._choose(session, self.statements[1])
 
     def _choose(self, session: Session, statement: str) -> RefusedDecided:
         owner = session.group(self.group)
         if owner is None:
-            raise UnknownGroup(f"the store has no group {self.group!r}")
+            raise unknown_group(session, self.group)
         read, given = people(session), {"group": self.group, "topic": self.topic}
         found = [
             RefusedRow(*row) for row in read.rows(statement, ids=self.ids, after=-1, limit=self.limit + 1, **given)
@@ -146,19 +166,19 @@ class _Refused(Operation[RefusedDecided]):
         if self.ids is not None and len(found) < len(self.ids):
             gone = sorted({*self.ids} - {row.id for row in found})
             raise ConfigurationError(
-                f"no such rows of group {self.group!r} are set aside",
+                f"no such rows of group {self.group!r} are {self.are}",
                 found=", ".join(map(str, gone[:_NAMED])),
-                next_step="`offsetstore outbox list` has those that are.",
+                next_step=self.where,
             )
         rows, (event, _) = tuple(found[: self.limit]), self.kind
-        more = read.one(COUNT_REFUSED, after=rows[-1].id, **given).rows if len(found) > self.limit else 0
+        more = read.one(self.statements[2], after=rows[-1].id, **given).rows if len(found) > self.limit else 0
         digest = digest_of(event, self.group, [[row.id, row.refused_at] for row in rows])
         return RefusedDecided(self.group, event, rows, more, owner.token, digest=digest)
 
     def write(self, session: Session, plan: RefusedDecided, by: By) -> History:
         ids = [row.id for row in plan.rows]
         with needing(_RIGHT):
-            self.change(people(session), ids)
+            self.change(people(session), ids, by)
         others = len(ids) - _NAMED
         named = ", ".join(map(str, ids[:_NAMED])) + (f" and {others} more" if others > 0 else "")
         event, words = self.kind
@@ -172,7 +192,8 @@ class RetryRefused(_Refused):
     def kind(self) -> tuple[EventName, str]:
         return "outbox-retry", "put back into the outbox"
 
-    def change(self, session: PostgresSession, ids: Sequence[int]) -> None:
+    def change(self, session: PostgresSession, ids: Sequence[int], by: By) -> None:
+        del by
         written = session.one(RETRY_REFUSED, ids=list(ids), channel=CHANNEL, place=session.place).rows
         _expect_all(written, ids, "put back", "tables outbox and outbox_refused")
 
@@ -184,9 +205,39 @@ class DiscardRefused(_Refused):
     def kind(self) -> tuple[EventName, str]:
         return "outbox-discard", "of the outbox discarded"
 
-    def change(self, session: PostgresSession, ids: Sequence[int]) -> None:
+    def change(self, session: PostgresSession, ids: Sequence[int], by: By) -> None:
+        del by
         deleted = session.run(DISCARD_REFUSED, ids=list(ids))
         _expect_all(deleted, ids, "discarded", "table outbox_refused")
+
+
+class SetAside(_Refused):
+    """Take rows out of the outbox, into those that Kafka refuses; see `OffsetStore.set_aside`."""
+
+    are: ClassVar[str] = "in the outbox, and not being sent"
+    statements: ClassVar[tuple[str, str, str]] = WAITING, LOCK_WAITING, COUNT_WAITING
+
+    @property
+    def where(self) -> str:
+        return "A row that a relay is sending may be in Kafka already: let the relay run until it is sent, or refused."
+
+    @property
+    def kind(self) -> tuple[EventName, str]:
+        return "outbox-set-aside", "of the outbox set aside"
+
+    def locked(self, session: Session) -> Iterator[RefusedDecided]:
+        """The group's row, the relay's, and then those that are chosen: no batch gets them any more."""
+        session.share_group(self.group)
+        with needing(_RIGHT):
+            locked = people(session)
+            if not locked.rows(LOCK_RELAY):
+                locked.run(LOCK_FIRST_RELAY)
+                locked.rows(LOCK_RELAY)  # it may have come meanwhile
+            yield self._choose(session, self.statements[1])
+
+    def change(self, session: PostgresSession, ids: Sequence[int], by: By) -> None:
+        moved = session.one(SET_ASIDE, ids=list(ids), errors=[f"set aside by {by.who}: {by.reason}"] * len(ids))
+        _expect_all(min(moved.gone, moved.kept), ids, "set aside", "tables outbox and outbox_refused")
 
 
 def _expect_all(changed: int, ids: Sequence[int], done: str, tables: str) -> None:

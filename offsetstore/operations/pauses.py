@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from offsetstore.errors import ConfigurationError, UnknownGroup
+from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import Pause, Token, TopicPartition
-from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known
+from offsetstore.operations.operation import By, History, Operation, Plan, digest_of, expect_group, known, unknown_group
 from offsetstore.operations.resets import unknown_partition
 from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.metadata import Text
@@ -148,7 +148,7 @@ class WriteMetadata(Operation[MetadataDecided]):
     def plan(self, session: Session) -> MetadataDecided:
         rows = session.read_partitions(self.group)
         if not rows:
-            raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
+            raise unknown_group(session, self.group, "offsets of group")
         if (row := rows.get(self.topic_partition)) is None:
             raise unknown_partition(self.group, rows, self.topic_partition)
         digest = digest_of("metadata", self.group, self.topic_partition, row.next_offset, self.text)

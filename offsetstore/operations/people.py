@@ -14,16 +14,17 @@ from typing import Any, Final, TypeVar
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
+from offsetstore.operations.replays import Requested
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import translated
 from offsetstore.postgres.runs import REPLAYS
 from offsetstore.postgres.schema import HEAD, metadata
-from offsetstore.postgres.session import PostgresSession, group_row, stored_rows
+from offsetstore.postgres.session import PostgresSession, seen_row, stored_rows
 from offsetstore.protocol.database import Database, GroupRow, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
-from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState
-from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source
+from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState, RelayStatus, relay_state
+from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source, run_state
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 
@@ -56,7 +57,7 @@ def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_time
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The run of a group's last claim, as the job recorded it with its last heartbeat.
+    """The run of a group's last claim, as the job recorded it with its last heartbeat; of a fleet, its members' summed.
 
     ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
     """
@@ -76,6 +77,8 @@ class StoreOverview:
     both. ``runs`` holds the run of their last claim; groups that were moved since then, or whose job recorded nothing,
     are left out. ``members`` are those of fleets, of the groups that a fleet has. ``outbox`` holds what groups have in
     the outbox, without those that have nothing, and ``outbox_sent`` is how many rows relays have sent in all.
+    ``requested`` are their letters that are to be replayed, of each partition that has such letters. ``relay`` is the
+    one that has the outbox, ``None`` if there never was one.
     ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of those that this
     role may see.
     """
@@ -89,6 +92,10 @@ class StoreOverview:
     members: Mapping[str, Sequence[FleetMember]] = field(default_factory=dict[str, "Sequence[FleetMember]"])
     outbox: Mapping[str, OutboxState] = field(default_factory=dict[str, OutboxState])
     outbox_sent: int = 0
+    requested: Mapping[str, Mapping[TopicPartition, Requested]] = field(
+        default_factory=dict[str, "Mapping[TopicPartition, Requested]"]
+    )
+    relay: RelayStatus | None = None
 
     @property
     def batches(self) -> Mapping[str, datetime | None]:
@@ -99,7 +106,7 @@ class StoreOverview:
 _ASKED: Final = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text[])))"
 
 OVERVIEW_GROUPS: Final = f"""
-SELECT g.consumer_group, {sql.OWNER}
+SELECT g.consumer_group, {sql.OWNER}, {sql.SEEN}
 FROM {sql.OWNERS}
 WHERE g.epoch > 0 AND {_ASKED.format(group="g.consumer_group")}
 ORDER BY g.consumer_group
@@ -124,12 +131,39 @@ CROSS JOIN LATERAL (SELECT l.state, count(*) AS letters FROM {{s}}dead_letters A
 WHERE {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
+# Of each partition, since a job replays those of the topics that it reads.
+REQUESTED: Final = f"""
+SELECT l.consumer_group, l.topic, l.partition, count(*) AS letters, min(l.decided_at) AS since
+FROM {{s}}dead_letters AS l
+WHERE l.state = 'requested' AND {_ASKED.format(group="l.consumer_group")}
+GROUP BY l.consumer_group, l.topic, l.partition
+"""  # noqa: S608 - constants alone
+
 OVERVIEW_RUNS: Final = f"""
 SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since, r.ending, r.counters,
        r.memory_bytes
 FROM {{s}}consumer_groups AS g
 JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id
 WHERE {_ASKED.format(group="g.consumer_group")}
+UNION ALL
+SELECT g.consumer_group, f.batch_since, CASE WHEN f.live = 0 THEN f.ending END, c.counters, f.memory_bytes
+FROM {{s}}consumer_groups AS g
+CROSS JOIN LATERAL (
+    SELECT count(*) AS runs, count(*) FILTER (WHERE is_live) AS live,
+           min(phase_since) FILTER (WHERE is_live AND phase = 'batch') AS batch_since,
+           CAST(sum(memory_bytes) FILTER (WHERE is_live) AS bigint) AS memory_bytes,
+           (array_agg(ending ORDER BY until DESC))[1] AS ending
+    FROM (SELECT m.*, coalesce(m.ended_at, m.seen_at) AS until,
+                 m.ended_at IS NULL AND m.seen_at > clock_timestamp() - interval '15 seconds' AS is_live
+          FROM {{s}}member_runs AS m
+          WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch) AS of_members) AS f
+CROSS JOIN LATERAL (
+    SELECT coalesce(jsonb_object_agg(counted.key, counted.number), '{{}}') AS counters
+    FROM (SELECT n.key, sum(CAST(n.value AS bigint)) AS number
+          FROM {{s}}member_runs AS m CROSS JOIN LATERAL jsonb_each(m.counters - '{REPLAYS}') AS n
+          WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch
+          GROUP BY n.key) AS counted) AS c
+WHERE g.fleet_id = g.claim_id AND f.runs > 0 AND {_ASKED.format(group="g.consumer_group")}
 """  # noqa: S608 - constants alone
 
 # Of the fleets that have their groups now, as in MEMBERS.
@@ -144,17 +178,43 @@ ORDER BY m.consumer_group, m.joined_at, m.member_id
 
 # No more rows than that are read, by the primary key: a probe every few seconds must not read a backlog of millions.
 OUTBOX_STATES: Final = f"""
-WITH waiting AS (SELECT consumer_group, created_at FROM {{s}}outbox ORDER BY id LIMIT {MOST_COUNTED}),
+WITH waiting AS (SELECT consumer_group, created_at, id FROM {{s}}outbox ORDER BY id LIMIT {MOST_COUNTED}),
 aside AS (SELECT consumer_group FROM {{s}}outbox_refused ORDER BY id LIMIT {MOST_COUNTED})
-SELECT consumer_group, max(rows) AS rows, max(oldest) AS oldest, max(refused) AS refused, bool_or(more) AS more
+SELECT found.*, (SELECT o.topic FROM {{s}}outbox AS o WHERE o.id = found.first) AS topic
+FROM (
+SELECT consumer_group, max(rows) AS rows, max(oldest) AS oldest, max(refused) AS refused, bool_or(more) AS more,
+       min(first) AS first
 FROM (SELECT consumer_group, count(*) AS rows, min(created_at) AS oldest, 0 AS refused,
-             (SELECT count(*) FROM waiting) = {MOST_COUNTED} AS more
+             (SELECT count(*) FROM waiting) = {MOST_COUNTED} AS more, min(id) AS first
       FROM waiting WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group
       UNION ALL
-      SELECT consumer_group, 0, NULL, count(*), false
+      SELECT consumer_group, 0, NULL, count(*), false, NULL
       FROM aside WHERE {_ASKED.format(group="consumer_group")} GROUP BY consumer_group) AS both_tables
-GROUP BY consumer_group
+GROUP BY consumer_group) AS found
 """  # noqa: S608 - constants alone
+
+# One that is live comes before one that was started later, and could not begin; not if another one has taken the outbox
+# since it was started, of which it will know when it has rows to send. Of those that are gone, the one that was there
+# last counts. ``failures`` are as in SEEN, of those that were started before it.
+RELAY: Final = """
+SELECT o.owner AS taken_by, o.taken_at, r.owner, r.started_at, r.ending, r.sent_at, r.error, r.until,
+       clock.now - r.seen_at AS silence, clock.now AS at, clock.now - first.created_at AS waited,
+       CASE WHEN r.started_at < clock.now - interval '1 minute' THEN 0
+            ELSE (SELECT count(*) FROM (SELECT f.* FROM {s}relay_runs AS f WHERE f.started_at < r.started_at
+                                        ORDER BY f.started_at DESC LIMIT 10) AS f
+                  WHERE f.started_at > clock.now - interval '15 minutes'
+                    AND (f.ending = 'failed'
+                         OR (f.ending IS NULL AND f.seen_at < clock.now - interval '15 seconds'))) END AS failures
+FROM (SELECT clock_timestamp() AS now) AS clock
+LEFT JOIN {s}outbox_relays AS o ON o.shard = 0
+LEFT JOIN LATERAL (SELECT c.*, coalesce(c.ended_at, c.seen_at) AS until FROM {s}relay_runs AS c
+                   ORDER BY (c.owner <> o.owner AND c.started_at < o.taken_at) IS NOT TRUE DESC,
+                            (c.ended_at IS NULL AND c.seen_at > clock.now - interval '15 seconds') DESC,
+                            until DESC, c.started_at DESC
+                   LIMIT 1) AS r ON true
+LEFT JOIN LATERAL (SELECT w.created_at FROM {s}outbox AS w ORDER BY w.id LIMIT 1) AS first ON true
+WHERE o.shard IS NOT NULL OR r.run_id IS NOT NULL
+"""
 
 OUTBOX_SENT: Final = "SELECT sent FROM {s}outbox_relays WHERE shard = 0"
 
@@ -172,18 +232,19 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     """Read these groups, or all, in one round trip."""
     asked = None if groups is None else list(groups)
     with translated():
-        owners, offsets, letters, runs, members, outbox, sent, oldest = session.together(
+        owners, offsets, letters, requested, runs, members, outbox, sent, relay, oldest = session.together(
             OVERVIEW_GROUPS,
             OVERVIEW_OFFSETS,
             OVERVIEW_LETTERS,
+            REQUESTED,
             OVERVIEW_RUNS,
             OVERVIEW_MEMBERS,
             OUTBOX_STATES,
             OUTBOX_SENT,
+            RELAY,
             OLDEST_TRANSACTION,
             groups=asked,
         )
-    named = ((row.consumer_group, group_row([row])) for row in owners.rows)
     counts: dict[str, dict[State, int]] = {}
     for row in letters.rows:
         counts.setdefault(row.consumer_group, {})[row.state] = row.letters
@@ -194,7 +255,7 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     [last] = oldest.rows
     return StoreOverview(
         last.at,
-        {name: owner for name, owner in named if owner is not None},
+        {row.consumer_group: seen_row(row) for row in owners.rows},
         {name: stored_rows(rows) for name, rows in by_group},
         counts,
         last.oldest,
@@ -202,23 +263,56 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
         fleets,
         outbox_states(outbox.rows),
         sum(row.sent for row in sent.rows),
+        requested=requested_letters(requested.rows),
+        relay=relay_status(relay.rows),
     )
+
+
+def requested_letters(rows: Iterable[Any]) -> dict[str, dict[TopicPartition, Requested]]:
+    """The letters that are requested, of each partition of each group: the rows of `REQUESTED`."""
+    found: dict[str, dict[TopicPartition, Requested]] = {}
+    for row in rows:
+        tp = TopicPartition(row.topic, row.partition)
+        found.setdefault(row.consumer_group, {})[tp] = Requested(row.letters, row.since)
+    return found
 
 
 def outbox_states(rows: Iterable[Any]) -> dict[str, OutboxState]:
     """Read the rows of `OUTBOX_STATES`: groups that have none are left out."""
-    return {row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more) for row in rows}
+    return {
+        row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more, row.first, row.topic)
+        for row in rows
+    }
+
+
+def relay_status(rows: Sequence[Any]) -> RelayStatus | None:
+    """Read the row of `RELAY`, if there is one."""
+    if not rows:
+        return None
+    [row] = rows
+    unknown = RelayStatus("unknown", row.taken_by, row.taken_at)
+    if row.until is None:
+        return unknown
+    state = run_state(row.ending, row.silence, row.failures)
+    # A live one that was replaced since its start may not know it yet.
+    told, may_be_other = (row.started_at, row.owner != row.taken_by) if state == "live" else (row.until, True)
+    if may_be_other and row.taken_at is not None and row.taken_at > told:
+        return unknown
+    found = relay_state(state, waited=row.waited, idle=row.at - (row.sent_at or row.started_at))
+    return RelayStatus(found, row.owner, row.started_at, row.until, row.sent_at, row.error)
 
 
 # The next row of the group may be a reset's or a rename's, which is no run: the group's own row then tells when.
+# Members of a fleet share an epoch.
 RUNS: Final = """
 SELECT * FROM (
-SELECT r.*, coalesce(lead(r.started_at) OVER (ORDER BY r.epoch),
+SELECT r.*, coalesce(min(r.started_at) OVER (ORDER BY r.epoch RANGE BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING),
                      CASE WHEN g.epoch > r.epoch THEN g.claimed_at END) AS next_at, clock_timestamp() AS read_at
-FROM {s}job_runs AS r LEFT JOIN {s}consumer_groups AS g ON g.consumer_group = r.consumer_group
-WHERE r.consumer_group = :group
-ORDER BY r.epoch DESC LIMIT CAST(:limit AS bigint)) AS last_ones
-ORDER BY epoch
+FROM (SELECT j.*, false AS is_member FROM {s}job_runs AS j WHERE j.consumer_group = :group
+      UNION ALL SELECT m.*, true FROM {s}member_runs AS m WHERE m.consumer_group = :group) AS r
+LEFT JOIN {s}consumer_groups AS g ON g.consumer_group = r.consumer_group
+ORDER BY r.epoch DESC, r.started_at DESC, r.claim_id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
+ORDER BY epoch, started_at, claim_id
 """
 
 # The group is a range as in HISTORY.
@@ -232,6 +326,12 @@ WHERE (consumer_group, id) >= (:group, 0) AND (consumer_group, id) < (:group, 92
 ORDER BY consumer_group DESC, id DESC LIMIT CAST(:limit AS bigint)) AS last_ones
 ORDER BY id
 """
+
+
+def read_owner(session: PostgresSession, group: str) -> GroupRow | None:
+    """Who claimed the group last, with what only people ask of it."""
+    row = session.first(OVERVIEW_GROUPS, groups=[group])
+    return None if row is None else seen_row(row)
 
 
 def read_runs(session: PostgresSession, group: str, *, limit: int | None = None) -> list[Run]:
@@ -271,6 +371,7 @@ def _run(row: Any) -> Run:
         next_at=row.next_at,
         read_at=row.read_at,
         status=status,
+        is_member=row.is_member,
     )
 
 

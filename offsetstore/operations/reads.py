@@ -22,14 +22,24 @@ from offsetstore.errors import (
     WrongCluster,
 )
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, TopicPartition, Watermarks
-from offsetstore.operations.people import OUTBOX_STATES, outbox_states, read_runs
+from offsetstore.operations.people import (
+    OUTBOX_STATES,
+    RELAY,
+    REQUESTED,
+    outbox_states,
+    read_owner,
+    read_runs,
+    relay_status,
+    requested_letters,
+)
+from offsetstore.operations.replays import unreplayed
 from offsetstore.postgres.session import PostgresSession
-from offsetstore.protocol.database import EVENTS, GroupRow, HistoryEvent, Session
+from offsetstore.protocol.database import EVENTS, TAKING, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import OPEN, State
 from offsetstore.protocol.numbers import check_whole
-from offsetstore.protocol.outbox import OutboxState
+from offsetstore.protocol.outbox import OutboxState, RelayStatus
 from offsetstore.protocol.policy import OnUncertain, StartPolicy
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.runs import SOURCES, JobError, Source
@@ -37,15 +47,6 @@ from offsetstore.store.adoption import QueryCheckpoint
 
 _Line = TypeVar("_Line", "HistoryEvent", "JobError")
 
-TAKING: Final[Mapping[str, str]] = {
-    "reset": "reset",
-    "rename": "renamed",
-    "copy": "copied",
-    "delete": "deleted",
-    "delete-topic": "deleted in part",
-    "new-id": "given another store id",
-}
-"""The decisions that give a group a token without a job, and what they have done to it."""
 _INTERVAL: Final = 1.0
 _OVERLAP: Final = timedelta(hours=1)
 
@@ -178,8 +179,10 @@ class GroupState:
     ``broker_error`` is the error of a broker that was asked and could not answer. ``dead_letters`` counts those whose
     record is not in the results, and may still get there: ``dead`` and ``requested``. ``replays_letters`` is whether
     the owner's job replays those that are requested; ``None`` if there are none, or if it has not said so.
+    ``unreplayed`` says of a live job which of them it does not replay, and why; ``None`` if it replays all.
     ``members`` are those of the fleet that has the group, the oldest first; none if a job has it. ``outbox`` is what
-    the group has in the outbox, ``None`` if it has nothing there.
+    the group has in the outbox, ``None`` if it has nothing there, and ``relay`` the one that has the outbox or had it
+    last, ``None`` if there never was one.
     """
 
     group: str
@@ -190,8 +193,10 @@ class GroupState:
     broker_error: BrokerError | None = None
     dead_letters: Mapping[State, int] = field(default_factory=dict["State", int])
     replays_letters: bool | None = None
+    unreplayed: str | None = None
     members: Sequence[FleetMember] = ()
     outbox: OutboxState | None = None
+    relay: RelayStatus | None = None
 
     @property
     def of_members(self) -> list[MemberState]:
@@ -231,18 +236,29 @@ class GroupState:
         return sum(known) if known and len(known) == len(lags) else None
 
 
+def owner_of(session: Session, group: str) -> GroupRow | None:
+    """Who claimed the group last, as people are told it: a store in memory has no more than what a job asks."""
+    return read_owner(session, group) if isinstance(session, PostgresSession) else session.group(group)
+
+
 def read_group(session: Session, group: str) -> GroupState:
     """Read what the store has of the group, without Kafka's part."""
-    owner, rows = session.group(group), session.read_partitions(group)
+    owner, rows = owner_of(session, group), session.read_partitions(group)
     decision = _decision(session, group, owner)
     letters = session.count_letters(group, OPEN)
-    asked = letters.get("requested")
+    asked, requested = letters.get("requested"), None
+    if asked and isinstance(session, PostgresSession):
+        requested = requested_letters(session.rows(REQUESTED, groups=[group])).get(group)
     runs = read_runs(session, group, limit=1) if asked and isinstance(session, PostgresSession) else []
-    replays = next((run.status.replays_letters for run in runs if owner and run.token == owner.token), None)
+    replays = next((run.status.replays_letters for run in runs if owner and run.is_of(owner.token)), None)
     members = session.members(group) if owner is not None and owner.fleet is not None else ()
-    outbox = None
+    left = None
+    if requested and owner is not None:
+        left = unreplayed(requested, owner, next(iter(runs), None), rows, {one.member_id for one in members})
+    outbox = relay = None
     if isinstance(session, PostgresSession):
         outbox = outbox_states(session.rows(OUTBOX_STATES, groups=[group])).get(group)
+        relay = relay_status(session.rows(RELAY))
     now = session.now()  # last, so that no age is negative
     partitions = {
         tp: PartitionState(row, None if row.updated_at is None else now - row.updated_at) for tp, row in rows.items()
@@ -255,8 +271,10 @@ def read_group(session: Session, group: str) -> GroupState:
         partitions,
         dead_letters=letters,
         replays_letters=replays,
+        unreplayed=left,
         members=members,
         outbox=outbox,
+        relay=relay,
     )
 
 

@@ -20,7 +20,6 @@ from offsetstore.errors import (
     OffsetMoved,
     OffsetOutOfRange,
     TopicRecreated,
-    UnknownGroup,
     WrongCluster,
 )
 from offsetstore.offsets import (
@@ -34,12 +33,22 @@ from offsetstore.offsets import (
     TopicPartition,
     Watermarks,
 )
-from offsetstore.operations.operation import By, Fencing, History, OwnedPlan, digest_of, held_by, write_token
+from offsetstore.operations.operation import (
+    By,
+    Fencing,
+    History,
+    OwnedPlan,
+    digest_of,
+    held_by,
+    unknown_group,
+    write_token,
+)
 from offsetstore.protocol.database import Database, GroupRow, NewOffset, Session
 from offsetstore.protocol.log_evidence import LogLook
 from offsetstore.protocol.numbers import as_offset
 from offsetstore.protocol.ports import BrokerOffsets
-from offsetstore.store.sessions import read_offsets
+from offsetstore.store.sessions import read, read_offsets
+from offsetstore.text import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +183,8 @@ class ResetOffsets(Fencing[Reset]):
     def asked(self, database: Database) -> Self:
         if self.broker is None:
             return self
-        seen = read_offsets(database, self.group)
+        if not (seen := read_offsets(database, self.group)):
+            raise read(database, lambda session: unknown_group(session, self.group, "offsets of group"))
         topics = sorted({tp.topic for tp in self._chosen(seen)})
         timestamp_ms = int(self.target.timestamp() * 1000) if isinstance(self.target, datetime) else None
         view = self.broker.view(self.kafka_group or self.group, topics, timestamp_ms=timestamp_ms)
@@ -186,6 +196,8 @@ class ResetOffsets(Fencing[Reset]):
         :raises OffsetOutOfRange, WrongCluster, ConfigurationError, UnknownGroup: as `OffsetStore.reset`.
         """
         owner, rows = self.met or session.group(self.group), session.read_partitions(self.group)
+        if not rows:
+            raise unknown_group(session, self.group, "offsets of group")
         moves = tuple(self._move(tp, rows[tp]) for tp in self._chosen(rows))
         again = {one.topic_partition: OffsetRange(one.to_offset, one.from_offset) for one in moves if one.shift < 0}
         replayed = session.count_replayed(self.group, again) if again else 0
@@ -213,11 +225,8 @@ class ResetOffsets(Fencing[Reset]):
     def _chosen(self, rows: Mapping[TopicPartition, StoredOffset]) -> list[TopicPartition]:
         """Return the partitions to move, in order.
 
-        :raises UnknownGroup: the store has no offsets of the group.
-        :raises ConfigurationError: it has none for a partition that was named.
+        :raises ConfigurationError: the store has none for a partition that was named.
         """
-        if not rows:
-            raise UnknownGroup(f"the store has no offsets of group {self.group!r}")
         if isinstance(self.target, Mapping):
             _expect_rows(self.group, rows, self.target)
             return sorted(self.target)
@@ -379,5 +388,5 @@ def _unknown_topic(group: str, rows: Iterable[TopicPartition], topic: str) -> Co
     return ConfigurationError(
         f"the store has no offsets of topic {topic!r} for group {group!r}",
         expected=", ".join(topics),
-        next_step=(f"Did you mean {', '.join(near)}? " if near else "") + "Correct the topic; a claim makes its rows.",
+        next_step=did_you_mean(near) + "Correct the topic; a claim makes its rows.",
     )

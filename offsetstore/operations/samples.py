@@ -253,7 +253,7 @@ def record_samples(session: PostgresSession, samples: Mapping[str, Sample]) -> N
     that was claimed or moved since its sample was taken is left out.
     """
     columns = {name: [getattr(one, name) for one in samples.values()] for name in _COLUMNS}
-    with needing("write samples"):
+    with needing(("write samples", "--dashboard-role")):
         session.run(RECORD_SAMPLES, groups=list(samples), **columns)
 
 

@@ -276,6 +276,9 @@ def _refused(plan: RefusedDecided) -> PlanInWords:
     if plan.decision == "outbox-retry":
         done = "put back into the outbox"
         notes.append(Note("The relay sends them after all that is there; what Kafka refuses again is set aside again."))
+    elif plan.decision == "outbox-set-aside":
+        done = "set aside"
+        notes.append(_warning("Rows of their keys that come after them are sent before them."))
     else:
         done = "discarded"
         notes.append(_warning("Their records never get into Kafka."))

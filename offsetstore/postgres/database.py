@@ -36,7 +36,7 @@ from offsetstore.protocol.database import Session
 from offsetstore.protocol.forks import expect_own, is_own, keep_from_children
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.store_facts import StoreIdentity, is_earlier, runs_on
-from offsetstore.text import command
+from offsetstore.text import command, schema_option
 
 _log = logging.getLogger(__name__)
 _WITHOUT_OPTIONS = (
@@ -113,9 +113,9 @@ class PostgresDatabase:
         ours = errors.translate(error)
         if isinstance(ours, LockTimeout) and ours.table is not None and (holder := self._table_holder(ours.table)):
             ours.name_holder(holder)
-        if isinstance(ours, MissingPrivilege) and ours.grants is not None:
-            ours.granted_by(errors.printing(ours.grants, role=self._role(), schema=self.schema))
-            ours.grants = None
+        if isinstance(ours, MissingPrivilege) and ours.grants is not None and ours.grants[1] == errors.ROLE:
+            option, _, *more = ours.grants
+            ours.granted_by(option, self._role(), *more, *schema_option(self.schema))
         return ours
 
     def _role(self) -> str:
@@ -125,7 +125,7 @@ class PostgresDatabase:
                 found = connection.execute(text("SELECT current_user")).scalar_one()
         except (*DATABASE_ERRORS, OffsetStoreError) as error:
             without_frames(error)
-            return "ROLE"
+            return errors.ROLE
         return cast("str", found)
 
     def _table_holder(self, table: str) -> str | None:

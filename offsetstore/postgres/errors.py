@@ -36,7 +36,6 @@ from offsetstore.errors import (
 from offsetstore.postgres.schema import quoted
 from offsetstore.protocol.functions import chain, without_frames
 from offsetstore.protocol.texts import misplaced
-from offsetstore.text import command
 
 DATABASE_ERRORS: Final = (psycopg.Error, SQLAlchemyError)
 """What SQLAlchemy and psycopg raise."""
@@ -45,6 +44,8 @@ VALUE_ERRORS: Final = (ArithmeticError, TypeError, ValueError, psycopg.DataError
 NO_TABLE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 WRONG_OBJECT: Final = psycopg.errors.WrongObjectType
 IN_USE: Final = psycopg.errors.ObjectInUse
+ROLE: Final = "ROLE"
+"""Stands for a role whose name is not known yet; see `PostgresDatabase.translate`."""
 
 LOCK_NOT_AVAILABLE = "55P03"
 _REPEATABLE = frozenset({"40001", "40P01"})
@@ -184,7 +185,7 @@ def refusals(
     :param sql_of: whose SQL it is, if it is the user's own.
     :param is_splittable: whether that SQL can be given the rows of single records, so that trying them tells.
     :param copied: the name of the table that the rows are copied to, in their order: the error gets the hint.
-    :param grants: the arguments with which `offsetstore grants` prints the privileges on the table.
+    :param grants: the arguments with which `offsetstore grants` prints the privileges on the table, beside the role's.
     :raises RowsRefused: the database refuses the data or the statement, or the driver can't send a value. PostgreSQL
         quotes values in messages, DETAIL and CONTEXT, so nothing of the original is kept.
     :raises SinkError: the database refuses the user's own SQL, or that has swallowed an error.
@@ -201,8 +202,7 @@ def refusals(
         raise refused from None
     except Exception as error:
         if isinstance(error, MissingPrivilege) and grants is not None:
-            error.grants = grants
-            error.granted_by(printing(grants))
+            error.granted_by("--role", ROLE, *grants)
         strip_chain(error)  # the user's own may have been raised from the database's
         raise_stripped(error)  # or be a group of them
         raise
@@ -263,16 +263,19 @@ def refusing_letters() -> Generator[None]:
 
 
 @contextmanager
-def needing(right: str) -> Generator[None]:
+def needing(right: str | tuple[str, str]) -> Generator[None]:
     """Say what a missing privilege prevents, which not every role is granted. It is around a block with `translated`.
 
-    :param right: what the role has to be allowed to do, as in "read dead letters".
+    :param right: what the role has to be allowed to do, as in "read dead letters"; and the option of `offsetstore
+        grants` for such roles, if there is one.
     :raises MissingPrivilege: the role may not do it.
     """
     try:
         yield
     except MissingPrivilege as error:
-        raise MissingPrivilege(f"the role may not {right}; nothing was written", found=error.found) from None
+        what, option = (right, None) if isinstance(right, str) else right
+        denied = MissingPrivilege(f"the role may not {what}; nothing was written", found=error.found)
+        raise (denied if option is None else denied.granted_by(option, ROLE)) from None
 
 
 def of_database(error: BaseException) -> OffsetStoreError | None:
@@ -285,9 +288,7 @@ def of_database(error: BaseException) -> OffsetStoreError | None:
     state = f" (SQLSTATE {inner.sqlstate})" if inner.sqlstate else ""
     found = f"{_first_line(inner)}{state}"
     if inner.sqlstate == _NOT_GRANTED:
-        denied = MissingPrivilege("the database's role may not do that", found=found)
-        denied.grants = ()
-        return denied.granted_by(printing(()))
+        return MissingPrivilege("the database's role may not do that", found=found).granted_by("--role", ROLE)
     if isinstance(inner, (psycopg.ProgrammingError, psycopg.IntegrityError)) and inner.sqlstate:
         kind = SchemaMissing if isinstance(inner, NO_TABLE) else SchemaError
         what = "offsetstore's tables are not as its migrations made them"
@@ -299,14 +300,6 @@ def of_store(error: BaseException) -> OffsetStoreError | None:
     """As `of_database`, where the statement may be the user's own: what that lacks is not told as ours."""
     ours = of_database(error)
     return None if isinstance(ours, (SchemaError, MissingPrivilege)) else ours
-
-
-def printing(grants: Sequence[str], *, role: str = "ROLE", schema: str | None = None) -> str:
-    """The command that prints the grants.
-
-    :param grants: as in `MissingPrivilege`.
-    """
-    return command("grants", "--role", role, *grants, schema=schema)
 
 
 def _ours(error: BaseException) -> OffsetStoreError | None:
@@ -428,6 +421,12 @@ def is_lock_timeout(error: BaseException) -> bool:
     return inner is not None and inner.sqlstate == LOCK_NOT_AVAILABLE
 
 
+def is_denied(error: BaseException) -> bool:
+    """Whether the role lacks a privilege; a function of the user's may say so too."""
+    inner = driver_error(error)
+    return inner is not None and inner.sqlstate == _NOT_GRANTED and not _is_of_a_function(inner)
+
+
 def is_repeatable(error: BaseException) -> bool:
     """Whether it is a serialization failure or a deadlock: the whole transaction may be retried."""
     inner = driver_error(error)
@@ -471,6 +470,13 @@ def unavailable(error: BaseException) -> StoreUnavailable | None:
     else:
         return None
     return StoreUnavailable(what, found=f"SQLSTATE {state}, {words(error)}", next_step=step)
+
+
+def is_given_up(error: BaseException) -> bool:
+    """Whether the server says that it can't do this statement, as `StoreUnavailable`: less of the same may pass."""
+    inner = driver_error(error.__cause__)
+    is_told = inner is not None and inner.sqlstate is not None and not is_connection_lost(inner)
+    return isinstance(error, StoreUnavailable) and is_told
 
 
 def is_connection_lost(error: BaseException) -> bool:

@@ -17,11 +17,13 @@ _DIFFERENT: Final = {
     "offset_history": ("SELECT", "INSERT"),
     "failures": (*_USUAL, "DELETE"),
     "job_runs": (*_USUAL, "DELETE"),
+    "member_runs": (*_USUAL, "DELETE"),
     "job_errors": ("SELECT", "INSERT", "DELETE"),
     "samples": ("SELECT", "UPDATE"),
     "outbox": ("SELECT", "INSERT"),
     "outbox_refused": ("SELECT",),
     "outbox_relays": ("SELECT",),
+    "relay_runs": ("SELECT",),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }
@@ -31,6 +33,7 @@ _OF_RELAYS: Final = {
     "outbox": ("SELECT", "DELETE"),
     "outbox_refused": ("INSERT",),
     "outbox_relays": _USUAL,
+    "relay_runs": (*_USUAL, "DELETE"),
     "store_identity": ("SELECT",),
     VERSION_TABLE: ("SELECT",),
 }

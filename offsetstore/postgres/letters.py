@@ -325,14 +325,17 @@ def _header(name: str, value: str | None) -> list[str | None]:
     return [name, value] if is_plain else [None, value, _base64(name.encode("utf-8", "surrogatepass"))]
 
 
-def read_headers(headers: Sequence[Sequence[str | None]] | None) -> Headers | None:
-    """Read what `headers_as_json` has written."""
+def read_headers(headers: Sequence[Sequence[str | None]] | None, *, strict: bool = False) -> Headers | None:
+    """Read what `headers_as_json` has written.
+
+    :param strict: whether somebody else may have written them: then what is no base64 is an error.
+    """
     if headers is None:
         return None
     return tuple(
         (
             name if name is not None else base64.b64decode(cast("str", third[0])).decode("utf-8", "surrogatepass"),
-            None if value is None else base64.b64decode(value),
+            None if value is None else base64.b64decode(value, validate=strict),
         )
         for name, value, *third in headers
     )

@@ -23,11 +23,11 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, text
 from sqlalchemy.schema import CreateSchema
 
-from offsetstore.errors import ConfigurationError, LockTimeout, TransactionConflict
+from offsetstore.errors import ConfigurationError, LockTimeout, MissingPrivilege, OffsetStoreError, TransactionConflict
 from offsetstore.postgres.database import check_encoding, described, expect_runs_on
-from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error, translate
+from offsetstore.postgres.errors import DATABASE_ERRORS, driver_error, is_denied, translate, words
 from offsetstore.postgres.schema import VERSION_TABLE, metadata, quoted
-from offsetstore.postgres.statements import MIGRATION_BLOCKERS
+from offsetstore.postgres.statements import MAY_MIGRATE, MIGRATION_BLOCKERS
 from offsetstore.postgres.url import make_engine, schema_or_default
 
 # Any constant that nothing else uses: "offsetst" in ASCII.
@@ -53,11 +53,13 @@ def upgrade(
     :raises ConfigurationError: the connection is in AUTOCOMMIT, so half of it could remain; or an env.py calls it
         outside of its transaction, so none of it would be committed.
     :raises LockTimeout: a lock was not to be had in that time. It names who held it; nothing was changed.
+    :raises MissingPrivilege: the role may not do that. It names who may; nothing was changed.
     :raises SchemaNotAtHead: the tables are of a later revision that this version does not run on.
     """
     _expect_transaction(connection)
     _wait_for_others(connection)  # before reading the revision: another one may do the work
-    found = current_revision(connection, schema=schema)
+    with _allowed(connection, schema):
+        found = current_revision(connection, schema=schema)
     if found is None or found in revisions():
         _run(command.upgrade, connection, schema, revision, lock_timeout)
     else:
@@ -79,7 +81,8 @@ def downgrade(
 def current_revision(connection: Connection, *, schema: str | None = None) -> str | None:
     """The current revision of the tables, ``None`` if there are none."""
     options = {"version_table": VERSION_TABLE, "version_table_schema": schema}
-    return MigrationContext.configure(connection, opts=options).get_current_revision()
+    with _without_translation(connection, schema):
+        return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
 def revisions() -> list[str]:
@@ -108,6 +111,53 @@ def _expect_transaction(connection: Connection) -> None:
             "the migrations were called from an env.py outside of its transaction, and would not be committed",
             next_step=_IN_ENV,
         )
+
+
+@contextmanager
+def _without_translation(connection: Connection, schema: str | None) -> Generator[None]:
+    """Names are resolved by the search path alone: SQLAlchemy translates no names in SQL that is text, as half of ours.
+
+    :raises ConfigurationError: ``schema_translate_map`` has a schema for our tables, which is named in another way.
+    """
+    given = connection.get_execution_options().get("schema_translate_map")
+    if given and schema is None and given.get(None) is not None:
+        raise ConfigurationError(
+            "the connection's schema_translate_map does not apply to offsetstore's tables",
+            found=f"{{None: {given[None]!r}}}",
+            expected="the schema as an argument",
+            next_step=f"Pass schema={given[None]!r}, to OffsetStore.connect too.",
+        )
+    connection.execution_options(schema_translate_map=None)
+    try:
+        yield
+    finally:
+        connection.execution_options(schema_translate_map=given)
+
+
+@contextmanager
+def _allowed(connection: Connection, schema: str | None) -> Generator[None]:
+    """Say who may do what the role may not, which `offsetstore grants` never grants.
+
+    :raises MissingPrivilege: the role does not own the tables, or may not create any.
+    """
+    try:
+        with connection.begin_nested():  # after the error the transaction can then still ask who that is
+            yield
+    except DATABASE_ERRORS as error:
+        if not is_denied(error):
+            raise
+        allowed = connection.execute(text(MAY_MIGRATE), {"table": VERSION_TABLE, "schema": schema}).one()
+        role, place = quoted(allowed.role), f"SCHEMA {quoted(allowed.schema)}"
+        if not allowed.has_schema:
+            place = f"DATABASE {quoted(allowed.database)}"
+        raise MissingPrivilege(
+            f"the role {role} may not migrate the tables; nothing was changed",
+            found=words(error),
+            next_step=f"Connect as {quoted(allowed.owner)}, who owns the tables."
+            if allowed.owner
+            else f"Run in psql, as the owner of the database: `GRANT CREATE ON {place} TO {role}`; or connect as that "
+            "owner.",
+        ) from None
 
 
 @contextmanager
@@ -200,7 +250,7 @@ def run_environment(context: EnvironmentContext | Any) -> None:
     with _own_connection(context.config.get_alembic_option("sqlalchemy.url")) as own:
         try:
             _migrate(context, own, schema)
-        except LockTimeout as error:
+        except OffsetStoreError as error:
             raise CommandError(str(error)) from None
 
 
@@ -236,7 +286,12 @@ def _migrate(context: EnvironmentContext | Any, connection: Connection, schema: 
     check_encoding(connection)
     _wait_for_others(connection)
     lock_timeout = context.config.attributes.get("lock_timeout", LOCK_TIMEOUT)
-    with _waiting_briefly(connection, schema, lock_timeout), _in_schema(connection, schema):
+    with (
+        _without_translation(connection, schema),
+        _allowed(connection, schema),
+        _waiting_briefly(connection, schema, lock_timeout),
+        _in_schema(connection, schema),
+    ):
         context.configure(
             connection=connection,
             target_metadata=metadata,

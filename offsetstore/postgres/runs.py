@@ -64,18 +64,34 @@ DELETE FROM {s}job_runs WHERE consumer_group = :group AND epoch <= (
     SELECT epoch FROM {s}job_runs WHERE consumer_group = :group ORDER BY epoch DESC OFFSET :keep LIMIT 1)
 """
 
+# Members share an epoch. One that has not ended may be older than a thousand that have.
+TRIM_MEMBER_RUNS: Final = """
+DELETE FROM {s}member_runs WHERE consumer_group = :group AND claim_id IN (
+    SELECT r.claim_id FROM (SELECT epoch, started_at FROM {s}member_runs WHERE consumer_group = :group
+                            ORDER BY epoch DESC, started_at DESC OFFSET :keep LIMIT 1) AS last
+    JOIN {s}member_runs AS r ON r.consumer_group = :group AND (r.epoch, r.started_at) <= (last.epoch, last.started_at)
+    WHERE r.ended_at IS NOT NULL OR r.seen_at < clock_timestamp() - interval '1 day'
+    FOR UPDATE OF r SKIP LOCKED)
+"""
+
 TRIM_ERRORS: Final = """
 DELETE FROM {s}job_errors WHERE consumer_group = :group AND id <= (
     SELECT id FROM {s}job_errors WHERE consumer_group = :group ORDER BY id DESC OFFSET :keep LIMIT 1)
 """
 
+# The same in the members' table.
+BEGIN_MEMBER_RUN: Final = BEGIN_RUN.replace("job_runs", "member_runs").replace(
+    "group, epoch) DO", "group, claim_id) DO"
+)
+WRITE_MEMBER_RUN: Final = WRITE_RUN.replace("job_runs", "member_runs")
+
 
 class RunStatements(Statements):
     """See the module. `PostgresSession` runs the statements."""
 
-    def begin_run(self, group: str, token: Token, run: NewRun) -> None:
+    def begin_run(self, group: str, token: Token, run: NewRun, *, of_member: bool = False) -> None:
         self.run(
-            BEGIN_RUN,
+            BEGIN_MEMBER_RUN if of_member else BEGIN_RUN,
             group=group,
             epoch=token.epoch,
             claim_id=token.claim_id,
@@ -84,9 +100,11 @@ class RunStatements(Statements):
             versions=Jsonb(dict(run.versions)),
         )
 
-    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
+    def write_run(
+        self, group: str, token: Token, status: RunStatus, ending: Ending | None, *, of_member: bool = False
+    ) -> None:
         self.run(
-            WRITE_RUN,
+            WRITE_MEMBER_RUN if of_member else WRITE_RUN,
             group=group,
             epoch=token.epoch,
             claim_id=token.claim_id,
@@ -125,7 +143,7 @@ class RunStatements(Statements):
         )
 
     def trim_runs(self, group: str, keep: int) -> None:
-        for statement in (TRIM_RUNS, TRIM_ERRORS):
+        for statement in (TRIM_RUNS, TRIM_MEMBER_RUNS, TRIM_ERRORS):
             self.run(statement, group=group, keep=keep)
 
 

@@ -6,6 +6,8 @@ touches no index. Text keys collate ``"C"``, so that locks are taken in the same
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -31,12 +33,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-HEAD = "0011"
+HEAD = "0012"
 """The Alembic revision that this version works with.
 
 Its number says what it does to earlier code (decision 0056). One that *expands* only adds what earlier code can do
-without, and counts on: 0011. One that *contracts*, and takes away or changes what earlier code needs, begins another
-series: 1.0012; the next one that expands is then 1.0013. Code runs on its own revision and on later ones of its series.
+without, and counts on: 0012. One that *contracts*, and takes away or changes what earlier code needs, begins another
+series: 1.0013; the next one that expands is then 1.0014. Code runs on its own revision and on later ones of its series.
 """
 
 VERSION_TABLE = "offsetstore_version"
@@ -251,36 +253,55 @@ failures = Table(
     postgresql_with={"fillfactor": 80},
 )
 
+
+def _of_runs() -> list[Column[Any]]:
+    """The columns of both tables of runs, in the same order."""
+    return [
+        Column("consumer_group", _NAME, nullable=False),
+        Column("epoch", BigInteger, nullable=False),
+        Column("claim_id", Uuid, nullable=False),
+        Column("owner", Text, nullable=False),
+        Column("topics", ARRAY(Text), nullable=False),
+        Column("versions", JSONB, nullable=False),
+        _timestamp("started_at"),
+        _timestamp("seen_at"),
+        Column("ended_at", DateTime(timezone=True)),
+        Column("ending", Text),
+        Column("phase", Text, nullable=False, server_default=text("'starting'")),
+        _timestamp("phase_since"),
+        Column("batch_id", BigInteger),
+        Column("batch_offsets", BigInteger),
+        Column("last_batch_at", DateTime(timezone=True)),
+        Column("counters", JSONB, nullable=False, server_default=text("'{}'")),
+        Column("memory_bytes", BigInteger),
+        Column("mirrored_at", DateTime(timezone=True)),
+        Column("mirror_error", Text),
+        Column("query_id", Uuid),
+        Column("application_id", Text),
+        Column("ui_url", Text),
+    ]
+
+
 job_runs = Table(
     "job_runs",
     metadata,
-    Column("consumer_group", _NAME, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("claim_id", Uuid, nullable=False),
-    Column("owner", Text, nullable=False),
-    Column("topics", ARRAY(Text), nullable=False),
-    Column("versions", JSONB, nullable=False),
-    _timestamp("started_at"),
-    _timestamp("seen_at"),
-    Column("ended_at", DateTime(timezone=True)),
-    Column("ending", Text),
-    Column("phase", Text, nullable=False, server_default=text("'starting'")),
-    _timestamp("phase_since"),
-    Column("batch_id", BigInteger),
-    Column("batch_offsets", BigInteger),
-    Column("last_batch_at", DateTime(timezone=True)),
-    Column("counters", JSONB, nullable=False, server_default=text("'{}'")),
-    Column("memory_bytes", BigInteger),
-    Column("mirrored_at", DateTime(timezone=True)),
-    Column("mirror_error", Text),
-    Column("query_id", Uuid),
-    Column("application_id", Text),
-    Column("ui_url", Text),
+    *_of_runs(),
     PrimaryKeyConstraint("consumer_group", "epoch", name="job_runs_pkey"),
     CheckConstraint("ending IN ('closed', 'failed', 'fenced')", name="job_runs_ending_check"),
     postgresql_with={"fillfactor": 80},
 )
 """A row for each claim, which its job alone writes: no claim waits for the job before it."""
+
+member_runs = Table(
+    "member_runs",
+    metadata,
+    *_of_runs(),
+    PrimaryKeyConstraint("consumer_group", "claim_id", name="member_runs_pkey"),
+    CheckConstraint("ending IN ('closed', 'failed', 'fenced')", name="member_runs_ending_check"),
+    Index("member_runs_epoch_idx", "consumer_group", "epoch", "started_at"),
+    postgresql_with={"fillfactor": 80},
+)
+"""The same for each member of a fleet, which share an epoch: ``claim_id`` is the member's id."""
 
 job_errors = Table(
     "job_errors",
@@ -376,3 +397,20 @@ outbox_relays = Table(
 """The relay that may write, and its batch: the last one whose number is here, and the ids of its rows until they are
 known to be in Kafka. There is no number before the first start. ``word`` is in Kafka too, with the number.
 ``sent`` counts all rows that relays have sent and deleted."""
+
+relay_runs = Table(
+    "relay_runs",
+    metadata,
+    Column("run_id", Uuid, nullable=False),
+    Column("owner", Text, nullable=False),
+    _timestamp("started_at"),
+    _timestamp("seen_at"),
+    Column("sent_at", DateTime(timezone=True)),
+    Column("error", Text),
+    Column("ended_at", DateTime(timezone=True)),
+    Column("ending", Text),
+    PrimaryKeyConstraint("run_id", name="relay_runs_pkey"),
+    CheckConstraint("ending IN ('closed', 'failed', 'fenced')", name="relay_runs_ending_check"),
+    postgresql_with={"fillfactor": 50},
+)
+"""A row for each start of a relay, which it alone writes: apart from its token, whose row its batches lock."""

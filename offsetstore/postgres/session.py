@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, cast
 
@@ -27,9 +30,9 @@ from offsetstore.errors import (
 from offsetstore.offsets import EpochPair, Pause, StoredOffset, Suspect, Token, TopicPartition, makes_many
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import (
+    DATABASE_ERRORS,
     driver_error,
     naming_texts,
-    printing,
     refusals,
     refused_at_commit,
     stripped,
@@ -42,7 +45,7 @@ from offsetstore.postgres.outbox import OutboxStatements
 from offsetstore.postgres.runs import RunStatements
 from offsetstore.postgres.schema import quoted
 from offsetstore.postgres.stored_letters import StoredLetterStatements
-from offsetstore.postgres.together import Result, execute_together
+from offsetstore.postgres.together import Result, as_array, execute_together
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import (
     Advance,
@@ -58,7 +61,9 @@ from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import writable
 from offsetstore.protocol.metadata import Text
+from offsetstore.protocol.runs import is_live
 from offsetstore.protocol.store_facts import StoreIdentity
+from offsetstore.text import schema_option
 
 _log = logging.getLogger(__name__)
 _OVER: Final = (TransactionStatus.IDLE, TransactionStatus.INERROR)
@@ -206,6 +211,16 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
                 self._connection.invalidate()
             self._close()
 
+    def sever(self) -> None:
+        """Break the connection, from another thread: what waits there for the server meets a lost connection.
+
+        A proxy may take what is sent, acknowledge it, and forget it; no setting of TCP notices that.
+        """
+        with suppress(OSError, *DATABASE_ERRORS):
+            descriptor = os.dup(self._psycopg.pgconn.socket)
+            with socket.socket(fileno=descriptor) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
     def _is_read_only(self) -> bool:
         """As the server has reported, without a query: PostgreSQL sends these settings when they change."""
         told = map(self._psycopg.pgconn.parameter_status, (b"in_hot_standby", b"default_transaction_read_only"))
@@ -307,10 +322,14 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
     def groups(self) -> list[ListedGroup]:
         return [
             ListedGroup(
-                row.consumer_group, owner, row.partitions, tuple(row.topics or ()), row.advanced_for, row.dead_letters
+                row.consumer_group,
+                seen_row(row),
+                row.partitions,
+                tuple(row.topics or ()),
+                row.advanced_for,
+                row.dead_letters,
             )
             for row in self.rows(sql.GROUPS)
-            if (owner := group_row([row])) is not None
         ]
 
     def write_group(self, group: str, token: Token, owner: str) -> None:
@@ -548,9 +567,7 @@ class PostgresSession(LetterStatements, StoredLetterStatements, RunStatements, O
         raise MissingPrivilege(
             "the role may not do all that a job does; no job was fenced",
             found=f"role {quoted(role)} lacks {', '.join(f'{one.privilege} on {one.in_table}' for one in missing)}",
-            next_step="As the owner of the tables, pass to psql what this prints: "
-            f"`{printing((), role=role, schema=schema)}`.",
-        )
+        ).granted_by("--role", role, *schema_option(schema))
 
     def identity(self) -> StoreIdentity:
         assert self.connection  # BEGIN: the savepoint must not be lost with it
@@ -670,6 +687,15 @@ def group_row(rows: Sequence[Any]) -> GroupRow | None:
     return GroupRow(token, row.owner, row.claimed_at, row.alive_for, *pauses, row.ending, row.fleet, row.last_fleet)
 
 
+def seen_row(row: Any) -> GroupRow:
+    """The same of a row that has `statements.SEEN`, too."""
+    owner = group_row([row])
+    assert owner is not None
+    ending = row.ending if owner.fleet is None or is_live(owner.alive_for) else row.fleet_ending
+    is_refused = bool(row.is_refused) and not owner.is_live
+    return replace(owner, ending=ending, failures=row.failures, is_refused=is_refused)
+
+
 def _keys(partitions: Iterable[TopicPartition]) -> dict[str, object]:
     listed = list(partitions)
     topics = [tp.topic for tp in listed]
@@ -688,11 +714,6 @@ def _texts(move: Advance) -> dict[str, object]:
         "texts": list(numbers),
         "text_numbers": [numbers[move.metadata[tp]] if tp in move.metadata else None for tp in move.ranges],
     }
-
-
-def as_array(elements: Iterable[object]) -> str:
-    """Write a list as PostgreSQL's array literal; with ten thousand elements, psycopg takes four times as long."""
-    return f"{{{','.join(map(str, elements))}}}"
 
 
 def _quoted(element: str) -> str:

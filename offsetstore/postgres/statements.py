@@ -109,6 +109,39 @@ OWNERS = """{s}consumer_groups AS g
 LEFT JOIN {s}heartbeats AS h ON h.claim_id = g.claim_id
 LEFT JOIN {s}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id"""
 
+_RECENT = """(SELECT r.started_at, r.seen_at, r.ending FROM {s}%s AS r WHERE r.consumer_group = g.consumer_group
+                  ORDER BY %s LIMIT 10)"""
+
+# What people ask, and no batch: how a fleet's last member ended; and how many of the last runs failed or fell silent in
+# 15 minutes, 0 once one has run for a minute (see `offsetstore.protocol.runs.LOOP`); and whether the last start was
+# refused. The group is a range as in HISTORY.
+SEEN = f"""
+       CASE WHEN g.fleet_id = g.claim_id THEN (
+           SELECT m.ending FROM {{s}}member_runs AS m
+           WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch
+           ORDER BY coalesce(m.ended_at, m.seen_at) DESC LIMIT 1) END AS fleet_ending,
+       CASE WHEN (g.fleet_id = g.claim_id) IS NOT TRUE AND g.claimed_at < clock_timestamp() - interval '1 minute'
+                 OR EXISTS (
+                     SELECT FROM {{s}}group_members AS m
+                     WHERE m.consumer_group = g.consumer_group AND m.fleet_id = g.claim_id
+                       AND m.joined_at < clock_timestamp() - interval '1 minute'
+                       AND m.beat_at > clock_timestamp() - interval '15 seconds')
+            THEN 0
+            ELSE (SELECT count(*)
+                  FROM ({_RECENT % ("job_runs", "r.epoch DESC")}
+                        UNION ALL {_RECENT % ("member_runs", "r.epoch DESC, r.started_at DESC")}) AS recent
+                  WHERE started_at > clock_timestamp() - interval '15 minutes'
+                    AND (ending = 'failed' OR (ending IS NULL AND seen_at < clock_timestamp() - interval '15 seconds')))
+       END AS failures,
+       (SELECT e.source = 'start' AND e.epoch = g.epoch
+               AND e.at > greatest(g.claimed_at, r.ended_at, r.seen_at, (
+                   SELECT max(coalesce(m.ended_at, m.seen_at)) FROM {{s}}member_runs AS m
+                   WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch))
+        FROM {{s}}job_errors AS e
+        WHERE (e.consumer_group, e.id) >= (g.consumer_group, 0)
+          AND (e.consumer_group, e.id) < (g.consumer_group, 9223372036854775807)
+        ORDER BY e.consumer_group DESC, e.id DESC LIMIT 1) AS is_refused"""  # noqa: S608 - constants alone
+
 GROUP = f"""
 SELECT {OWNER}
 FROM {OWNERS}
@@ -122,7 +155,7 @@ ORDER BY g.consumer_group
 """
 
 GROUPS = f"""
-SELECT g.consumer_group, {OWNER}, p.partitions, p.topics, p.advanced_for, l.dead_letters
+SELECT g.consumer_group, {OWNER}, {SEEN}, p.partitions, p.topics, p.advanced_for, l.dead_letters
 FROM {OWNERS}
 CROSS JOIN LATERAL (SELECT count(*) AS partitions, array_agg(DISTINCT p.topic ORDER BY p.topic) AS topics,
                            clock_timestamp() - max(p.updated_at) AS advanced_for
@@ -493,6 +526,16 @@ WHERE l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 GROUP BY l.pid, a.state, a.application_name, a.backend_type, a.xact_start
 ORDER BY a.xact_start, l.pid
 LIMIT 3
+"""
+
+# ``owner`` is that of the tables, if there are any, and the role is no member of it.
+MAY_MIGRATE = """
+SELECT current_user AS role, current_database() AS database, place.schema,
+       EXISTS (SELECT FROM pg_namespace WHERE nspname = place.schema) AS has_schema,
+       (SELECT pg_get_userbyid(c.relowner)
+        FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.relname = :table AND n.nspname = place.schema AND NOT pg_has_role(c.relowner, 'USAGE')) AS owner
+FROM (SELECT coalesce(CAST(:schema AS text), current_schema(), 'public') AS schema) AS place
 """
 
 # A role's statement_timeout could end the wait before the blockers are terminated.

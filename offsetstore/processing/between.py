@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import RLock
 from typing import Final, Literal, Protocol
@@ -116,6 +116,32 @@ class Buffered(Protocol):
         ...
 
 
+class Turns:
+    """A lock for deliveries, and for what is done between them; a thread that holds it may take it again.
+
+    :param while_working: entered by each thread for as long as it holds the lock: so in whatever it computes of users'
+        data. It raises nothing.
+    """
+
+    def __init__(self, while_working: Callable[[], AbstractContextManager[object]]) -> None:
+        self._lock = RLock()
+        self._while_working = while_working
+        self._entered: list[AbstractContextManager[object]] = []  # by who holds the lock
+
+    def acquire(self, *, timeout: float = 0.0) -> bool:
+        """Take it, within so many seconds; return whether it was free."""
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        self._entered.append(self._while_working())
+        self._entered[-1].__enter__()
+        return True
+
+    def release(self) -> None:
+        """Give it to the next."""
+        self._entered.pop().__exit__(None, None, None)
+        self._lock.release()
+
+
 class Between:
     """Flushes and ticks while no batch is being written.
 
@@ -127,7 +153,7 @@ class Between:
     def __init__(
         self,
         claim: Claim,
-        lock: RLock,
+        lock: Turns,
         *,
         tick: Tick | None,
         buffered: Buffered | None,
@@ -163,7 +189,7 @@ class Between:
         if self._claim.is_lost or self._claim.is_closed:
             return False
         wants_tick = self._wants_tick()
-        if self._lock.acquire(blocking=False):  # a batch needs no help
+        if self._lock.acquire():  # a batch needs no help
             try:
                 self._flush_if_due()
                 self._replay_requested()

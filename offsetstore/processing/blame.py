@@ -29,6 +29,7 @@ from offsetstore.processing.delivery import Delivery
 from offsetstore.processing.unit import Along, Coordinates, Decisions, Ending, PlanOutdated, Ranges, Unit, commit
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.functions import without_frames
+from offsetstore.protocol.letters import Letter
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
@@ -61,6 +62,7 @@ _BY_A_FILTER: Final = (
     " To skip only this record, leave it out in the transform, by its partition and offset. Don't reset the group past "
     "it: what comes before it is not stored yet, and would be lost."
 )
+_BY_NO_ROWS: Final = _BY_A_FILTER.replace("leave it out in the transform, by", "return None for it, by")
 _ALONE: Final = object()
 
 _log = logging.getLogger(__name__)
@@ -491,7 +493,7 @@ def discover(
     """
     if not records:
         return Found({})
-    _log.warning("looking for the refused ones among %d records", len(records))
+    _log.info("looking for the refused ones among %d records", len(records))
     found = Found({})
 
     def search(tx: Transaction) -> None:
@@ -514,7 +516,7 @@ def discover(
             found = Found(dead, [record for record in doubtful if record not in told])
         finally:
             took = time.monotonic() - began
-            _log.warning("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
+            _log.info("tried %d parts in %.1f s, of which %d were accepted", trials.tried, took, trials.accepted)
 
     # Trials that are rolled back overtake no letter.
     commit(claim, Unit(decisions, along=[_Trial(search)], ending=Ending.ROLL_BACK, in_sequence=True))
@@ -666,7 +668,7 @@ def blame(
     *,
     repeats: Callable[[], bool] = lambda: True,
     check: Callable[[], None] = lambda: None,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     at_once: float = math.inf,
     only_computed: bool = False,
 ) -> RowsRefused:
@@ -682,7 +684,7 @@ def blame(
         what comes before them waits in memory.
     :param repeats: tells whether the same rows are made each time. If not, nothing shows the cause.
     :param check: called before each try, and at the end; what it raises passes.
-    :param seconds: how long to search; with 0 no part is tried.
+    :param seconds: how long to search, `SECONDS` by default; with 0 no part is tried.
     :param at_once: call ``store`` for partitions with so many offsets together; with 0 for each alone.
     :param only_computed: ``attempt`` writes nothing.
     :raises AcceptedThen: the refusal did not recur.
@@ -690,19 +692,23 @@ def blame(
     :raises OffsetStoreError: any error of ``store`` except `RowsRefused`, after which no record is named.
     """
     _log.warning("looking for the refused record among %s: %s", describe(ranges), refused.what)
-    search = _Bisection(refused, ranges, attempt, check, time.monotonic() + seconds, only_computed, claim.has_made_rows)
+    deadline = time.monotonic() + (SECONDS if seconds is None else seconds)
+    search = _Bisection(refused, ranges, attempt, check, deadline, only_computed, claim.has_made_rows)
     first, is_cause, is_of_record, ended = 0, False, False, ""
+    is_of_call = isinstance(refused, FunctionFailed) and refused.is_of_call
     try:
         first = search.first_refused()
-        is_cause = repeats() and search.is_cause(first)
+        if not is_of_call:
+            is_cause = repeats() and search.is_cause(first)
         is_of_record = isinstance(refused, FunctionFailed) and not is_cause and search.is_of_record(first)
     except _SearchEnded as why:
         _log.warning("gave up the search: %s", why)
         ended = f"; the search for the cause ended: {why}"
         is_of_record = isinstance(refused, FunctionFailed) and search.has_failed_alone and search.has_passed
     check()
-    error = search.error if is_cause else refused
-    suspects = cut(ranges, search.accepted, first if is_cause else search.size)
+    is_known = is_cause or (is_of_call and first > 0)  # a call is of one record, and what came of it is kept
+    error = search.error if is_known else refused
+    suspects = cut(ranges, search.accepted, first if is_known else search.size)
     stored: Ranges = {}
     accepted: Ranges = {} if store is None else cut(ranges, 0, search.accepted)
     try:
@@ -715,9 +721,12 @@ def blame(
         _log.warning("records that the search had accepted were refused when they were stored: %s", again)
         suspects, first, is_cause = {tp: one for tp, one in ranges.items() if tp not in stored}, 0, False
     record = search.record(first) if first else None
-    skip = "" if record is None else _BY_A_FILTER if store is None else _by_a_reset(claim, record)
     fault = is_cause or is_of_record
-    return named(error, suspects, record, stored, is_cause=is_cause, is_of_record=fault, skip=skip, ended=ended)
+    skip = ""
+    if record is not None and fault:  # a bug of a handler's function would only meet the next record
+        by_code = _BY_NO_ROWS if is_of_call else _BY_A_FILTER
+        skip = by_code if store is None else _by_a_reset(claim, record)
+    return named(error, suspects, record, stored, is_known=is_known, is_of_record=fault, skip=skip, ended=ended)
 
 
 def blame_uncomputable(
@@ -773,7 +782,7 @@ def unreadable(failed: FunctionFailed, delivery: Delivery, ranges: Ranges, claim
     is_one = count_offsets(ranges) == 1
     record = next((tp, range_.from_) for tp, range_ in ranges.items()) if is_one else None
     skip = "" if record is None or claim is None else _by_a_reset(claim, record)
-    return named(error, ranges, record, {}, is_cause=is_one, is_of_record=True, skip=skip)
+    return named(error, ranges, record, {}, is_known=is_one, is_of_record=True, skip=skip)
 
 
 def raise_own(failed: FunctionFailed) -> Never:
@@ -787,12 +796,12 @@ def named(
     record: Coordinates | None,
     stored: Ranges,
     *,
-    is_cause: bool,
+    is_known: bool,
     is_of_record: bool,
     skip: str,
     ended: str = "",
 ) -> RowsRefused:
-    """The same error, which names the record, and says how to pass over it if it is the cause.
+    """The same error, which names the record, and says how to pass over it if it is known to be the cause.
 
     :param suspects: the records that include the cause.
     :param is_of_record: see `FunctionFailed`.
@@ -802,7 +811,7 @@ def named(
     next_step = error.next_step
     if record is None:
         place = f"first refused at one of the records {describe(suspects)}"
-    elif is_cause:
+    elif is_known:
         place = f"first refused at record {record[0]}@{record[1]}"
         next_step += skip
     else:
@@ -828,6 +837,13 @@ def skipping(claim: Claim, tp: TopicPartition, range_: OffsetRange) -> str:
     words = ["reset", "-g", claim.group, "-t", f"{tp.topic}:{tp.partition}"]
     words += ["--from-offset", str(range_.from_), "--to-offset", str(range_.until)]
     return f' To skip only this record: {command(*words, schema=claim.database.schema)} --reason "…" --execute'
+
+
+def discarding(claim: Claim, letter: Letter) -> str:
+    """The command that gives up one dead letter, and withdraws the request for its replay."""
+    place = f"{letter.topic_partition.topic}:{letter.topic_partition.partition}:{letter.offset}"
+    words = command("dead-letters", "discard", "-g", claim.group, place, schema=claim.database.schema)
+    return f' To give up only this dead letter: {words} --reason "…" --execute'
 
 
 class _SearchEnded(Exception):

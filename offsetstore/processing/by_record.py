@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from offsetstore.protocol.work import Work
 from offsetstore.writers.arrow.misfits import finds_misfits
 
 _FEW: Final = 64  # slices of a table that are better than copying their rows
+
+
+Handling: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 class Batches(Protocol):
@@ -37,10 +40,14 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrowRows:
-    """One output's rows; see `KeptRows`."""
+    """One output's rows; see `KeptRows`.
+
+    :param handling: entered while the writer runs.
+    """
 
     writer: Writer
     parts: Sequence[pa.RecordBatch | Batches]
+    handling: Handling = nullcontext
 
     @property
     def rows(self) -> int:
@@ -58,11 +65,12 @@ class ArrowRows:
 
     def write(self, work: Work) -> int:
         """Write the rows; return their number."""
-        return self.writer.write(work, self.batches())
+        with self.handling():
+            return self.writer.write(work, self.batches())
 
     def joined(self, later: Sequence[ArrowRows]) -> ArrowRows:
         """See `KeptRows`."""
-        return ArrowRows(self.writer, [part for one in (self, *later) for part in one.parts])
+        return ArrowRows(self.writer, [part for one in (self, *later) for part in one.parts], self.handling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +78,13 @@ class RowsByRecord:
     """One output's rows, in order of their records, which are numbered from 0.
 
     :param first: by record number, the first row of the record, or where it would be; one more at the end.
+    :param handling: entered while the writer runs.
     """
 
     writer: Writer
     table: pa.Table
     first: array[int]
+    handling: Handling = nullcontext
 
     def has(self, number: int) -> bool:
         """Whether the record has any."""
@@ -82,12 +92,13 @@ class RowsByRecord:
 
     def rows_of(self, numbers: Sequence[int]) -> ArrowRows:
         """The rows of some records, in ascending order."""
-        return ArrowRows(self.writer, self._table_of(numbers).to_batches())
+        return ArrowRows(self.writer, self._table_of(numbers).to_batches(), self.handling)
 
     def of(self, numbers: Sequence[int]) -> RowsByRecord:
         """The same, numbered anew from 0."""
         sizes = (self.first[number + 1] - self.first[number] for number in numbers)
-        return RowsByRecord(self.writer, self._table_of(numbers), array("q", accumulate(sizes, initial=0)))
+        first = array("q", accumulate(sizes, initial=0))
+        return RowsByRecord(self.writer, self._table_of(numbers), first, self.handling)
 
     def _table_of(self, numbers: Sequence[int]) -> pa.Table:
         runs: list[list[int]] = []
@@ -116,10 +127,11 @@ class RowsByRecord:
         writer, begin = self.writer, 0
         if not finds_misfits(writer):
             return found
-        for batch in self.table.to_batches():
-            for misfit in writer.misfits(connection, batch):
-                found.setdefault(bisect_right(self.first, begin + misfit.row) - 1, misfit.error)
-            begin += batch.num_rows
+        with self.handling():
+            for batch in self.table.to_batches():
+                for misfit in writer.misfits(connection, batch):
+                    found.setdefault(bisect_right(self.first, begin + misfit.row) - 1, misfit.error)
+                begin += batch.num_rows
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from offsetstore.errors import ConfigurationError, FunctionFailed, RecordsRejected, RowsRefused
 from offsetstore.offsets import TopicPartition
@@ -12,6 +12,8 @@ from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import Cause, LetterError, NewLetter, rejected, trace_id
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.outbox import TOPIC_NAMES, OutboxRecord, is_topic
+
+_OURS: Final = "source_"
 
 Keep: TypeAlias = Literal["all", "coordinates"]
 
@@ -90,7 +92,8 @@ class DeadLetters:
     :param topic: also produce each record that becomes a letter to this topic, through the outbox, in the transaction
         that writes the letter: key, value and headers as they were, and after these the headers ``source_topic``,
         ``source_partition``, ``source_offset``, ``source_consumer_group``, ``source_attempts``,
-        ``source_error_class`` and, if the record has a trace, ``source_trace_id``, as text.
+        ``source_error_class`` and, if the record has a trace, ``source_trace_id``, as text. The record's own headers
+        whose names begin with ``source_`` are left out there.
     :raises ConfigurationError: a value is invalid, or two don't go together.
     """
 
@@ -148,7 +151,10 @@ class DeadLetters:
 
 
 def as_record(letter: NewLetter, topic: str, group: str) -> OutboxRecord:
-    """What is produced of a record that becomes a letter; headers that we name replace those of the record."""
+    """What is produced of a record that becomes a letter. Readers must be able to believe what ``source_`` headers say.
+
+    So the record's own are left out, whatever follows; its letter has them.
+    """
     payload = letter.payload
     own = {
         "source_topic": letter.topic_partition.topic,
@@ -162,7 +168,7 @@ def as_record(letter: NewLetter, topic: str, group: str) -> OutboxRecord:
     if (trace := trace_id(given)) is not None:
         own["source_trace_id"] = trace
     # Java's clients allow names that ours can't send.
-    kept = [(_sendable(name), value) for name, value in given if name not in own]
+    kept = [(_sendable(name), value) for name, value in given if not _sendable(name).startswith(_OURS)]
     headers = (*kept, *((name, _sendable(text).encode()) for name, text in own.items()))
     return OutboxRecord(topic, payload and payload.key, payload and payload.value, headers)
 

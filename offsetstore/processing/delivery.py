@@ -38,11 +38,13 @@ class Rejected(NamedTuple):
     """Why a record has no rows, which is not for the database to say: the job's own code has rejected it.
 
     :param cause: ``"rejected"``, or ``"raised"`` by a handler, which has tried it ``attempts`` times.
+    :param shown: see `offsetstore.processing.handling.HandlerError`.
     """
 
     error: LetterError
     cause: Cause = "rejected"
     attempts: int = 0
+    shown: str = ""
 
 
 class CarefulPart(Protocol):
@@ -61,6 +63,11 @@ class CarefulPart(Protocol):
     @property
     def accepted(self) -> Sequence[int]:
         """Those that show that not all records are bad: with rows; or those for which a handler has not failed."""
+        ...
+
+    @property
+    def is_handled(self) -> bool:
+        """Whether a handler was called for each record."""
         ...
 
     @property

@@ -9,18 +9,21 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, repeat, takewhile
 from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from offsetstore.errors import ConfigurationError
-from offsetstore.processing.handling import RESULT, Handler, HandlerError, Outcome, Row
+from offsetstore.errors import ConfigurationError, FunctionEnded, as_raised
+from offsetstore.processing.handling import RESULT, Handler, HandlerError, NoRows, Outcome, Row, unfit
 from offsetstore.processing.unit import UNNAMED
+from offsetstore.protocol.functions import as_texts, call
 from offsetstore.protocol.letters import REJECT, writable
+from offsetstore.text import counted
 from offsetstore.writers.arrow.batches import KAFKA
-from offsetstore.writers.arrow.kinds import check_exact, held, held_inside, replacement, stored, unknown
+from offsetstore.writers.arrow.kinds import Inexact, check_exact, held, held_inside, replacement, stored, unknown
 
 ONLY: Final = "rows"
 """The field of the only output, which has no name."""
@@ -52,13 +55,49 @@ _SYNONYMS: Final = {
     "real": "float",
     "timestamp_ltz": "timestamp",
 }
+_INSTEAD: Final = {
+    "bool": "boolean",
+    **dict.fromkeys(("int2", "int16", "smallserial", "uint8"), "smallint"),
+    **dict.fromkeys(("int4", "int32", "serial", "uint16"), "int"),
+    "int8": "bigint for PostgreSQL's int8, tinyint for Arrow's",
+    **dict.fromkeys(("int64", "bigserial", "uint32"), "bigint"),
+    "uint64": "decimal(20,0)",
+    **dict.fromkeys(("float4", "float32"), "float"),
+    **dict.fromkeys(("float8", "float64", "double precision"), "double"),
+    "money": "decimal(19,2), and numeric in the table",
+    **dict.fromkeys(("bytea", "blob", "bytes", "varbinary", "large_binary"), "binary"),
+    **dict.fromkeys(
+        ("char", "character", "varchar", "character varying", "bpchar", "text", "str", "utf8", "large_string"), "string"
+    ),
+    **dict.fromkeys(  # which Spark doesn't have, or a handler can't make: PostgreSQL reads their text
+        [
+            *("uuid", "json", "jsonb", "variant", "xml", "citext", "hstore", "inet", "cidr", "macaddr", "timetz"),
+            *("time with time zone", "interval year to month", "geometry", "geography"),
+        ],
+        "string",
+    ),
+    **dict.fromkeys(("date32", "date64"), "date"),
+    "time without time zone": "time",
+    **dict.fromkeys(("timestamptz", "timestamp with time zone"), "timestamp"),
+    **dict.fromkeys(("datetime", "timestamp without time zone"), "timestamp_ntz"),
+    **dict.fromkeys(("interval", "duration"), "interval day to second, or string for one with months"),
+    **dict.fromkeys(("decimal", "dec", "numeric"), "decimal(precision,scale)"),
+    **dict.fromkeys(("list", "array"), "array<...> with the type of its elements"),
+}
+"""What to write for names of SQL and Arrow that Spark's DDL does not have. They are no synonyms: Spark refuses them."""
+
+_SINGLE: Final = 24  # binary digits up to which SQL's float(p) is a real, and above which a double precision
+
 _NAMES: Final = {str(kind): name for name, kind in _TYPES.items()}
 _DECIMAL: Final = re.compile(r"(?:decimal|dec|numeric)(?:\((\d+)(?:,(-?\d+))?\))?")
 _TIME: Final = re.compile(r"time\([0-6]\)")
 _DAY_TIME: Final = re.compile(
     r"interval (?:day(?: to (?:hour|minute|second))?|hour(?: to (?:minute|second))?|minute(?: to second)?|second)"
 )
-_TOKEN: Final = re.compile(r"""\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|[<>(),:])\s*""")
+_TOKEN: Final = re.compile(r"""\s*(`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|[<>(),:]|\[\d*\])\s*""")
+_AFTER: Final = {"not", "comment"}
+"""What may stand after a column's type."""
+
 _INTERVAL: Final = {"year", "month", "day", "hour", "minute", "second", "to"}
 _EXPECTED: Final = (
     'Spark\'s DDL ("id long, scores array<double>"), a schema of pyarrow or Spark, or a mapping of outputs to these'
@@ -77,8 +116,18 @@ def schemas_of(handler: Handler) -> dict[str, pa.Schema]:
     :raises ConfigurationError: see `schema_of`.
     """
     given: object = handler.schema
-    outputs = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {UNNAMED: given}
-    return {name: schema_of(one) for name, one in outputs.items()}
+    if not isinstance(given, Mapping):
+        return {UNNAMED: schema_of(given)}
+    outputs, schemas = cast("Mapping[str, object]", given), dict[str, pa.Schema]()
+    for name, one in outputs.items():
+        try:
+            schemas[name] = schema_of(one)
+        except ConfigurationError as error:
+            if isinstance(one, str) and _is_type(one):
+                error.next_step = f'A mapping is of outputs. For a column {name}, write "{name} {one}".'
+            error.while_(f"reading the schema of the output {name!r}")
+            raise
+    return schemas
 
 
 def schema_of(given: Any) -> pa.Schema:
@@ -91,7 +140,8 @@ def schema_of(given: Any) -> pa.Schema:
         if isinstance(given, str):
             schema = pa.schema(_Ddl(given).columns())
         elif hasattr(given, "jsonValue"):  # Spark's StructType; a consumer has no Spark
-            schema = pa.schema([*_of_json(given.jsonValue())])
+            schema = _of_json(given.jsonValue())
+            schema = pa.schema([*cast("Any", schema)]) if isinstance(schema, pa.StructType) else None
     except (_UnreadableError, TypeError, LookupError, RecursionError) as error:
         found, schema = f"{given!r}: {error}", None
     else:
@@ -114,18 +164,26 @@ def arrow_rows(
     :return: the outcomes too: a record whose rows don't fit the schema has failed.
     """
     try:
-        return as_lists([one.rows for one in outcomes], schemas), outcomes
+        return call(as_lists, [one.rows for one in outcomes], schemas), outcomes
     except Exception as error:  # noqa: BLE001 - the user's own objects
         _log.debug("rows of a handler don't fit its schema: %s", type(error).__name__)
     fitting: list[Outcome] = []
     for one in outcomes:
         try:
-            as_lists([one.rows], schemas)
+            call(as_lists, [one.rows], schemas)
         except Exception as error:  # noqa: BLE001 - the user's own objects
-            fitting.append(replace(one, rows=(), error=HandlerError(RESULT, str(error))))
+            fitting.append(replace(one, rows=(), error=_unfit(error)))
         else:
             fitting.append(one)
     return as_lists([one.rows for one in fitting], schemas), fitting
+
+
+def _unfit(error: Exception) -> HandlerError:
+    """Why rows can't be those of the schema."""
+    if isinstance(error, NoRows):
+        return unfit(error)
+    text = str(error) if isinstance(error, FunctionEnded) else as_texts(error)[0]
+    return HandlerError(RESULT, text, shown=f": to read what it returned raised {type(as_raised(error)).__name__}")
 
 
 def as_lists(rows: Sequence[Sequence[Any]], schemas: Mapping[str, pa.Schema]) -> pa.StructArray:
@@ -152,29 +210,36 @@ def as_failed(error: HandlerError, attempts: int = 1, *, is_outage: bool = False
         "text": writable(error.text),
         "traceback": error.traceback and writable(error.traceback),
         "attempts": attempts,
+        "shown": writable(error.shown),
         "is_outage": is_outage,
     }
 
 
 def _as_column(field: Any, values: Sequence[Any]) -> Any:
     if not field.nullable and None in values:
-        raise ValueError(f"the column {field.name} is NULL, and its schema does not allow that")
+        raise NoRows(f"the column {field.name} is NULL, and its schema does not allow that")
+    column = f"the column {field.name} ({_NAMES.get(str(field.type), str(field.type))})"
     try:
         check_exact(values, field.type)
         return stored(values, field.type)
-    except Exception as error:  # noqa: BLE001 - of many classes
-        kind = _NAMES.get(str(field.type), str(field.type))
-        raise ValueError(f"the column {field.name} ({kind}): {error}") from None
+    except Inexact as error:
+        raise NoRows(f"{column}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - of many classes: Arrow's quote the value, and the user's objects raise any
+        raise NoRows(f"{column}: {error}", shown=f"{column}: a value that it does not hold") from None
 
 
 def _values(row: Row, names: Sequence[str]) -> Sequence[object]:
     if isinstance(row, tuple):
         if len(row) != len(names):
-            raise ValueError(f"the row has {len(row)} values; expected {len(names)}: {', '.join(names)}")
+            raise NoRows(f"the row has {len(row)} values; expected {len(names)}: {', '.join(names)}")
         return row
     values = [row.get(name) for name in names]
     if unknown := row.keys() - {*names}:
-        raise ValueError(f"the schema has no column {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(names)}")
+        has = f"it has {', '.join(names)}"
+        raise NoRows(
+            f"the schema has no column {', '.join(sorted(map(repr, unknown)))}; {has}",
+            shown=f"the row has {counted(len(unknown), 'column')} that the schema does not have; {has}",
+        )
     return values
 
 
@@ -215,8 +280,36 @@ def _type_named(name: str) -> pa.DataType:
     if found is None and _DAY_TIME.fullmatch(name):
         return _TYPES["interval day to second"]
     if found is None:
-        raise _UnreadableError(f"the type {name} is unknown; a string may hold its values")
+        raise _UnreadableError(f"the type {name} is unknown; {_hint(name)}")
     return found
+
+
+def _hint(name: str) -> str:
+    """What to write in the place of a type that is unknown."""
+    base = _base(name)
+    digits = re.fullmatch(r"float\((\d{1,3})\)", name)
+    instead = _INSTEAD.get(base)
+    if digits is not None:
+        instead = "float" if int(digits[1]) <= _SINGLE else "double"
+    elif instead is None and base in {*_TYPES, *_SYNONYMS}:
+        instead = base
+    if instead is not None:
+        return f"write {instead}"
+    near = get_close_matches(base, [*_TYPES, *_SYNONYMS], n=1, cutoff=0.7)
+    return f"did you mean {near[0]}?" if near else "for a type that PostgreSQL has and Spark has not, write string"
+
+
+def _base(name: str) -> str:
+    """A type's words, without what stands in parentheses."""
+    return " ".join(re.sub(r"\(.*?\)", " ", name).split())
+
+
+def _is_type(text: str) -> bool:
+    try:
+        schema_of(f"a {text}")
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _of_json(kind: Any) -> Any:
@@ -264,7 +357,7 @@ class _Ddl:
         return found
 
     def _column(self) -> Any:
-        word = self._words.pop(0)
+        word = self._take()
         name = word[1:-1].replace("``", "`") if word.startswith("`") else word
         if not re.fullmatch(r"`.*`|\w+", word, re.DOTALL):
             raise _UnreadableError(f"a column's name is missing before {word or 'the end'!r}")
@@ -273,12 +366,20 @@ class _Ddl:
         if self._next_is("not"):
             self._expect("null")
             field = field.with_nullable(nullable=False)
-        if self._next_is("comment"):
-            self._words.pop(0)
+        if self._next_is("comment") and not self._take().startswith(("'", '"')):
+            raise _UnreadableError(f"column {name}: the text of its comment is not quoted")
         return field
 
     def _type(self) -> pa.DataType:
-        name = self._words.pop(0).lower()
+        kind = self._one_type()
+        if self._words[0].startswith("["):
+            raise _UnreadableError("an array is written array<...>, with the type of its elements")
+        return kind
+
+    def _one_type(self) -> pa.DataType:
+        name = self._take().lower()
+        if not re.fullmatch(r"\w+", name):
+            raise _UnreadableError("its type is missing")
         match name:
             case "array":
                 self._expect("<")
@@ -297,16 +398,27 @@ class _Ddl:
                 return pa.struct(self.columns(">"))
             case "interval":
                 while self._words[0].lower() in _INTERVAL:
-                    name += " " + self._words.pop(0).lower()
+                    name += " " + self._take().lower()
             case _:
                 pass
-        if self._next_is("("):
-            name += "("
-            while not name.endswith(")"):
-                if not self._words[0]:
-                    raise _UnreadableError("a parenthesis is not closed")
-                name += self._words.pop(0)
-        return _type_named(name)
+        name += self._in_parentheses()
+        more = takewhile(lambda word: re.fullmatch(r"\w+", word) and word.lower() not in _AFTER, self._words)
+        whole = " ".join([name, *map(str.lower, more)])
+        return _type_named(whole if _base(whole) in _INSTEAD else name)
+
+    def _in_parentheses(self) -> str:
+        if not self._next_is("("):
+            return ""
+        text = "("
+        while not text.endswith(")"):
+            if not self._words[0]:
+                raise _UnreadableError("a parenthesis is not closed")
+            text += self._take()
+        return text
+
+    def _take(self) -> str:
+        """Take the next word; the end, which is empty, stays."""
+        return self._words.pop(0) if self._words[0] else ""
 
     def _next_is(self, word: str) -> bool:
         """Take the next word if it is this one."""
@@ -317,4 +429,5 @@ class _Ddl:
 
     def _expect(self, word: str) -> None:
         if not self._next_is(word):
-            raise _UnreadableError(f"{self._words[0] or 'the end'!r} in the place of {word or 'the end'!r}")
+            found, expected = repr(self._words[0] or "the end"), repr(word) if word else "',' or the end"
+            raise _UnreadableError(f"{found} in the place of {expected}")

@@ -46,6 +46,7 @@ from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.numbers import check_seconds, check_whole
 from offsetstore.protocol.ports import Writer, declares
 from offsetstore.protocol.retries import Retries
+from offsetstore.text import at_line
 
 Ordering: TypeAlias = Literal["key", "partition", "none"]
 Row: TypeAlias = "Mapping[str, Any] | tuple[Any, ...]"
@@ -58,11 +59,11 @@ RESULT: Final = "HandlerResult"
 
 _CALL_FOR: Final = "in a call for "
 _NEXT_STEPS: Final = {
-    TIMEOUT: "Give the calls more time (timeout=), or keep dead letters of such records (dead_letters=).",
-    RESULT: "Compare what the function returns with the handler's schema: columns, and the types of their values. With "
-    "dead_letters=, the letter says what does not fit.",
+    TIMEOUT: "Give the calls more time (timeout=)",
+    RESULT: "Correct what the function returns, or the handler's schema",
 }
-"""Of the errors that are ours; others get that of `FunctionFailed`."""
+_CORRECT: Final = "Correct the function"
+_KEEP: Final = ", or keep such records as dead letters: dead_letters=DeadLetters()."
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _RETRIES: Final = Retries(attempts=3, shortest=0.05, longest=1.0)
@@ -174,8 +175,12 @@ class Handler:
         for row in rows:
             if not isinstance(row, Mapping):
                 raise NoRows(f"the handler returned {type(row).__name__}; expected a mapping of outputs to their rows")
-            if unknown := row.keys() - cast("Mapping[str, object]", schema).keys():
-                raise NoRows(f"there is no output {', '.join(map(repr, sorted(unknown)))}")
+            outputs = cast("Mapping[str, object]", schema)
+            if unknown := row.keys() - outputs.keys():
+                raise NoRows(
+                    f"there is no output {', '.join(sorted(map(repr, unknown)))}",
+                    shown=f"the handler returned an output that its schema does not have; it has {', '.join(outputs)}",
+                )
             found.append({name: rows_of(one) for name, one in row.items()})
         return found
 
@@ -219,11 +224,13 @@ class HandlerError:
     """Why a record has no rows.
 
     :param text: the exception's own, which may quote the record.
+    :param shown: what follows the class where no value may be shown: where it was raised, or what does not fit.
     """
 
     error_class: str
     text: str
     traceback: str | None = None
+    shown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,8 +422,7 @@ class Handling:
             else:
                 tasks.append(_Task(record, key))
         with self.lock:
-            for task in tasks:
-                call(self._queues.add, task.key, task)  # a key compares with others as it likes
+            call(self._enqueue, tasks)  # a key compares with others as it likes
             self._finished += without_key
             self.outstanding += len(tasks) + len(without_key)
             if len(left := [*_left]) >= max(_MOST_LEFT, self.handler.concurrency):
@@ -424,10 +430,14 @@ class Handling:
                 self._outage = self._outage or _stuck(what, left[0].task.record)
         self._caller.wake()
 
+    def _enqueue(self, tasks: Iterable[_Task]) -> None:
+        for task in tasks:
+            self._queues.add(task.key, task)
+
     def _with_keys(self, records: Sequence[Record]) -> Sequence[tuple[Record, Hashable | _Failure]]:
         """The records with their keys, or why there is none; all of them wait, so none is tried again."""
         if self.handler.key is None:
-            return [(record, self.handler.key_of(record)) for record in records]
+            return [*zip(records, map(self.handler.key_of, records), strict=True)]
         found: list[tuple[Record, Hashable | _Failure]] = []
 
         def compute() -> None:
@@ -597,7 +607,7 @@ class Handling:
                 self._late[call] = None
                 self.figures.timeouts += 1
                 text = f"the call did not return within {self.handler.timeout:g} s"
-                self._finish(call.task, (), HandlerError(TIMEOUT, text))
+                self._finish(call.task, (), HandlerError(TIMEOUT, text, shown=f": {text}"))
             has_due = False
             while self._delayed and self._delayed[0][0] <= now:
                 self._queues.ready.appendleft(heapq.heappop(self._delayed)[2])
@@ -835,11 +845,17 @@ class HandlerFailed(Exception):
         self.failed = failed
 
     @classmethod
-    def of(cls, *, error_class: str, text: str, traceback: str | None, attempts: int) -> HandlerFailed:
+    def of(cls, *, error_class: str, text: str, traceback: str | None, attempts: int, shown: str) -> HandlerFailed:
         """Make one of what the last attempt has raised."""
-        what = f"the handler failed with {error_class}, attempts: {attempts}"
-        step = _NEXT_STEPS.get(error_class)
-        return cls(FunctionFailed(what, error_class=error_class, text=text, traceback=traceback, next_step=step))
+        failed = FunctionFailed(
+            f"the handler failed with {error_class}{shown} (attempts: {attempts})",
+            error_class=error_class,
+            text=text,
+            traceback=traceback,
+            is_of_call=True,
+            next_step=_NEXT_STEPS.get(error_class, _CORRECT) + _KEEP,
+        )
+        return cls(failed)
 
 
 def outage_of_call(error: BaseException) -> str:
@@ -863,7 +879,14 @@ def service_unavailable(found: str) -> SinkError:
 
 
 class NoRows(Exception):
-    """What a function has returned can't be rows; to call it again would not help."""
+    """What a function has returned can't be rows; to call it again would not help.
+
+    ``shown`` is the text without names and values that the function has chosen: those may be of a record.
+    """
+
+    def __init__(self, text: str, *, shown: str | None = None) -> None:
+        super().__init__(text)
+        self.shown = text if shown is None else shown
 
 
 def rows_of(returned: object) -> Sequence[Row]:
@@ -906,12 +929,17 @@ def _expected(found: object) -> str:
 def described(error: BaseException) -> HandlerError:
     """What is kept of an exception: a letter has it."""
     text, trace = as_texts(error)
-    return HandlerError(type(error).__name__, text, trace)
+    return HandlerError(type(error).__name__, text, trace, at_line(as_raised(error)))
+
+
+def unfit(error: NoRows) -> HandlerError:
+    """What is kept of a result that can't be rows."""
+    return HandlerError(RESULT, str(error), shown=f": {error.shown}")
 
 
 def _failure(error: BaseException) -> _Failure:
     if isinstance(error, NoRows):
-        return _Failure(HandlerError(RESULT, str(error)), is_final=True)
+        return _Failure(unfit(error), is_final=True)
     found = described(error)
     if tells_of_outage(error):
         return _Failure(found, outage=error)

@@ -47,6 +47,7 @@ from offsetstore.processing.dead_letters import (
     name_of,
 )
 from offsetstore.processing.delivery import CarefulPart, Delivery
+from offsetstore.processing.outputs import handler_failed
 from offsetstore.processing.pause import read_unless_paused
 from offsetstore.processing.plan import BatchMetadata, Plan, commit_plan, create_rows
 from offsetstore.processing.unit import (
@@ -80,6 +81,11 @@ CAREFUL: Final = 20
 _MOST_RELAPSES: Final = 20
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_OF_HANDLER: Final = (
+    "Look for what they have in common: a changed table, a changed function, a service's new format. Correct the "
+    "function, what it returns, or the handler's schema, and start the job again. If these records are bad, return no "
+    "row for them."
+)
 _PLACE: Final = re.compile(r'  File "[^"]*", line \d+, in [\w.<>]+')
 
 _WAITS: Final = LetterError("Sequence", "an earlier record of its key is a dead letter: it is replayed after that")
@@ -300,7 +306,7 @@ class Recovery:
                     if dead is not None:
                         self._write_without(run, plan, part, dead)
             except TooManyFailed as none:
-                raise self._too_many(none.error, str(none)) from none.error
+                raise _too_many(none.error, str(none)) from none.error
 
     def _pass_uncomputable(self, run: _Run, plan: Plan, part: CarefulPart) -> dict[int, _Dead] | None:
         """Pass over the records that can't be computed, after their retries.
@@ -461,7 +467,9 @@ class Recovery:
 
         :raises Halve: there was not enough time.
         """
-        _log.warning("batch %d: looking for the refused records: %s", run.delivery.number, refused.what)
+        # Once: a record is tried again several times, and what a search has found is told with the letters.
+        level = logging.INFO if "search" in run.watch.seconds else logging.WARNING
+        _log.log(level, "batch %d: looking for the refused records: %s", run.delivery.number, refused.what)
         numbers = [number for number in part.with_rows if number not in dead]
         known = self._known()
         run.watch.lap("write")
@@ -480,7 +488,7 @@ class Recovery:
                 hint=part.hinted,
             )
         except TooManyFailed as why:
-            raise self._too_many(why.error, str(why)) from None
+            raise _too_many(why.error, str(why), part) from None
         finally:
             run.watch.lap("search")
 
@@ -609,20 +617,27 @@ class Recovery:
                 "a batch has more bad records than the limit",
                 found=f"{letters} in batch {run.delivery.number}",
                 expected=f"at most {self._settings.limit}",
-                next_step=f"{TooManyLetters.default_next_step} Or raise limit in DeadLetters(...).",
+                next_step=f"{_after_too_many(part)} Or raise limit in DeadLetters(...).",
             )
         in_a_row = self._refused_in_a_row + _blamed(dead)
         # Records without rows are neither accepted nor refused.
         has_accepted = run.ending is not None or _has_accepted(part, dead)
         if _blamed(dead) and in_a_row >= ALL_REFUSED and not has_accepted:
-            raise self._too_many(None, f"all of the last {in_a_row} records were refused")
+            why = next((one for one in part.rejected.values() if one.cause == "raised"), None)
+            failed = None if why is None else handler_failed(why).failed
+            raise _too_many(failed, f"all of the last {in_a_row} records were refused", part) from failed
 
-    def _too_many(self, refused: RowsRefused | None, found: str) -> TooManyLetters:
-        what = "so many records were refused that this looks like a bug or an outage, not bad data"
-        return TooManyLetters(
-            what if refused is None else f"{what}. {refused.what}",
-            found=found,
-        )
+
+def _too_many(refused: RowsRefused | None, found: str, part: CarefulPart | None = None) -> TooManyLetters:
+    what = "so many records were refused that this looks like a bug or an outage, not bad data"
+    return TooManyLetters(
+        what if refused is None else f"{what}. {refused.what}", found=found, next_step=_after_too_many(part)
+    )
+
+
+def _after_too_many(part: CarefulPart | None) -> str:
+    """The next step. A handler's function can't reject a record."""
+    return TooManyLetters.default_next_step if part is None or not part.is_handled else _OF_HANDLER
 
 
 class _Relapses:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import pyarrow as pa
 
 from offsetstore.errors import ColumnMismatch, ConfigurationError, SinkError
 from offsetstore.processing.delivery import Rejected
-from offsetstore.processing.handling import Handler, check_order
+from offsetstore.processing.handling import Handler, HandlerFailed, check_order
 from offsetstore.processing.unit import UNNAMED
 from offsetstore.protocol.functions import call
 from offsetstore.protocol.letters import REJECT, LetterError, rejected
 from offsetstore.protocol.ports import TableWriter, Writer, declares
 from offsetstore.store.claim import Claim
+from offsetstore.writers.into_table import IntoTable
+from offsetstore.writers.table.conversions import Words
 
 REJECT_FIELDS: Final = ("code", "reason")
 """Those of a struct in the column ``_reject``; a string is the reason alone."""
+
+_WORDS: Final[Mapping[str, Words]] = {"DataFrame": "spark", "RecordBatch": "pyarrow"}
 
 _T = TypeVar("_T")
 
@@ -34,7 +38,12 @@ class CheckedOutputs:
     """
 
     def __init__(
-        self, transform: object, into: Writer | Mapping[str, Writer], *, takes: str, propagate: Collection[str]
+        self,
+        transform: object,
+        into: Writer | Mapping[str, Writer],
+        *,
+        takes: Literal["DataFrame", "RecordBatch"],
+        propagate: Collection[str],
     ) -> None:
         given: Mapping[str, Writer] = into if isinstance(into, Mapping) else {UNNAMED: into}
         if not given or not all(callable(getattr(one, "write", None)) for one in given.values()):
@@ -52,6 +61,10 @@ class CheckedOutputs:
         self.writers: Mapping[str, Writer] = {
             name: copy(writer) if isinstance(writer, TableWriter) else writer for name, writer in given.items()
         }
+        words = "schema" if isinstance(transform, Handler) else _WORDS[takes]
+        for writer in self.writers.values():
+            if isinstance(writer, IntoTable):
+                writer.words = words
         takes_headers = any(declares(one, "takes_headers") for one in self.writers.values())
         self.names = propagate if takes_headers else ()
         self._ordered_by = transform if isinstance(transform, Handler) else None
@@ -77,6 +90,8 @@ class CheckedOutputs:
 
         The writer sees later changes of a table, under the table's lock.
 
+        :param schemas: without those of outputs that have neither rows nor columns: a transform may return such a one
+            where there is nothing to write.
         :raises ColumnMismatch, KafkaColumnsMissing, UnsafeTarget: the rows don't fit the tables.
         :raises ConfigurationError: a handler has no order, and a writer needs one.
         """
@@ -97,8 +112,8 @@ class CheckedOutputs:
         return uses
 
     def uses_kafka(self, name: str) -> bool:
-        """Whether the writer of that output uses ``_kafka``, after `check_tables`."""
-        return self._checked[name][1]
+        """Whether the writer of that output uses ``_kafka``, after `check_tables`; not if nothing had columns."""
+        return name in self._checked and self._checked[name][1]
 
     @property
     def replaces_in_order(self) -> bool:
@@ -126,11 +141,23 @@ def check_reject_column(kind: _T, fields: Mapping[str, _T], is_text: Callable[[_
         )
 
 
+def handler_failed(why: Rejected) -> HandlerFailed:
+    """The error for a record that a handler has failed for."""
+    error = why.error
+    return HandlerFailed.of(
+        error_class=error.error_class,
+        text=error.text,
+        traceback=error.traceback,
+        attempts=why.attempts,
+        shown=why.shown,
+    )
+
+
 def reject_of(given: str | Mapping[str, Any]) -> Rejected:
     """What a letter keeps of a value of ``_reject``, or of a handler's failure in its place."""
     if isinstance(given, str):
         return Rejected(rejected(given))
     if "error_class" in given:
         error = LetterError(given["error_class"], given["text"], traceback=given["traceback"])
-        return Rejected(error, "raised", given["attempts"])
+        return Rejected(error, "raised", given["attempts"], given["shown"])
     return Rejected(rejected(given["reason"], given["code"]))

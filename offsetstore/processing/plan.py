@@ -116,7 +116,7 @@ def check_topics(
     known = {tp.topic: row.topic_id for tp, row in stored.items() if tp.topic in topics and row.topic_id}
     if not known:
         return
-    for topic, found in claim.broker.topic_ids(sorted(known)).items():
+    for topic, found in call(claim.broker.topic_ids, sorted(known)).items():
         if found and known[topic] != found:
             raise TopicRecreated(
                 f"topic {topic!r} was deleted and created again while the job ran; nothing was written",

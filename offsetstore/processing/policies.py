@@ -18,7 +18,7 @@ from typing import Protocol
 from offsetstore.errors import CommitUnknown, FunctionFailed, OffsetGap, RowsRefused, SinkError
 from offsetstore.offsets import OffsetRange, TopicPartition, describe
 from offsetstore.processing.between import Flush
-from offsetstore.processing.blame import SECONDS, blame, blame_uncomputable, raise_own, unreadable
+from offsetstore.processing.blame import blame, blame_uncomputable, raise_own, unreadable
 from offsetstore.processing.delivery import Delivery, KeptRows
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, commit_plan, create_rows
@@ -98,7 +98,7 @@ class Whole:
             return self._recovery.write(delivery, stored)
 
     def blame(
-        self, refused: RowsRefused, delivery: Delivery, plan: Plan, stored: Stored, *, seconds: float = SECONDS
+        self, refused: RowsRefused, delivery: Delivery, plan: Plan, stored: Stored, *, seconds: float | None = None
     ) -> RowsRefused:
         """Find the refused record among those of the plan, and store those before it; return the error to raise."""
         create_rows(self._claim, plan)

@@ -9,7 +9,6 @@ written is dead again, with its new error. If the table no longer fits, all of t
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -52,6 +51,7 @@ from offsetstore.protocol.stored_letters import FailedReplay
 from offsetstore.protocol.work import Work
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
+from offsetstore.text import logger
 
 MOST: Final = 1_000
 """Letters that are replayed at once."""
@@ -68,21 +68,28 @@ _OUT_OF_ORDER: Final = LetterError(
 )
 _NO_PAYLOAD: Final = LetterError("PayloadMissing", "the letter no longer holds its record")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(slots=True)
 class _Replay:
     """One call of `PutBack.run`: what became of the letters so far.
 
+    :param deadline: begin with no further letters after this time, once any are settled.
     :param settled: those that are in the results, or dead again.
     """
 
     check: Callable[[], None]
+    deadline: float
     settled: set[LetterKey] = field(default_factory=set["LetterKey"])
     replayed: int = 0
     without_rows: int = 0
     failed: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether batches come first now. Once any are settled, so that each run gets on."""
+        return bool(self.settled) and time.monotonic() >= self.deadline
 
 
 class PutBack:
@@ -102,14 +109,14 @@ class PutBack:
         :raises StaleClaim, CommitUnknown: as a batch does.
         :raises Exception: any other one that tells nothing of the letters: these are still requested.
         """
-        claim, run = self._claim, _Replay(check)
+        claim, run = self._claim, _Replay(check, time.monotonic() + seconds)
         if not claim.read(lambda session: session.has_requested(claim.group)):
             return 0
         with at_work(claim, "replay"):
-            self._run(run, time.monotonic() + seconds)
+            self._run(run)
         return run.replayed
 
-    def _run(self, run: _Replay, deadline: float) -> None:
+    def _run(self, run: _Replay) -> None:
         claim = self._claim
         try:
             while not is_paused(claim) and (letters := self._next()):
@@ -119,7 +126,7 @@ class PutBack:
                 self._replay(run, letters)
                 if len(run.settled) == before:
                     break  # they have changed meanwhile: the next call sees how
-                if time.monotonic() >= deadline:
+                if run.is_over:
                     break
         finally:
             if run.settled:
@@ -150,8 +157,8 @@ class PutBack:
         return letters
 
     def _replay(self, run: _Replay, letters: Sequence[Letter]) -> None:
-        """Replay these letters, or their halves."""
-        if not letters:
+        """Replay these letters, or their halves; when its time is up, the rest stays requested."""
+        if not letters or run.is_over:
             return
         try:
             run.check()

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, cast
@@ -18,7 +17,7 @@ from typing import Final, Protocol, cast
 from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
-from offsetstore.processing.between import Between, Flush, Tick
+from offsetstore.processing.between import Between, Flush, Tick, Turns
 from offsetstore.processing.dead_letters import DeadLetters
 from offsetstore.processing.delivery import ComputeLetters, Delivery
 from offsetstore.processing.handling import Handler
@@ -145,9 +144,17 @@ class Runner:
 
     ``error`` is the error of the last one, if it has failed. ``is_waiting``: one waits because the group is paused; any
     thread may read it.
+
+    :param while_working: see `Turns`.
     """
 
-    def __init__(self, claim: Claim, source: Source, settings: Settings) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        source: Source,
+        settings: Settings,
+        while_working: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.claim = claim
         self._source = source
         self._settings = settings
@@ -157,7 +164,7 @@ class Runner:
         self.recovery = None if letters is None else Recovery(claim, letters, self.metadata, settings.propagate)
         self.requests = None if letters is None else Requests(claim, letters)
         self.policy = self._policy()
-        self._lock = threading.RLock()  # for deliveries, and for what is done between them
+        self._lock = Turns(while_working)
         self._between: Between | None = None
         self.is_waiting = False
         self._ranges: Ranges = {}  # the delivery's, for `BatchEnded`
@@ -304,7 +311,7 @@ class Runner:
         :param timeout: seconds to wait for the delivery that is being written. One that waits because the group is
             paused is not waited for.
         """
-        last, is_between = time.monotonic() + timeout, self._lock.acquire(blocking=False)
+        last, is_between = time.monotonic() + timeout, self._lock.acquire()
         while not is_between and not self.is_waiting and (left := last - time.monotonic()) > 0:
             is_between = self._lock.acquire(timeout=min(left, LOOK))
         try:
@@ -326,8 +333,11 @@ class Runner:
         claim = self.claim
         claim.observers.on(DrainChanged(group=claim.group, is_running=True))
         try:
-            with self._lock:
+            self._lock.acquire(timeout=-1)
+            try:
                 return self.requests.drain(compute)
+            finally:
+                self._lock.release()
         finally:
             claim.observers.on(DrainChanged(group=claim.group, is_running=False))
 

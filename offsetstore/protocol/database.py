@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, get_args
 from uuid import UUID
 
@@ -44,6 +44,7 @@ EventName: TypeAlias = Literal[
     "prune",
     "outbox-retry",
     "outbox-discard",
+    "outbox-set-aside",
     "moved",
     "new-id",
 ]
@@ -64,10 +65,11 @@ class HistoryEvent:
     operator), ``moved`` (the store is in another database now) or ``new-id`` (it is a copy, a store of its own now), or
     about dead letters: ``replay`` (requested), ``discard``, ``erase`` (discarded, and their contents deleted),
     ``prune``. That is one line for many letters, with a partition and a range of offsets if they are of one partition.
-    ``outbox-retry`` and ``outbox-discard`` are about rows of the outbox that Kafka refuses. ``from_offset`` is ``None``
-    if there was no row, ``to_offset`` if there is none any longer. ``at`` comes from the database's clock, and is
-    ``None`` until the event is written. So is ``db_role``, the role that wrote it, which unlike ``actor`` can't be
-    invented; lines from before revision 0006 have none. ``id`` grows from line to line, and is 0 until then.
+    ``outbox-retry`` and ``outbox-discard`` are about rows of the outbox that Kafka refuses, ``outbox-set-aside`` about
+    rows that waited to be sent. ``from_offset`` is ``None`` if there was no row, ``to_offset`` if there is none any
+    longer. ``at`` comes from the database's clock, and is ``None`` until the event is written. So is ``db_role``, the
+    role that wrote it, which unlike ``actor`` can't be invented; lines from before revision 0006 have none. ``id``
+    grows from line to line, and is 0 until then.
     """
 
     event: str
@@ -80,6 +82,17 @@ class HistoryEvent:
     at: datetime | None = None
     db_role: str | None = None
     id: int = field(default=0, compare=False)
+
+
+TAKING: Final[Mapping[str, str]] = {
+    "reset": "reset",
+    "rename": "renamed",
+    "copy": "copied",
+    "delete": "deleted",
+    "delete-topic": "deleted in part",
+    "new-id": "given another store id",
+}
+"""The decisions that give a group a token without a job, and what they have done to it."""
 
 
 def renamed(history: Sequence[HistoryEvent]) -> HistoryEvent | None:
@@ -106,6 +119,8 @@ class GroupRow:
     not paused, or no longer; ``ended`` is a pause that has ended by itself, until the history has that. ``ending`` is
     how the owner's run ended, ``None`` if no end is recorded. ``fleet`` is the name of the fleet that has the group,
     ``None`` if that is none, and ``last_fleet`` that of the last one that had it; see `offsetstore.protocol.fleet`.
+    ``failures`` counts runs that failed lately, see `offsetstore.protocol.runs.LOOP`. ``is_refused``: no job is live,
+    and the last start was refused. Only reads for people have both, and a fleet's ``ending``: its last member's.
     """
 
     token: Token
@@ -117,16 +132,18 @@ class GroupRow:
     ending: Ending | None = None
     fleet: str | None = None
     last_fleet: str | None = None
+    failures: int = 0
+    is_refused: bool = False
 
     @property
     def state(self) -> RunState:
         """How the owner's job is."""
-        return run_state(self.ending, self.alive_for)
+        return "failed" if self.is_refused else run_state(self.ending, self.alive_for, self.failures)
 
     @property
     def is_live(self) -> bool:
-        """Whether a running job owns the group; see `offsetstore.protocol.runs.is_live`."""
-        return self.state == "live"
+        """Whether a running job owns the group, also if it is one that fails at each start; see `run_state`."""
+        return run_state(self.ending, self.alive_for) == "live"
 
     @property
     def is_paused(self) -> bool:
@@ -134,9 +151,11 @@ class GroupRow:
         return self.pause is not None
 
     def in_words(self) -> str:
-        """Describe the owner, for an error message."""
+        """Describe the owner, for an error message. Of a fleet it is the process that has founded it."""
+        who = self.owner if self.fleet is None else f"a fleet, founded by {self.owner}"
+        since = self.claimed_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
         seen = "" if self.alive_for is None else f", seen {max(0.0, self.alive_for.total_seconds()):.0f} s ago"
-        return f"{self.owner}, {self.token}{seen}"
+        return f"{who}, {self.token}, since {since} UTC{seen}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from offsetstore.errors import OffsetStoreError
 from offsetstore.offsets import OffsetRange, Pause, Ranges, Token, TopicPartition, count_offsets
 from offsetstore.protocol.letters import Headers
 from offsetstore.protocol.starting import StartingOffsets
+from offsetstore.text import utc_time
 
 BatchOutcome: TypeAlias = Literal["written", "skipped", "kept", "failed", "interrupted"]
 """How a batch ended; see `BatchEnded`."""
@@ -191,6 +192,30 @@ class RecordsDropped:
     records: int
 
 
+@dataclass(frozen=True, slots=True)
+class HeldRecord:
+    """A record that a filter defers for far longer than the filter's own seconds, and with it its partition.
+
+    :param by: the class of the filter.
+    :param until: when it is asked again, in seconds since 1970.
+    """
+
+    by: str
+    offset: int
+    until: float
+
+    def __str__(self) -> str:
+        return f"the filter {self.by} holds it at record {self.offset}, until {utc_time(self.until)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsHeld:
+    """What a consumer's filters hold for far longer than their own seconds has changed: now it is this."""
+
+    group: str
+    held: Mapping[TopicPartition, HeldRecord]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainChanged:
     """A sink begins to replay the requested dead letters, without a query; or it is done, or an error ended it."""
@@ -275,24 +300,29 @@ class CommitResolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimTaken:
-    """The group was claimed, or a process joined; ``starting`` is where the group starts, ``None`` if that is known."""
+    """The group was claimed, or a process joined; ``starting`` is where the group starts, ``None`` if that is known.
+
+    ``fenced`` tells whom that has fenced, ``None`` if nobody was known to run.
+    """
 
     group: str
     token: Token
     owner: str
     starting: StartingOffsets | None
+    fenced: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimEnded:
     """The claim writes nothing any more: it was closed cleanly, or a heartbeat found that another replaced it.
 
-    One that was replaced is closed too, later.
+    One that was replaced is closed too, later; ``by`` tells who has the group by then.
     """
 
     group: str
     token: Token
     outcome: Literal["closed", "fenced"]
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +392,27 @@ class OutboxRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxBlocked:
+    """Rows of a topic wait, and a relay sends those of others: it is missing, may not be written to, or refuses all.
+
+    It is told at most once a minute. ``row`` is the id of its first row, ``error`` why that is not sent.
+    """
+
+    group: str
+    topic: str
+    row: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRests:
+    """A relay that has sent rows, or has waited, has none left, but for those of ``blocked`` topics."""
+
+    group: str
+    blocked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxWaits:
     """A relay can't go on because of the database or Kafka, and tries again in ``wait`` seconds."""
 
@@ -378,6 +429,7 @@ Event: TypeAlias = (
     | LettersReplayed
     | HandlerCalled
     | RecordsDropped
+    | RecordsHeld
     | DrainChanged
     | FlushEnded
     | IdleWorkChanged
@@ -392,5 +444,7 @@ Event: TypeAlias = (
     | MirrorTried
     | OutboxSent
     | OutboxRefused
+    | OutboxBlocked
+    | OutboxRests
     | OutboxWaits
 )

@@ -42,6 +42,7 @@ POINTS = {
     "outbox_produced": "P18: its records are produced, Kafka's number is not in the transaction",
     "outbox_in_transaction": "P19: the number is in the transaction, Kafka has not been told to commit",
     "outbox_sent": "P20: Kafka has committed, the rows are still there",
+    "outbox_aborted": "P21: Kafka has refused rows and aborted their batch, and none of them is set aside",
 }
 """The names, with the numbers of the fault list."""
 

@@ -10,6 +10,7 @@ import dis
 import inspect
 import re
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from offsetstore.errors import FunctionEnded, Outage, as_raised
+from offsetstore.text import OURS
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -47,14 +49,24 @@ def call(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     :raises Exception: whatever the function raises; `FunctionEnded` from what is no ``Exception``. Only where a signal
         ends the process, its exception passes.
     """
+    handled = sys.exception()  # of ours, as in a search for the record that made another call fail
     try:
         return function(*args, **kwargs)
-    except Exception:
+    except Exception as error:
+        _is_not_of(error, handled)
         raise
     except BaseException as error:
+        _is_not_of(error, handled)
         if _is_of_signal(error):
             raise
         raise FunctionEnded(f"it raised {type(error).__name__}") from error
+
+
+def _is_not_of(error: BaseException, handled: BaseException | None) -> None:
+    """Take from an error what was being handled when the function was called, which Python gives it as its context."""
+    for one in chain(error) if handled is not None else ():
+        if one.__context__ is handled and one.__cause__ is not handled:
+            one.__context__ = None
 
 
 def _is_of_signal(error: BaseException) -> bool:
@@ -114,10 +126,16 @@ def tells_of_outage(error: BaseException) -> bool:
 
 
 def as_texts(error: BaseException) -> tuple[str, str]:
-    """The error's own text, which may quote a record, and its traceback. A class of the user's may fail to show it."""
+    """The error's own text, which may quote a record, and its traceback from the user's code on.
+
+    A class of the user's may fail to show it.
+    """
     error = as_raised(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
+        trace = trace.tb_next
     try:
-        return call(str, error), "".join(call(traceback.format_exception, error))
+        return call(str, error), "".join(call(traceback.format_exception, type(error), error, trace))
     except Exception as broken:  # noqa: BLE001 - the user's own class
         return f"it can't be shown: {type(as_raised(broken)).__name__}", ""
 

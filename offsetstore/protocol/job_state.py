@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from offsetstore.errors import BrokerUnavailable, ConnectionLost, OffsetStoreError, StoreUnavailable, TlsFailed
-from offsetstore.offsets import Token
+from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.events import (
     BatchEnded,
     BatchStarted,
@@ -19,6 +19,7 @@ from offsetstore.protocol.events import (
     Event,
     FlushEnded,
     HandlerCalled,
+    HeldRecord,
     IdleWorkChanged,
     LettersReplayed,
     LettersWritten,
@@ -26,6 +27,7 @@ from offsetstore.protocol.events import (
     PauseChanged,
     QueryStarted,
     QueryStatus,
+    RecordsHeld,
     Retried,
     SinkMade,
 )
@@ -68,6 +70,7 @@ class JobState:
     :param is_kafka_failing: whether it has failed to since.
     :param outage_ended: when one of the two last answered again.
     :param mirrored: when Kafka's group was last found or made equal, and ``mirror_error`` why it could not be since.
+    :param held: see `RecordsHeld`.
     :param counters: see `RunStatus.counters`.
     """
 
@@ -105,6 +108,7 @@ class JobState:
     outage_ended: float = 0.0
     mirrored: float | None = None
     mirror_error: str | None = None
+    held: Mapping[TopicPartition, HeldRecord] = field(default_factory=dict["TopicPartition", "HeldRecord"])
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -159,8 +163,8 @@ class JobState:
                 changes = self._of_database(event, at)
             case MirrorTried():
                 changes = self._of_mirror(event, at)
-            case HandlerCalled():
-                changes = {"called": at}
+            case HandlerCalled() | RecordsHeld():
+                changes = {"called": at} if isinstance(event, HandlerCalled) else {"held": event.held}
             case BatchStarted() | PauseChanged() | BatchEnded():
                 changes = self._of_batch(event, at)
             case _:

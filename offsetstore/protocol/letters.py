@@ -39,7 +39,10 @@ LONGEST_CODE: Final = 64
 """Characters of the code with which a transform or a function rejects a record."""
 
 _LONGEST: Final = 8_192  # characters of a text
-_TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+# Version ff and ids of zeros are none. Only versions after 00 may have more behind another hyphen.
+_TRACE: Final = re.compile(
+    rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL
+)
 
 
 class Payload(NamedTuple):
@@ -181,10 +184,11 @@ def is_overtaken(sequence: bytes) -> bool:
 
 
 def trace_id(headers: Headers | None) -> str | None:
-    """The trace id of the last W3C ``traceparent`` header, if there is one."""
+    """The trace id of the last ``traceparent`` header that is valid by W3C's recommendation, if there is one."""
     for name, value in reversed(headers or ()):
-        if name == "traceparent" and value is not None and (found := _TRACE.fullmatch(value)):
-            return found[1].decode()
+        found = _TRACE.fullmatch(value) if name == "traceparent" and value is not None else None
+        if found is not None and (found[3] is None or found[1] != b"00"):
+            return found[2].decode()
     return None
 
 

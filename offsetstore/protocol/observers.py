@@ -18,6 +18,7 @@ from offsetstore.protocol.events import (
     LettersReplayed,
     LettersWritten,
     MirrorTried,
+    OutboxBlocked,
     OutboxRefused,
     OutboxWaits,
     PauseChanged,
@@ -97,10 +98,11 @@ class LogObserver:
             case ClaimTaken():
                 _log_start(event)
             case ClaimEnded(outcome="fenced"):
-                _log.warning("the claim of group %r has been taken over", event.group)
+                by = f": {event.by}" if event.by else ""
+                _log.warning("the claim of group %r has been taken over%s", event.group, by)
             case MirrorTried():
                 self._log_mirror(event)
-            case OutboxRefused() | OutboxWaits():
+            case OutboxBlocked() | OutboxRefused() | OutboxWaits():
                 _log_relay(event)
             case _:
                 pass
@@ -146,15 +148,21 @@ def _log_letters(event: LettersWritten | LettersReplayed) -> None:
     _log.warning(what, event.batch, event.group, causes)
 
 
-def _log_relay(event: OutboxRefused | OutboxWaits) -> None:
+def _log_relay(event: OutboxBlocked | OutboxRefused | OutboxWaits) -> None:
     if isinstance(event, OutboxWaits):
         _log.warning("the relay waits, for up to %.1f s: %s", event.wait, event.error)
+        return
+    if isinstance(event, OutboxBlocked):
+        what = "row %d of the outbox blocks topic %s, whose rows wait; those of other topics are sent: %s"
+        _log.warning(what, event.row, event.topic, event.error)
         return
     for row, why in event.errors.items():
         _log.warning("Kafka refuses row %d of the outbox, which is set aside: %s", row, why)
 
 
 def _log_start(event: ClaimTaken) -> None:
+    if event.fenced is not None:
+        _log.warning("this start has fenced the owner of group %r, which was %s", event.group, event.fenced)
     for tp, start in event.starting.starts.items() if event.starting else ():
         if start.skipped:
             _log.warning("%s starts at %d and skips %s: %s", tp, start.offset, start.skipped, start.reason.value)

@@ -11,9 +11,9 @@ Kafka. A mark is a number and a word that nobody else draws: copies of a databas
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias, cast
@@ -21,6 +21,8 @@ from uuid import uuid4
 
 from offsetstore.errors import OutboxUncertain, RowsRefused
 from offsetstore.protocol.letters import Headers
+from offsetstore.protocol.refusals import Topics
+from offsetstore.protocol.runs import RunState
 
 OnUncertain: TypeAlias = Literal["fail", "repeat", "skip"]
 """What becomes of a batch that may or may not be in Kafka: raise, produce it (again), or take it for produced."""
@@ -33,11 +35,6 @@ MOST_ROWS: Final = 10_000
 
 MOST_COUNTED: Final = 100_000
 """Rows of the outbox that are read to say how many wait."""
-
-_CALM: Final = 100  # batches until one may be as large again as one that was refused without any row to blame
-
-MOST_IN_A_ROW: Final = 100
-"""Rows that trials refuse until Kafka has taken one: more of them look like a bug or an outage."""
 
 LOOKS: Final = 10
 """At Kafka's mark, until one that it seems to have lost counts as lost."""
@@ -61,13 +58,21 @@ class OutboxRecord(NamedTuple):
 
 
 class OutboxRow(NamedTuple):
-    """A row of the outbox: an `OutboxRecord` with its id. Rows are produced in the order of their ids."""
+    """A row of the outbox: an `OutboxRecord` with its id. Rows are produced in the order of their ids.
+
+    :param wrong: why it can't be sent, if that is known without Kafka: it is no record, or too large to be read.
+    """
 
     id: int
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Headers | None = None
+    wrong: str | None = None
+
+
+LONG_WAIT: Final = timedelta(minutes=5)
+"""A row of the outbox that has waited for longer is one that the alerts ``Outbox…`` are about, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class OutboxState:
 
     :param rows: those that are not known to be in Kafka yet.
     :param oldest: when the oldest of them was written, by the database's clock; ``None`` if there are none.
+    :param row: the id of the first of them, and its ``topic``: if rows of the topic are blocked, it blocks them.
     :param refused: rows that Kafka refuses, set aside until a person decides; of the first 100,000, too.
     :param more: whether there are as many rows, so that more may wait than were counted.
     """
@@ -84,6 +90,50 @@ class OutboxState:
     oldest: datetime | None = None
     refused: int = 0
     more: bool = False
+    row: int | None = None
+    topic: str | None = None
+
+    def is_late(self, at: datetime) -> bool:
+        """Whether a row has waited for long."""
+        return self.oldest is not None and at - self.oldest > LONG_WAIT
+
+
+RelayState: TypeAlias = Literal["live", "stalled", "silent", "ended", "failed", "fenced", "unknown"]
+"""Those of a run, and ``stalled``: it is live, a row has waited for `LONG_WAIT`, and it has sent none for as long.
+``unknown``: one of an earlier release has the outbox, which sends no heartbeats."""
+
+
+def relay_state(run: RunState, *, waited: timedelta | None, idle: timedelta) -> RelayState:
+    """How a relay is.
+
+    :param waited: how long the first row of the outbox has waited, ``None`` if it is empty.
+    :param idle: since when the relay has sent nothing, or has run without having sent any.
+    """
+    is_stalled = run == "live" and waited is not None and min(waited, idle) > LONG_WAIT
+    return "stalled" if is_stalled else run
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """The relay that has the outbox, or had it last. Times are the database's.
+
+    :param since: it was started.
+    :param until: it ended, or sent its last heartbeat; ``None`` if it is ``unknown``.
+    :param sent_at: it last sent rows, ``None`` if this run has sent none.
+    :param error: why it waits, or what ended it.
+    """
+
+    state: RelayState
+    owner: str
+    since: datetime
+    until: datetime | None = None
+    sent_at: datetime | None = None
+    error: str | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it runs, and sends what there is."""
+        return self.state in {"live", "unknown"}
 
 
 class OutboxSession(Protocol):
@@ -211,17 +261,29 @@ class Look:
     It writes nothing, and may be done at any time after the step before.
 
     :param without: rows that are in Kafka already.
+    :param only: of this topic, as far as it is among the first hundred thousand rows.
+    :param but: not of these topics.
     """
 
     most: int
     without: Sequence[int]
+    only: str | None = None
+    but: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Kafka: which of these topics are missing, or may not be written to. Answer: why, for each of them."""
+
+    topics: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """Database: in one transaction, make this the batch, and delete rows. No answer; raise if the token is not ours.
 
-    With rows, `Send` is next: it may begin meanwhile, and must not commit before this has.
+    With rows, `Send` is next: it may begin meanwhile, and must not commit before this has. If rows of it are gone,
+    raise: somebody has set them aside since they were looked at.
 
     :param before: the word of the batch before; ``None`` if no rows are to be sent.
     :param done: rows that are in Kafka.
@@ -254,14 +316,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait a little before a row is tried, or Kafka's mark is asked for, again: what Kafka says may pass. No answer.
+    """Wait a little before Kafka's mark is asked for again: what Kafka says may pass. No answer.
 
-    :param refused: why Kafka refuses the row, which is kept: so many were refused in a row that it looks like a bug or
-        an outage.
-    :param lost: at the first wait for Kafka's mark, what Kafka has instead of it.
+    :param lost: at the first wait, what Kafka has instead of it.
     """
 
-    refused: str | None = None
     lost: Position | None = None
 
 
@@ -270,7 +329,7 @@ class Rest:
     """There are no rows: wait for some. Answer: whether Kafka's mark has to be set again, lest it expires."""
 
 
-Step: TypeAlias = Peek | Take | Check | Fence | Ask | Read | Fetch | Look | Record | Send | Pause | Rest
+Step: TypeAlias = Peek | Take | Check | Fence | Ask | Read | Fetch | Look | Probe | Record | Send | Pause | Rest
 
 
 class Position(NamedTuple):
@@ -304,15 +363,18 @@ class Standing(NamedTuple):
 class Refusal:
     """A transaction that was aborted because of some of its rows.
 
-    :param certain: why, for each row whose topic is missing, or may not be written to.
-    :param by_client: why, for each row that the client itself refuses, whatever the others are.
-    :param suspected: the same for rows of which one may be refused, and the others with it; or none, if Kafka or the
-        producer is to blame.
+    :param certain: why, for each row that is refused whatever the others are: by the client itself, or by Kafka, which
+        names it among the records of a request; then ``is_proven``.
+    :param suspected: the same for rows of which one may be refused, and the others with it.
+    :param vouched: topics with rows that Kafka has written before the abort, or would have, but for others.
+    :param is_proven: whether it is Kafka's own word on them, and the producer that has sent them has aborted the
+        transaction afterwards, which none can that is fenced: decision 0095.
     """
 
     certain: Mapping[int, str] = field(default_factory=dict[int, str])
-    by_client: Mapping[int, str] = field(default_factory=dict[int, str])
     suspected: Mapping[int, str] = field(default_factory=dict[int, str])
+    vouched: Collection[str] = ()
+    is_proven: bool = False
 
 
 def new_word() -> str:
@@ -327,7 +389,7 @@ def relaying(
     limit: int | None = None,
     on_uncertain: OnUncertain = "fail",
     word: Callable[[], str] = new_word,
-    trials: Trials | None = None,
+    topics: Topics | None = None,
 ) -> Generator[Step, Any, NoReturn]:
     """Ask for the steps of one relay, forever.
 
@@ -337,7 +399,7 @@ def relaying(
 
     :param again: after an error; then the token is not taken again, or two relays would take turns forever.
     :param limit: rows of the first batch, if it has to be smaller than ``most``.
-    :param trials: those of the machine before, after an error: what Kafka has refused in a row adds up.
+    :param topics: those of the machine before, after an error: what Kafka has refused in a row adds up.
     :raises OutboxUncertain: whether the recorded batch is in Kafka can't be told, and nobody has decided.
     """
     if again:
@@ -347,35 +409,73 @@ def relaying(
         yield Take()
     standing, position = yield from _fenced()
     kafka, mark, open_ids, done = yield from _settled(standing, position, on_uncertain, word)
-    size = _Size(most, most if limit is None else limit)
-    rows: Sequence[OutboxRow] = (yield Fetch(open_ids)) if open_ids else ()
-    if open_ids and not 0 < len(rows) <= size.rows:  # somebody has deleted them, or they are too many
-        mark, rows = mark._replace(word=word()), rows[: size.rows]
-        yield _instead(kafka, mark, rows)
-    trials = trials or Trials()
-    trials.begin(None)
+    topics = topics or Topics(most)
+    topics.begin()
+    size = most if limit is None else limit
+    rows: Sequence[OutboxRow] = ()
+    if open_ids:
+        found: Sequence[OutboxRow] = yield Fetch(open_ids)
+        refused, rows = yield from _sendable(found[:size], topics)
+        if len(rows) < len(open_ids):  # somebody has deleted some, or they are too many, or can't be sent
+            mark = mark._replace(word=word())
+            yield _instead(kafka, mark, rows, refused)
+            topics.recorded()
     while True:
         if rows:
             refusal: Refusal | None = yield Send(mark, rows, kafka)
             if refusal is not None:
-                refused, rows = yield from _tried(kafka, rows, refusal, trials)
+                refused, rows = yield from _judged(kafka, rows, refusal, topics)
                 mark = mark._replace(word=word())
                 yield _instead(kafka, mark, rows, refused)
-                size.refused(refusal, rows)
+                topics.recorded()
                 continue
-            kafka, done, rows = mark, _ids(rows), ()
-            trials.passed()
-            size.passed()
-        found: Sequence[OutboxRow] = yield Look(size.rows, done)
-        if found:
+            topics.passed(rows)
+            kafka, done = mark, _ids(rows)
+            size = min(most, 2 * size)
+        refused, rows, is_idle = yield from _next(size, done, topics)
+        if rows:
             mark = Mark(kafka.number + 1, word())
-            yield Record(mark, _ids(found), done, before=kafka.word)
-            rows, done = found, ()
-        elif done:
-            yield Record(kafka, (), done)
-            done = ()
-        elif (yield Rest()):
+            yield Record(mark, _ids(rows), done, refused, before=kafka.word)
+        elif done or refused:
+            yield Record(kafka, (), done, refused)
+        elif is_idle and (yield Rest()):
             yield Send(kafka)
+        topics.recorded()
+        done = ()
+
+
+def _next(
+    size: int, done: Sequence[int], topics: Topics
+) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow], bool]]:
+    """Return which rows are set aside, which are sent next, and whether there are none at all."""
+    if lacking := topics.lacking():
+        waiting = topics.asked_again((yield Probe(lacking)))
+        if waiting is not None and not (yield Look(1, done, only=waiting)):
+            topics.forget(waiting)
+    topic = topics.turn()
+    if topic is None:
+        found: Sequence[OutboxRow] = yield Look(size, done, but=tuple(topics.apart))
+    else:
+        found = topics.batch(topic, (yield Look(topics.most(topic), done, only=topic)))
+    refused, rows = yield from _sendable(found, topics)
+    return refused, rows, topic is None and not found and not topics.is_any_due
+
+
+def _sendable(
+    rows: Sequence[OutboxRow], topics: Topics
+) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow]]]:
+    """Return which of these rows are set aside before they are sent, and which may be sent.
+
+    Rows of a topic that is missing, or may not be written to, are neither: they wait.
+    """
+    if not rows:
+        return {}, ()
+    refused, left = topics.refuse(rows, {row.id: row.wrong for row in rows if row.wrong is not None})
+    lacking: Mapping[str, str] = (yield Probe({row.topic for row in left})) if left else {}
+    if lacking:
+        topics.found_lacking(left, lacking)
+        left = [row for row in left if row.topic not in lacking]
+    return refused, left
 
 
 def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
@@ -392,63 +492,6 @@ def _fenced() -> Generator[Step, Any, tuple[Standing, Position]]:
         if looks == LOOKS or not _seems_lost(standing, position):
             return standing, position
         yield Pause(lost=position if looks == 1 else None)
-
-
-class _Size:
-    """How many rows the next batch may have: after a refusal few, then twice as many each time.
-
-    Rows that are refused whatever the others are say nothing about it. Where rows were refused together of which none
-    was to blame, as larger requests than their topic takes, batches stay smaller than these for a while.
-    """
-
-    def __init__(self, most: int, rows: int) -> None:
-        self.rows = rows
-        self._most = self._ceiling = most
-        self._calm = 0
-
-    def refused(self, refusal: Refusal, left: Sequence[OutboxRow]) -> None:
-        if refusal.certain or refusal.by_client:
-            return
-        self.rows = max(1, len(left))
-        if len(refusal.suspected) > 1:
-            self._ceiling, self._calm = max(1, len(refusal.suspected) // 2), _CALM
-        elif not left:
-            self._ceiling = self._most
-
-    def passed(self) -> None:
-        self._calm -= 1
-        if self._calm <= 0:
-            self._ceiling = self._most
-        self.rows = min(self._ceiling, 2 * self.rows)
-
-
-class Trials:
-    """Which row is on trial, how often it has failed, and how many were refused since Kafka has taken one."""
-
-    def __init__(self) -> None:
-        self._row: int | None = None
-        self._failed = self._refused = 0
-
-    def passed(self) -> None:
-        """Kafka has taken rows."""
-        self._row, self._failed, self._refused = None, 0, 0
-
-    def begin(self, row: int | None) -> None:
-        """The row is the next to be sent, alone, by a producer that has committed something else; ``None``: no row."""
-        if row != self._row:
-            self._row, self._failed = row, 0
-
-    def failed(self, rows: Sequence[OutboxRow]) -> int:
-        """Count a failure of these rows; return how often the row on trial has failed, 0 if it is not this one."""
-        if [row.id for row in rows] != [self._row]:
-            return 0
-        self._failed += 1
-        return self._failed
-
-    def may_refuse(self) -> bool:
-        """Count one more; ``False`` if it would be too many."""
-        self._refused += 1
-        return self._refused <= MOST_IN_A_ROW
 
 
 def _before_taking(on_uncertain: OnUncertain) -> Generator[Step, Any, None]:
@@ -538,45 +581,32 @@ def _settled(
     return kafka, mark, ids, ()
 
 
-def _tried(
-    kafka: Mark, rows: Sequence[OutboxRow], refusal: Refusal, trials: Trials
+def _judged(
+    kafka: Mark, rows: Sequence[OutboxRow], refusal: Refusal, topics: Topics
 ) -> Generator[Step, Any, tuple[Mapping[int, str], Sequence[OutboxRow]]]:
-    """Return which rows are refused, and which are sent next.
+    """Return which rows are refused, and which are sent next; see `Topics`.
 
-    The rows before the first suspect are sent without it, so that nothing of its key overtakes them; then it is the
-    first, and is on trial: it is sent alone, and is refused if that fails twice, some time apart. Before each time, and
-    after it, our token is still there, and a new producer has committed something else: so neither Kafka nor another
-    relay is to blame. If one row after the other is refused, Kafka is: then the row is tried until it passes.
-
-    What the client refuses by itself needs no trials, but a setting of the relay's may be wrong, so it counts, too.
+    A new producer goes on: of the old one, the broker misses the records that it has refused, and librdkafka would take
+    half a second to see that. That Kafka did not refuse them because of the producer or of another relay is proven by
+    the abort, or by what is tried here: our token is still there, and the new producer commits something else. Rows of
+    topics that are sent apart are left out here, so that they hold no others up.
 
     :raises OutboxUncertain: another database's relay has sent something meanwhile.
     """
-    refused = refusal.certain
-    if refusal.by_client:
-        refused = {id_: why for id_, why in refusal.by_client.items() if trials.may_refuse()}
-        left = [row for row in rows if row.id not in refused]
-        kept = [place for place, row in enumerate(left) if row.id in refusal.by_client]
-        if kept and not refused and not kept[0]:
-            yield Pause(refusal.by_client[left[0].id])
-        return refused, left[: max(1, kept[0])] if kept else left
-    if not refused:
-        yield Check()
-        standing, position = yield from _fenced()
-        if not _is_open(standing, position):
-            raise _uncertain(standing, position)
-        yield Send(kafka)
-        first = next(place for place, row in enumerate(rows) if row.id in refusal.suspected)
-        failed = trials.failed(rows)
-        if failed > 1 and trials.may_refuse():
-            refused = refusal.suspected
-        else:
-            if failed:
-                yield Pause(refusal.suspected[rows[0].id] if failed > 1 else None)
-            if not first:
-                trials.begin(rows[0].id)
-        rows = rows[: max(1, first)]
-    return refused, [row for row in rows if row.id not in refused]
+    yield Check()
+    standing, position = yield from _fenced()
+    if not _is_open(standing, position):
+        raise _uncertain(standing, position)
+    yield Send(kafka)
+    refused, left = topics.refuse(rows, refusal.certain, refusal.vouched)
+    named = {row.topic for row in rows if refusal.is_proven and row.id in refused}
+    topics.name({topic: sum(row.topic == topic for row in left) for topic in named})
+    # Of a topic with named rows, the others are sent again before any is suspected: these may have been all.
+    suspected = {
+        row.id: refusal.suspected[row.id] for row in rows if row.id in refusal.suspected and row.topic not in named
+    }
+    refused = {**refused, **topics.suspect(rows, suspected, is_proven=refusal.is_proven)}
+    return refused, [row for row in left if row.id not in refused and row.topic not in topics.apart]
 
 
 def _instead(

@@ -30,9 +30,13 @@ of the claim. ``fenced``: another claim, a reset or a rename was noticed."""
 RunState: TypeAlias = Literal["live", "silent", "ended", "failed", "fenced"]
 """``live``: the job sends heartbeats. ``silent``: they stopped, and no end was recorded. ``ended``: cleanly."""
 
-Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror"]
+Source: TypeAlias = Literal["batch", "job", "flush", "idle", "retry", "mirror", "start"]
 """Where an error came from: a micro-batch, the job's own code or Spark, a flush, idle work, an operation that was
-repeated, the copy to Kafka."""
+repeated, the copy to Kafka, a start that was refused."""
+
+LOOP: Final = 3
+"""A job is ``failed`` although it is live if this many runs failed or fell silent in the last 15 minutes, and none has
+run for a minute since: it is started again and again. A good one counts as live a minute after its start."""
 
 _LATE: Final = timedelta(seconds=8)
 """A heartbeat comes every five seconds; a run without one for so long was probably silent when it was replaced."""
@@ -50,15 +54,32 @@ def is_live(silence: timedelta | None) -> bool:
     return silence is not None and -LIVE < silence < LIVE
 
 
-def run_state(ending: Ending | None, silence: timedelta | None) -> RunState:
-    """How a job is that nobody has replaced. One that never sends heartbeats, such as a decision's owner, has ended."""
+def run_state(ending: Ending | None, silence: timedelta | None, failures: int = 0) -> RunState:
+    """How a job is that nobody has replaced. One that never sends heartbeats, such as a decision's owner, has ended.
+
+    :param failures: how many runs have failed lately, see `LOOP`.
+    """
     match ending:
         case "failed" | "fenced":
             return ending
         case None if silence is not None:
-            return "live" if is_live(silence) else "silent"
+            return "silent" if not is_live(silence) else "failed" if failures >= LOOP else "live"
         case _:
             return "ended"
+
+
+def telling_run(runs: Sequence[Run]) -> Run | None:
+    """The run that tells how the group's job is, ``None`` without any: the last one.
+
+    Of the live members of a fleet it is the one whose batch has been in flight for the longest time; without a live
+    one, that which ended last.
+    """
+    live = [run for run in runs if run.state == "live"]
+    if not runs or not runs[-1].is_member:
+        return runs[-1] if runs else None
+    if not live:
+        return max((run for run in runs if run.token.epoch == runs[-1].token.epoch), key=lambda run: run.until)
+    return max(live, key=lambda run: (run.status.phase == "batch", run.status.phase_age))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +161,7 @@ class JobError:
 class Run:
     """One run of a group's job, as it last was recorded. All times come from the database's clock.
 
+    :param is_member: whether other members of a fleet shared the group: ``token`` has the fleet's epoch and its own id.
     :param seen_at: its last heartbeat, ``read_at`` is now.
     :param next_at: when the group was claimed or moved next, ``None`` if it was not.
     :param phase_since: of ``status.phase``; the other ages of ``status`` are as of ``read_at``, too.
@@ -157,6 +179,7 @@ class Run:
     next_at: datetime | None
     read_at: datetime
     status: RunStatus
+    is_member: bool = False
 
     @property
     def state(self) -> RunState:
@@ -171,6 +194,10 @@ class Run:
         is_fenced = self.next_at - self.seen_at < _LATE and is_live(self.read_at - self.next_at)
         return "fenced" if is_fenced else "silent"
 
+    def is_of(self, owner: Token) -> bool:
+        """Whether it is the run of the group's owner, or of a member of its fleet."""
+        return self.token.epoch == owner.epoch if self.is_member else self.token == owner
+
     @property
     def until(self) -> datetime:
         """When it ended, or was last seen."""
@@ -180,11 +207,13 @@ class Run:
 class RunSession(Protocol):
     """The part of a `Session` for runs. Each statement is about one group."""
 
-    def begin_run(self, group: str, token: Token, run: NewRun) -> None:
-        """Write the run's row. Needs the group's lock."""
+    def begin_run(self, group: str, token: Token, run: NewRun, *, of_member: bool = False) -> None:
+        """Write the run's row. Needs the group's lock, or a share of it for a member of a fleet."""
         ...
 
-    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
+    def write_run(
+        self, group: str, token: Token, status: RunStatus, ending: Ending | None, *, of_member: bool = False
+    ) -> None:
         """Rewrite the run's row, if there is one; its end is written once."""
         ...
 

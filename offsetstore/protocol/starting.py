@@ -11,7 +11,7 @@ from typing import Final
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import CommittedOffset, OffsetRange, StoredOffset, TopicPartition, Watermarks
-from offsetstore.text import command, counted, numbered
+from offsetstore.text import command, counted, numbered, visible
 
 
 class Reason(Enum):
@@ -105,21 +105,26 @@ class StartingOffsets:
                 f"{numbered(sorted(starts))}: it {' and '.join(does)} of them. Where these start is decided by "
                 "StartPolicy(auto_offset_reset=...)."
             )
-        names = f" Groups with similar names: {', '.join(map(repr, self.similar))}." if self.similar else ""
+        what = f"it {' and '.join(does)} of {', '.join(sorted({tp.topic for tp in starts}))}"
+        if not self.similar:  # most of these are new jobs
+            return (
+                f"group {self.unknown!r} is new: {what}. If its job ran before under another name, or without "
+                "offsetstore, stop it, and see docs/starting.md."
+            )
         delete, rename = self._ways_out(self.unknown)
         return (
-            f"the store has no offsets of group {self.unknown!r}, which is right for a new job: it "
-            f"{' and '.join(does)} of {', '.join(sorted({tp.topic for tp in starts}))}.{names} If this is not one, "
-            "stop it, and remove what it has written. Then correct the name; or delete this group, "
-            f"`{delete}`, and take over the earlier job's offsets, with `{rename}` or adopt_checkpoint=. "
+            f"the store has no offsets of group {self.unknown!r}, which is right for a new job: {what}. Groups with "
+            f"similar names: {', '.join(map(repr, self.similar))}. If this is not a new job, stop it, and remove what "
+            f"it has written. Then correct the name; or delete this group, `{delete}`, and take over the earlier job's "
+            f"offsets, with `{rename}` or adopt_checkpoint=. "
             'StartPolicy(auto_offset_reset="none") refuses such starts.'
         )
 
     def _ways_out(self, unknown: str) -> tuple[str, str]:
         """The commands of the `warning`; without arguments if a name could break the line of a log."""
         delete, rename = ("groups", "delete"), ("groups", "rename")
-        earlier = self.similar[0] if self.similar else "EARLIER"
-        if unknown.isprintable() and earlier.isprintable():
+        earlier = self.similar[0]
+        if visible(unknown) == unknown and visible(earlier) == earlier:
             reason = ("--reason", "wrong name")
             delete += ("-g", unknown, *reason)
             rename += ("-g", earlier, "--to", unknown, *reason)

@@ -60,7 +60,7 @@ _MALFORMED: Final = "KAFKA_MALFORMED_RECORD_TIMESTAMP"
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
-_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _unlogged: Final = set[int]()
 """The threads in which PySpark is kept from logging errors."""
 
@@ -72,7 +72,7 @@ def told_by_us() -> Generator[None]:
     It writes each to standard error as it makes it, with the values that it quotes and Java's stack, although the error
     may be part of a search, and is told in the end in our own words.
     """
-    for name in _LOGGERS:
+    for name in LOGGERS:
         PySparkLogger.getLogger(name).addFilter(_is_logged)  # once, however often
     thread = threading.get_ident()
     is_outermost = thread not in _unlogged

@@ -53,6 +53,7 @@ _FAILED: Final = pa.schema(
         ("text", pa.string()),
         ("traceback", pa.string()),
         ("attempts", pa.int32()),
+        ("shown", pa.string()),
         ("is_outage", pa.bool_()),
     ]
 )

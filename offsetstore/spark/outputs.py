@@ -135,10 +135,13 @@ class Outputs(CheckedOutputs):
                     check_row_by_row(batch, frame, needed_by="dead_letters=")
                 self._has_lineage = True
             frames = {name: rename(frame) for name, frame in frames.items()}
-        self.check_tables(self._claim, {name: self._schema(name, frame) for name, frame in frames.items()})
+        # Spark computes only those without columns here.
+        filled = {name: frame for name, frame in frames.items() if frame.columns or not frame.isEmpty()}
+        schemas = {name: self._schema(name, frame) for name, frame in filled.items()}
+        self.check_tables(self._claim, schemas)
         return {
             name: variants_as_json(
-                frame if keep_kafka or self.uses_kafka(name) else frame.drop(KAFKA), self._checked[name][0]
+                frame if keep_kafka or self.uses_kafka(name) else frame.drop(KAFKA), schemas.get(name, pa.schema([]))
             )
             for name, frame in frames.items()
         }

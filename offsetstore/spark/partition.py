@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError, RowsRefused, StaleClaim
 from offsetstore.offsets import TopicPartition, count_offsets
-from offsetstore.processing.blame import SECONDS
 from offsetstore.processing.handling import HandlerFailed
 from offsetstore.processing.letters import PART, Recovery
 from offsetstore.processing.plan import BatchMetadata, Plan, check_topics, create_rows
@@ -174,7 +173,7 @@ class PerPartition:
             return refused
         ranges = {tp: plan.decisions[tp].remaining}
         is_small = count_offsets(ranges) <= LARGE  # the rows of a part are collected on the driver
-        return self._whole.blame(refused, batch, plan.up_to(ranges), stored, seconds=SECONDS if is_small else 0)
+        return self._whole.blame(refused, batch, plan.up_to(ranges), stored, seconds=None if is_small else 0)
 
     def _run(
         self,

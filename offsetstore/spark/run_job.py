@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext, suppress
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from subprocess import Popen
+from types import FrameType, SimpleNamespace, TracebackType
+from typing import Any, Final, Self, cast
 
 from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway  # pyright: ignore[reportUnknownVariableType]
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,6 +28,7 @@ from offsetstore.errors import ExitCode, OffsetStoreError, exit_code
 from offsetstore.postgres.errors import of_store
 from offsetstore.protocol.events import BatchEnded, Event, FlushEnded, LettersWritten, PauseChanged, QueryStarted
 from offsetstore.protocol.functions import InterruptSignal, TermSignal
+from offsetstore.protocol.signals import Requests
 from offsetstore.spark.function_errors import is_of_java, told_by_us, typed
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.plans.query import parse_offsets
@@ -51,9 +57,9 @@ def job() -> Job:
     An error that leaves the block is printed in at most 15 lines (with OFFSETSTORE_TRACE=1 in the environment, with
     the traces of Python and Java), and becomes the process's exit code: see docs/health.md.
 
-    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; a second one
-    ends the process at once. Before `Job.run` they end the block. They are left alone in threads other than the main
-    one. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
+    SIGTERM and Ctrl-C stop the query after the batch that is being written, see `TransactionalSink.stop`; another one,
+    a second or more later, ends the process at once. Before `Job.run` they end the block. They are left alone in
+    threads other than the main one. The exit code is 0 after SIGTERM, and 130 after Ctrl-C.
     """
     return Job()
 
@@ -64,18 +70,23 @@ class Job:
     def __init__(self) -> None:
         self._is_running = False
         self._signal: int | None = None
+        self._requests = Requests()
         self._before: dict[int, Any] = {}
-        self._told_by_us = nullcontext() if os.environ.get(TRACE) else told_by_us()
+        self._quiet = ExitStack()
 
     def __enter__(self) -> Self:
         self._listen()
-        self._told_by_us.__enter__()
+        if threading.current_thread() is threading.main_thread():
+            self._quiet.enter_context(_keeping_handler())
+        if not os.environ.get(TRACE):
+            self._quiet.enter_context(_without_interrupts())
+            self._quiet.enter_context(told_by_us())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._told_by_us.__exit__(None, None, None)
+        self._quiet.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if error is None or isinstance(error, (SystemExit, GeneratorExit)):
@@ -93,7 +104,7 @@ class Job:
             stored offsets.
         :raises StreamingQueryException: an error of Spark's own ended it.
         """
-        self._listen()  # again: Spark has set a handler of its own for Ctrl-C
+        self._listen()  # again, if this is not in the block: Spark has set a handler of its own for Ctrl-C
         _silence(query)
         claim = sink.claim
         progress = _Progress(claim.group) if sys.stderr.isatty() else None
@@ -140,13 +151,65 @@ class Job:
         for number in _SIGNALS:
             self._before.setdefault(number, signal.signal(number, self._on_signal))
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - Python's signature
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._requests.add():
+            return
         is_first, self._signal = self._signal is None, number
         if not is_first:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif not self._is_running:  # else `run` stops the query
+            _end_starting_java(frame)
             raise InterruptSignal if number == signal.SIGINT else TermSignal(ExitCode.OK)
+
+
+@contextmanager
+def _keeping_handler() -> Generator[None]:
+    """Keep Spark from setting a handler of its own for Ctrl-C as it starts.
+
+    That one asks Java for something in the middle of another question, which py4j logs with two traces.
+    """
+    module: Any = sys.modules[SparkContext.__module__]
+    given = module.signal
+    module.signal = SimpleNamespace(**{**vars(signal), "signal": _ignore})
+    try:
+        yield
+    finally:
+        module.signal = given
+
+
+def _end_starting_java(frame: FrameType | None) -> None:
+    """End the Java that PySpark waits for: it would go on without Python, and end with a trace."""
+    while frame is not None:
+        if frame.f_code is launch_gateway.__code__ and isinstance(java := frame.f_locals.get("proc"), Popen):
+            cast("Popen[bytes]", java).kill()
+        frame = frame.f_back
+
+
+def _ignore(*_: object) -> None: ...
+
+
+@contextmanager
+def _without_interrupts() -> Generator[None]:
+    """Keep py4j from logging each Ctrl-C that meets it in a question to Java, with a trace.
+
+    Nor what fails as it then closes the connection: at a terminal, Java gets the same signal.
+    """
+    logs = [logging.getLogger(name) for name in (None, "py4j.clientserver", "py4j.java_gateway")]
+    for log in logs:
+        log.addFilter(_is_no_interrupt)
+    try:
+        yield
+    finally:
+        for log in logs:
+            log.removeFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None and not isinstance(error, InterruptSignal):
+        error = error.__context__
+    return error is None
 
 
 class _Progress:

@@ -162,7 +162,7 @@ class TransactionalSink:
         self._settings = SinkSettings(metadata, marking, flush, tick, dead_letters, propagate, atomicity)
         self._settings.check(self._outputs.writers.values(), transform if isinstance(transform, Handler) else None)
         self._source = _Query()
-        self._runner = Runner(claim, self._source, self._settings)
+        self._runner = Runner(claim, self._source, self._settings, while_working=told_by_us)
         self._per_partition: PerPartition | None = None
         if atomicity == "partition":
             self._per_partition = PerPartition(
@@ -245,36 +245,35 @@ class TransactionalSink:
         """Look at the query, and hand the batch over."""
         if is_remote():
             raise _connect_refused()
-        with told_by_us():
-            query = RunningQuery.of(batch)
-            self._source.execution = query.execution
-            if query.run_id != self._run_id:
-                self._begin(query, batch)
-            ranges = query.ranges()
-            self._runner.takes(ranges)
-            self._check_claimed(ranges)
-            self._claim.bind(query.query_id, query.is_active)
-            if not ranges and self._stateful is None:
-                yield None
-                return
-            finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
-            with finding, self._outputs.keeping_handled(batch, ranges) as handled:
-                by_partition = self._per_partition is not None
-                taken = MicroBatch(
-                    batch,
-                    batch_id,
-                    query,
-                    ranges,
-                    self._claim,
-                    self._outputs,
-                    or_by_partition=not by_partition,
-                    handled=handled,
-                )
-                own = self._stateful or self._per_partition
-                yield Taken(taken, None if own is None else partial(own.write, taken))
-            if not self._has_written:
-                self._has_written = True
-                self._prune(batch)
+        query = RunningQuery.of(batch)
+        self._source.execution = query.execution
+        if query.run_id != self._run_id:
+            self._begin(query, batch)
+        ranges = query.ranges()
+        self._runner.takes(ranges)
+        self._check_claimed(ranges)
+        self._claim.bind(query.query_id, query.is_active)
+        if not ranges and self._stateful is None:
+            yield None
+            return
+        finding = sending_password(batch.sparkSession, self._claim) if has_finder(self._claim) else nullcontext()
+        with finding, self._outputs.keeping_handled(batch, ranges) as handled:
+            by_partition = self._per_partition is not None
+            taken = MicroBatch(
+                batch,
+                batch_id,
+                query,
+                ranges,
+                self._claim,
+                self._outputs,
+                or_by_partition=not by_partition,
+                handled=handled,
+            )
+            own = self._stateful or self._per_partition
+            yield Taken(taken, None if own is None else partial(own.write, taken))
+        if not self._has_written:
+            self._has_written = True
+            self._prune(batch)
 
     def _begin(self, query: RunningQuery, batch: DataFrame) -> None:
         """Take notice of a query that has just started or was restarted."""

@@ -10,7 +10,6 @@ batch, even one that is already in the results, is computed as a whole before th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -34,8 +33,9 @@ from offsetstore.spark.plans.admission import admit_stateful
 from offsetstore.spark.plans.query import RunningQuery
 from offsetstore.spark.settings import MANAGER
 from offsetstore.store.claim import Claim
+from offsetstore.text import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Stateful:

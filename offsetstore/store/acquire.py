@@ -7,7 +7,6 @@ Kafka for the log ends again, resolve, and write the new token to every row of t
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from offsetstore.offsets import BrokerView, StoredOffset, Suspect, Token, TopicP
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, NewOffset, Session, renamed
 from offsetstore.protocol.fleet import fleet_name
-from offsetstore.protocol.functions import without_frames
+from offsetstore.protocol.functions import call, without_frames
 from offsetstore.protocol.log_evidence import LogLook, log_truncated, look, same_logs
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
@@ -44,14 +43,16 @@ from offsetstore.store import adoption
 from offsetstore.store.adoption import QueryCheckpoint
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
-from offsetstore.store.mirror import write_evidence
-from offsetstore.store.run_record import new_run
+from offsetstore.store.log_watch import write_evidence
+from offsetstore.store.run_record import new_run, recording_refusals
 from offsetstore.store.sessions import Connected, fencing, read, read_offsets, repeat, transaction
+from offsetstore.store.takeover import fenced_by_claim
 from offsetstore.store.term import begin
+from offsetstore.text import logger
 
 _T = TypeVar("_T")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _RETRIES = Retries(attempts=3, shortest=0.5, longest=1.0)
 AGAIN = "Claim again; the group's history shows whether this claim succeeded."
@@ -86,7 +87,8 @@ def acquire(store: Connected, request: ClaimRequest) -> Claim:
     """
     # One id for all attempts: if a COMMIT happened and its answer was lost, the next attempt knows its own claim.
     claim_id = uuid.uuid4()
-    return until_believed(store, request, lambda asked, evidence: _attempt(store, asked, claim_id, evidence))
+    with recording_refusals(store, request.group):
+        return until_believed(store, request, lambda asked, evidence: _attempt(store, asked, claim_id, evidence))
 
 
 def until_believed(
@@ -300,7 +302,7 @@ def _has_members(request: ClaimRequest) -> bool:
     if broker is None:
         return False
     try:
-        has_members = broker.has_members(request.kafka_group)
+        has_members = call(broker.has_members, request.kafka_group)
     except BrokerError as error:
         if request.policy.on_members == "refuse":
             raise
@@ -440,7 +442,9 @@ def write_whole(
     copied = latest_epoch(locked.view.committed.values(), locked.store_id) if locked.view is not None else 0
     token = Token(max(locked.epoch, copied) + 1, claim_id)
     owner = this_process()
+    fenced = fenced_by_claim(session, group, locked.owner, claim_id)
     session.write_group(group, token, owner)
+    why = why if fenced is None else f"{why}; fenced the owner, which was {fenced}"
     history = [HistoryEvent("claim", None, None, None, token, owner, why)]
     partitions = set(rows)
     metadata = {tp: row.metadata for tp, row in rows.items()}
@@ -454,7 +458,7 @@ def write_whole(
         partitions |= locked.starting.starts.keys()
     session.append_history(group, history)
     terms = begin(session, group, partitions, metadata)
-    return Acquired(token, terms, locked.starting, owner, locked.store_id)
+    return Acquired(token, terms, locked.starting, owner, locked.store_id, fenced)
 
 
 def write_starts(

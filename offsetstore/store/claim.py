@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
@@ -20,6 +20,7 @@ from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, Suspect, 
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import ClaimEnded, ClaimTaken, DatabaseAsked
 from offsetstore.protocol.forks import expect_own, is_own
+from offsetstore.protocol.functions import call
 from offsetstore.protocol.log_evidence import FindTruncated, log_truncated
 from offsetstore.protocol.marking import Marking, Position
 from offsetstore.protocol.metadata import Formats, check_formats, dump, format_of, load
@@ -31,19 +32,25 @@ from offsetstore.protocol.runs import JobError
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.texts import check_new_name, check_text
+from offsetstore.store import mirror as mirrors
 from offsetstore.store.claim_metadata import read_own
+from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
+from offsetstore.store.log_watch import LogWatch, can_tell
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import Connected, read, repeat
+from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import Term, Terms, delivered, unmarked
 from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
+from offsetstore.text import logger
 
 Takeover = Literal["fence", "wait", "refuse"]
+_LAST_LOOK = 0.1  # seconds that the last look at the logs gets beside a last copy that has taken all the time
 _T = TypeVar("_T")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +103,17 @@ class ClaimRequest:
         """Kafka's current offsets, ``None`` without a broker."""
         if self.broker is None:
             return None
-        ask = partial(self.broker.view, self.kafka_group, timestamp_ms=self.policy.timestamp_ms)
+        view, group, timestamp_ms = self.broker.view, self.kafka_group, self.policy.timestamp_ms
         if self.partitions is None:
-            return ask(self.topics)
+            return call(view, group, self.topics, timestamp_ms=timestamp_ms)
         topics = sorted({tp.topic for tp in self.partitions})  # what is wrong with others is not this member's
-        return ask(topics, partitions=self.partitions)
+        return call(view, group, topics, timestamp_ms=timestamp_ms, partitions=self.partitions)
 
     @property
     def find_truncated(self) -> FindTruncated | None:
         """How to ask for logs whose leader epoch has changed, ``None`` if the broker can't tell."""
-        return getattr(self.broker, "find_truncated", None)  # a user's own implementation may predate it
+        find = getattr(self.broker, "find_truncated", None)  # a user's own implementation may predate it
+        return None if find is None else partial(call, find)
 
     @property
     def mirrored_to(self) -> BrokerOffsets | None:
@@ -124,6 +132,7 @@ class Acquired:
     starting: StartingOffsets | None
     owner: str
     store_id: UUID
+    fenced: str | None = None
 
 
 class Claim:
@@ -133,8 +142,9 @@ class Claim:
     ``partitions`` are those known to have rows, ``starting`` is the resolved start (``None`` without a broker),
     ``mirror`` copies the offsets to Kafka (``None`` if that is off), and ``owner`` describes this process, for people.
     Once the claim ``is_closed``, the sink no longer writes with it; once it ``is_lost``, it knows that another claim
-    has taken over, or that the group was reset or renamed. Once a delivery ``has_made_rows``, the job's function has no
-    bug for every record. ``close_error`` is what `close` has raised last.
+    has taken over, or that the group was reset or renamed, and ``taken_by`` tells who did that. ``fenced`` tells whom
+    the claim itself has fenced, ``None`` if nobody was known to run. Once a delivery ``has_made_rows``, the job's
+    function has no bug for every record. ``close_error`` is what `close` has raised last.
     """
 
     def __init__(
@@ -150,7 +160,7 @@ class Claim:
         self.database = store.database
         self.timeouts = store.timeouts
         self.retries = store.retries
-        self._run = RunRecord(request.group, acquired.token)
+        self._run = RunRecord(request.group, acquired.token, of_member=request.shared)
         self.observers = store.observers.with_one(self._run)
         self.group = request.group
         self.broker = request.broker
@@ -166,6 +176,8 @@ class Claim:
         self.keeps_checkpoint = False
         self.is_closed = False
         self.is_lost = False
+        self.taken_by: str | None = None
+        self.fenced = acquired.fenced
         self.has_made_rows = False
         self._lost: Mapping[TopicPartition, str] = {}
         self._query_id: str | None = None
@@ -182,8 +194,13 @@ class Claim:
             on_asked=self._tell_answer,
             run=self._run,
         )
-        self.mirror = self._start_mirror(request, has_members=has_members, after_fleet=after_fleet)
-        self.observers.on(ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting))
+        self.mirror: Mirror | None = None
+        self._logs: LogWatch | None = None
+        if acquired.starting is not None and not self.is_member:
+            self._begin_beside(request, acquired.starting, has_members=has_members, after_fleet=after_fleet)
+        self.observers.on(
+            ClaimTaken(group=self.group, token=self.token, owner=self.owner, starting=self.starting, fenced=self.fenced)
+        )
 
     @property
     def group_token(self) -> Token:
@@ -222,17 +239,21 @@ class Claim:
             terms[tp].position = positions[tp]
 
     def _beat(self, session: Session) -> bool:
-        return session.beat(self.token.claim_id)
+        is_ours = session.beat(self.token.claim_id)
+        if not is_ours and not self.is_closed:
+            self.taken_by = taken_by(session, self.group)
+        return is_ours
 
     def _end_beat(self, session: Session) -> None:
         session.end_beat(self.token.claim_id)
 
-    def lose(self, lost: Terms | None = None) -> None:  # noqa: ARG002 - it has all or none
-        """Record that another claim has taken over, or that the group was reset or renamed."""
+    def lose(self, lost: Terms | None = None, *, by: str | None = None) -> None:  # noqa: ARG002 - it has all or none
+        """See `ClaimInfo`."""
         with self._binding:
             was_lost, self.is_lost = self.is_lost, True
+            self.taken_by = by or self.taken_by
         if not was_lost:
-            self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="fenced"))
+            self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="fenced", by=self.taken_by))
 
     def unblock(self, partitions: Collection[TopicPartition]) -> None:
         """Do nothing: a job shares its partitions with nobody."""
@@ -244,7 +265,7 @@ class Claim:
     def require_log(self) -> None:
         """Refuse to go on in a log that is known to have lost records.
 
-        :raises LogTruncated: the claim's mirror has seen it; see `note_lost`.
+        :raises LogTruncated: it has been seen while the job ran; see `note_lost`.
         """
         for tp, what in sorted(self._lost.items()):
             raise log_truncated(tp, Suspect(what))
@@ -252,18 +273,20 @@ class Claim:
     def _tell_answer(self, error: Exception | None) -> None:
         self.observers.on(DatabaseAsked(group=self.group, error=error))
 
-    def _start_mirror(self, request: ClaimRequest, *, has_members: bool, after_fleet: bool) -> Mirror | None:
-        broker = request.mirrored_to
-        if self.starting is None or broker is None or request.mirror_every is None:
-            return None
-        starts = self.starting.starts
+    def _begin_beside(
+        self, request: ClaimRequest, starting: StartingOffsets, *, has_members: bool, after_fleet: bool
+    ) -> None:
+        """Begin to watch the logs, and to copy the offsets if that is asked for."""
+        starts = starting.starts
+        rows = ClaimRows(self.database, self, self.partitions - starts.keys())
+        if request.broker is not None and can_tell(request.broker):
+            self._logs = LogWatch(self, rows, request.broker, on_lost=self.note_lost)
+        if (broker := request.mirrored_to) is None or request.mirror_every is None:
+            return
         found = {tp: start.committed for tp, start in starts.items() if start.committed is not None}
-        ignored = frozenset(self.partitions - starts.keys())
-        target = MirrorTarget(
-            broker, request.kafka_group, request.mirror_every, ignored, found, has_members, after_fleet
-        )
+        target = MirrorTarget(broker, request.kafka_group, request.mirror_every, found, has_members, after_fleet)
         stamp = Stamp(self.store_id, self.token.epoch, digest(request.group))
-        return Mirror(self.database, self, stamp, target, self.observers, on_lost=self.note_lost)
+        self.mirror = Mirror(self, rows, stamp, target, self.observers)
 
     @property
     def starting_offsets(self) -> str:
@@ -353,6 +376,7 @@ class Claim:
                 raise StaleClaim(
                     f"group {self.group!r} has been claimed, reset or renamed; its metadata belongs to another job",
                     topic_partition=tp,
+                    found=self.taken_by,
                     expected=str(self.token),
                 )
             return load(self.formats, tp, None if term is None else term.metadata)
@@ -394,9 +418,9 @@ class Claim:
         """Call ``work`` with the number of the attempt, again while that may help, up to `Retries.attempts`."""
         try:
             return repeat(self, self.group, work, retry_if=self._unless_closed(retry_if))
-        except StaleClaim:
-            if not self.is_member:
-                self.lose()  # a task may have found out; a member may have lost no more than a partition
+        except StaleClaim as error:
+            if not self.is_member:  # a task may have found out; a member may have lost no more than a partition
+                self.lose(by=None if error.found is None else str(error.found))
             raise
 
     def _unless_closed(self, retry_if: Callable[[Exception], bool]) -> Callable[[Exception], bool]:
@@ -494,13 +518,19 @@ class Claim:
                 self.observers.on(ClaimEnded(group=self.group, token=self.token, outcome="closed"))
 
     def _stop(self) -> None:
+        last = time.monotonic() + mirrors.LAST_COMMIT
+        if self._logs is not None:
+            self._logs.stop(0.0)  # it looks for the last time while the last offsets are copied
         if self.mirror is not None:
             self.mirror.close()
+        if self._logs is not None:
+            self._logs.stop(max(_LAST_LOOK, last - time.monotonic()))
         self._heartbeat.stop()
         # Spark keeps a query's sink, and with it the claim, long after the query: close Kafka's clients now.
-        if (close := getattr(self.broker, "close", None)) is not None and (self.mirror is None or self.mirror.is_idle):
+        are_idle = all(beside is None or beside.is_idle for beside in (self.mirror, self._logs))
+        if are_idle and (close := getattr(self.broker, "close", None)) is not None:
             with suppress(OffsetStoreError):  # after a fork, it belongs to another process
-                close()
+                call(close)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ from offsetstore.errors import PartitionLost, StaleClaim
 from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.metadata import Text
+from offsetstore.store.takeover import taken_by
 
 
 def read_own(
@@ -26,7 +27,7 @@ def read_own(
         raise StaleClaim(
             f"group {group!r} has been claimed, reset or renamed; its metadata belongs to another job",
             topic_partition=stale if partition is None else TopicPartition(topic, partition),
-            found="no such group" if owner is None else owner.in_words(),
+            found=taken_by(session, group),
             expected=str(expected),
         )
     if stale is not None:

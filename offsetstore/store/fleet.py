@@ -42,8 +42,10 @@ from offsetstore.store.acquire import (
 )
 from offsetstore.store.claim import Acquired, Claim, ClaimRequest
 from offsetstore.store.identity import name_prefix, this_process
-from offsetstore.store.mirror import LOOK_SECONDS
+from offsetstore.store.log_watch import LOOK_SECONDS
+from offsetstore.store.run_record import new_run, recording_refusals
 from offsetstore.store.sessions import Connected, deciding, fencing, patiently, read, transaction
+from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import Terms, begin
 
 _SOON = 1.0  # seconds in which a connection ends that was terminated
@@ -90,7 +92,9 @@ class Member(Claim):
     def no_term(self, tp: TopicPartition) -> OffsetStoreError:
         """See `ClaimInfo`."""
         if self.is_lost:
-            return StaleClaim(f"group {self.group!r} is no longer this fleet's", topic_partition=tp)
+            return StaleClaim(
+                f"group {self.group!r} is no longer this fleet's", topic_partition=tp, found=self.taken_by
+            )
         return PartitionLost(
             "this member of the fleet does not have the partition",
             topic_partition=tp,
@@ -123,8 +127,8 @@ class Member(Claim):
             acquired = until_believed(
                 self, request, lambda asked, evidence: _assign(self, asked, evidence), proven=self._proven
             )
-        except StaleClaim:
-            self.lose()
+        except StaleClaim as error:
+            self.lose(by=self.taken_by if error.found is None else str(error.found))
             raise
         assert acquired.starting is not None
         with self._binding:
@@ -204,10 +208,10 @@ class Member(Claim):
         for tp in partitions:
             self.doubts.pop(tp, None)
 
-    def lose(self, lost: Terms | None = None) -> None:
+    def lose(self, lost: Terms | None = None, *, by: str | None = None) -> None:
         """Record that others have taken what had these terms; without any, that the group is no longer the fleet's."""
         if lost is None:
-            super().lose()
+            super().lose(by=by)
             return
         with self._binding:
             self.terms = {tp: term for tp, term in self.terms.items() if lost.get(tp) is not term}
@@ -218,7 +222,9 @@ class Member(Claim):
             return True
         owner = session.group(self.group)
         is_ours = owner is not None and owner.token == self.fleet
-        if is_ours and not self.is_closed:  # it was silent for so long that it was forgotten
+        if not is_ours:
+            self.taken_by = taken_by(session, self.group)
+        elif not self.is_closed:  # it was silent for so long that it was forgotten
             session.add_member(self.group, self.fleet, member_id, self.owner)
         return is_ours
 
@@ -252,9 +258,10 @@ def join(store: Connected, request: ClaimRequest) -> Member:
     request = replace(request, shared=True, mirror_every=None)
     # The same for all attempts: if a COMMIT happened and its answer was lost, the next one finds its own fleet.
     fleet_id, member_id = uuid.uuid4(), uuid.uuid4()
-    fleet, name, acquired = until_believed(
-        store, request, lambda asked, evidence: _join(store, asked, fleet_id, member_id, evidence)
-    )
+    with recording_refusals(store, request.group):
+        fleet, name, acquired = until_believed(
+            store, request, lambda asked, evidence: _join(store, asked, fleet_id, member_id, evidence)
+        )
     return Member(store, request, acquired, fleet, name)
 
 
@@ -272,7 +279,7 @@ def _join(
     assert asked.view is not None
     assert asked.starting is not None
     fleet, store_id = fleet_name(asked.view.cluster_id, request.kafka_group), asked.identity.store_id
-    found = starting = None
+    found = starting = fenced = None
     if not decided(asked.starting):
         # What holds the group's row is not waited for: to found a fleet ends it, if it must.
         with dropped(LockTimeout):
@@ -280,12 +287,12 @@ def _join(
     if found is None:
         if asked.passed_over is not None:
             ask(store, request, fleet_id, evidence)  # all of its partitions have to start
-        found, starting, store_id = _found_fleet(
+        found, starting, store_id, fenced = _found_fleet(
             store, request, fleet, evidence, fleet_id=fleet_id, member_id=member_id
         )
     if starting is not None:
         starting = replace(starting, similar=asked.starting.similar, schema=store.database.schema)
-    return found, fleet, Acquired(Token(found.epoch, member_id), {}, starting, this_process(), store_id)
+    return found, fleet, Acquired(Token(found.epoch, member_id), {}, starting, this_process(), store_id, fenced)
 
 
 def _shared(owner: GroupRow | None, fleet: str, *, decides: bool = False) -> bool:
@@ -316,7 +323,7 @@ def _enter(
             return None
         if topics := new.difference(tp.topic for tp in session.read_partitions(group)) if new else ():
             _begin_topics(session, group, owner.token, topics, asked=asked, evidence=evidence)
-        _add(session, group, owner.token, member_id)
+        _add(session, request, owner.token, member_id)
         return owner.token
 
 
@@ -335,9 +342,11 @@ def _begin_topics(
     session.append_history(group, decisions({}, starting, fleet, this_process()))
 
 
-def _add(session: Session, group: str, fleet: Token, member_id: uuid.UUID) -> None:
+def _add(session: Session, request: ClaimRequest, fleet: Token, member_id: uuid.UUID) -> None:
+    group, owner = request.group, this_process()
     session.trim_members(group, fleet.claim_id)
-    session.add_member(group, fleet, member_id, this_process())
+    session.add_member(group, fleet, member_id, owner)
+    session.begin_run(group, Token(fleet.epoch, member_id), new_run(owner, request.topics), of_member=True)
 
 
 def _found_fleet(
@@ -348,8 +357,11 @@ def _found_fleet(
     *,
     fleet_id: uuid.UUID,
     member_id: uuid.UUID,
-) -> tuple[Token, StartingOffsets | None, uuid.UUID]:
-    """Return the fleet's token, where it starts unless another process has founded it meanwhile, and the store's id."""
+) -> tuple[Token, StartingOffsets | None, uuid.UUID, str | None]:
+    """Return the fleet's token, where it starts, the store's id, and whom it has fenced.
+
+    Where another process has founded it meanwhile, it starts nowhere, and has fenced nobody.
+    """
     group = request.group
     with fencing(store.database, group, request.takeover_timeout, name="join", again=AGAIN) as session:
         locked = lock_whole(session, request, fleet_id, evidence, schema=store.database.schema)
@@ -357,16 +369,17 @@ def _found_fleet(
         assert locked.starting is not None
         # Another process may have founded the fleet, or made the decision, since nothing was locked.
         if owner is not None and _shared(owner, fleet, decides=bool(decided(locked.starting))):
-            token, starting = owner.token, None
+            token, starting, fenced = owner.token, None, None
         else:
             starting = locked.starting
             why = f"takeover={request.takeover}, for a fleet of group {request.kafka_group!r} in Kafka"
-            token = write_whole(session, request, fleet_id, locked, evidence, why=why).token
+            founded = write_whole(session, request, fleet_id, locked, evidence, why=why)
+            token, fenced = founded.token, founded.fenced
             session.end_beat(fleet_id)  # a fleet has those of its members
             session.write_fleet(group, fleet)
-        _add(session, group, token, member_id)
+        _add(session, request, token, member_id)
         failpoints.reach("in_claim")
-    return token, starting, locked.store_id
+    return token, starting, locked.store_id, fenced
 
 
 @contextmanager
@@ -391,7 +404,7 @@ def _holding(
         if found != member.fleet:
             raise StaleClaim(
                 f"group {group!r} is no longer this fleet's: it was claimed, reset or renamed",
-                found=str(found or "no row"),
+                found=taken_by(session, group),
                 expected=str(member.fleet),
             )
         with database.unblocking(session, after=timeout, older_than=name_prefix(group)):

@@ -72,11 +72,12 @@ class ClaimInfo(Protocol):
         """The error of asking what is kept of a partition that has no term; ``None`` if that is nothing."""
         ...
 
-    def lose(self, lost: Terms | None = None) -> None:
+    def lose(self, lost: Terms | None = None, *, by: str | None = None) -> None:
         """Record that another claim has taken over, or that the group was reset or renamed.
 
         :param lost: the terms of partitions that other members of the fleet have taken, if it is not that. One that has
             begun since then goes on.
+        :param by: who has the group now; see `offsetstore.store.takeover`.
         """
         ...
 
@@ -87,7 +88,7 @@ class ClaimInfo(Protocol):
     def require_log(self) -> None:
         """Refuse to go on in a log that is known to have lost records.
 
-        :raises LogTruncated: the claim's mirror has seen it.
+        :raises LogTruncated: the claim has seen it.
         """
         ...
 
@@ -139,7 +140,7 @@ class TaskClaim:
             next_step="Read it from the table: cache=False.",
         )
 
-    def lose(self, lost: Terms | None = None) -> None:
+    def lose(self, lost: Terms | None = None, *, by: str | None = None) -> None:
         """Do nothing: the task's `StaleClaim` tells the driver."""
 
     def unblock(self, partitions: Collection[TopicPartition]) -> None:

@@ -12,27 +12,24 @@ Kafka is asked before each commit. It can't compare and commit at once, so a for
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from offsetstore.errors import BrokerError, BrokerRefused, GroupHasMembers, MetadataRefused, as_raised
-from offsetstore.offsets import CommittedOffset, StoredOffset, Token, TopicPartition, Watermarks
+from offsetstore.offsets import CommittedOffset, StoredOffset, TopicPartition
 from offsetstore.protocol import failpoints
-from offsetstore.protocol.background import Background, meanwhile
-from offsetstore.protocol.database import Database, HistoryEvent, LockedRow, Session
+from offsetstore.protocol.background import Background
+from offsetstore.protocol.database import HistoryEvent, Session
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.functions import call, without_frames
-from offsetstore.protocol.log_evidence import LogLook, known_ids, look
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.protocol.stamp import Stamp
+from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.identity import ClaimInfo
-from offsetstore.store.sessions import read, transaction
+from offsetstore.text import logger
 
 INTERVAL: Final = 5.0
 """Seconds from one commit to the next, by default."""
@@ -51,25 +48,16 @@ LAST_COMMIT = 5.0
 _FULL_COPY_SECONDS = 600.0
 # If Kafka refuses a commit, trying at every interval would fill its log, and could lock the account.
 _INTERVALS_AFTER_REFUSAL: Final = 12
-_LOCK_SECONDS: Final = 1.0
-LOOK_SECONDS = 30.0
-"""Seconds from one look at the logs' leader epochs to the next, at least."""
-_LOOKS: Final = 3
-_FAILED_LOOKS: Final = 3
-_LOOK_AGAIN_SECONDS: Final = 0.5
 _SHOWN: Final = 5
 
-Logs: TypeAlias = Mapping[TopicPartition, Watermarks]
-
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorTarget:
     """Where a claim's offsets are copied to, and how often.
 
-    ``ignored`` are partitions with rows that the claim does not read: vanished ones, and those that Spark's ``assign``
-    leaves out. ``found`` are Kafka's offsets when the claim decided where to start: they may be overwritten.
+    ``found`` are Kafka's offsets when the claim decided where to start: they may be overwritten.
     ``has_members``: whether the group had members then. ``after_fleet``: whether the last fleet that had the group was
     one of this group in Kafka, so that members may be its consumers, which have not left yet.
     """
@@ -77,7 +65,6 @@ class MirrorTarget:
     broker: BrokerOffsets
     kafka_group: str
     every: float
-    ignored: frozenset[TopicPartition]
     found: Mapping[TopicPartition, CommittedOffset]
     has_members: bool
     after_fleet: bool
@@ -95,30 +82,18 @@ class Mirror:
     """Copies in a daemon thread until it is closed or ends for good.
 
     ``ended`` says why the mirror no longer copies, ``None`` while it does.
-
-    :param on_lost: called with the logs that lost records while the job ran, once they are found.
     """
 
     def __init__(
-        self,
-        database: Database,
-        claim: ClaimInfo,
-        stamp: Stamp,
-        target: MirrorTarget,
-        observers: Observers,
-        *,
-        on_lost: Callable[[Mapping[TopicPartition, str]], object] = lambda _: None,
+        self, claim: ClaimInfo, rows: ClaimRows, stamp: Stamp, target: MirrorTarget, observers: Observers
     ) -> None:
         self.ended: str | None = None
-        self._database = database
         self._claim = claim
+        self._rows = rows
         self._stamp = stamp
         self._observers = observers
         self._target = target
-        self._topics = frozenset(claim.topics)
         self._pause = target.every
-        self._is_due = True
-        self._copy_at = 0.0
         self._stamp_only = False
         self._copied: dict[TopicPartition, CommittedOffset] = {}
         self._highest: dict[TopicPartition, int] = {}
@@ -127,13 +102,6 @@ class Mirror:
         self._full_copy_at = time.monotonic() + _FULL_COPY_SECONDS
         self._leave_by = time.monotonic() + LEAVING if target.after_fleet else 0.0
         self._given_up = False
-        self._on_lost = on_lost
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        self._lost: Mapping[TopicPartition, str] = {}
-        self._lost_is_recorded = False
-        self._failed_looks = 0
-        self._seen: dict[TopicPartition, float] = {}
-        self._has_tried_last = False
         self._copies = Background("offsetstore-mirror", self._turn, self._wait, at_end=self._last)
         self._copies.start()
 
@@ -141,10 +109,9 @@ class Mirror:
         """Copy the last offsets, for at most `LAST_COMMIT` seconds, and end."""
         if not self._copies.stop(LAST_COMMIT) and not self._given_up:
             self._given_up = True
-            if not self._has_tried_last:  # else only the look at the logs takes longer
-                _log.warning(
-                    "the claim of group %r was closed without its last commit to Kafka: no answer", self._claim.group
-                )
+            _log.warning(
+                "the claim of group %r was closed without its last commit to Kafka: no answer", self._claim.group
+            )
 
     @property
     def is_idle(self) -> bool:
@@ -154,15 +121,10 @@ class Mirror:
     def _wait(self) -> float:
         if self._found_others and self.ended is None:
             return 0.0  # contested at once
-        now = time.monotonic()
-        if self._is_due:
-            self._copy_at = now + self._pause
-        # However seldom it copies, it looks at the logs; for that alone never more often than it copies by default.
-        return max(0.0, min(self._copy_at - now, max(self._look_at - now, INTERVAL)))
+        return self._pause
 
     def _turn(self) -> bool:
         """Return whether there is more to do."""
-        self._is_due = time.monotonic() >= self._copy_at
         if self.ended is None and self._found_others:
             self._contest_members()
         elif self._unrecorded is None:
@@ -187,7 +149,7 @@ class Mirror:
 
     def _copy(self) -> None:
         try:
-            rows = self._rows()
+            rows = self._rows.read()
         except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
             _log.debug("the mirror could not read: %s", type(without_frames(error)).__name__)
             return
@@ -197,145 +159,8 @@ class Mirror:
         if any(row.next_offset < self._highest.get(tp, 0) for tp, row in rows.items()):
             self._end_with_warning("its database is older than the copy in Kafka")
             return
-        is_last = self._copies.is_stopping
-        asked = self._ask_for_logs(rows) if is_last else None
-        if (is_last or self._is_due) and self._commit(rows) and not self._given_up:
+        if self._commit(rows) and not self._given_up:
             self._unpin([tp for tp, row in rows.items() if row.pinned or row.contested])
-        self._has_tried_last = is_last
-        if asked is not None:
-            wait([asked])  # else the broker might be closed meanwhile
-        if rows and (is_last or time.monotonic() >= self._look_at) and not self._given_up:
-            now = time.monotonic()
-            self._look_at = now + LOOK_SECONDS
-            self._look_at_logs(rows, asked or self._ask_for_logs(rows), now)
-
-    def _ask_for_logs(self, rows: Mapping[TopicPartition, StoredOffset]) -> Future[Logs] | None:
-        """Ask for the logs' ends, in another thread: the last copy need not wait for new connections."""
-        if not rows or not all(hasattr(self._target.broker, method) for method in ("log_ends", "find_truncated")):
-            return None  # a user's own implementation may predate them
-        partitions = [tp for tp in rows if tp not in self._lost]
-        return meanwhile("offsetstore-logs", lambda: call(self._target.broker.log_ends, partitions))
-
-    def _look_at_logs(
-        self, rows: Mapping[TopicPartition, StoredOffset], asked: Future[Logs] | None, now: float
-    ) -> None:
-        """Look whether the logs have lost records below these offsets; if not, write the pairs of those that moved."""
-        if asked is None:
-            return
-        try:
-            logs = asked.result()
-            for found in self._find_lost({tp: rows[tp] for tp in logs}, logs, now):
-                self._lost = {**self._lost, **found}
-                self._tell_lost(found)
-            self._failed_looks = 0
-        except Exception as error:  # noqa: BLE001 - the next look asks again, and so does the next claim
-            self._note_failed_look(error)
-        if not self._lost or self._lost_is_recorded:
-            return
-        claim = self._claim
-        self._lost_is_recorded = self._write(
-            lambda session: write_evidence(session, claim.group, claim.token, self._lost, actor=claim.owner)
-        )
-
-    def _tell_lost(self, found: Mapping[TopicPartition, str]) -> None:
-        self._on_lost(self._lost)
-        self._lost_is_recorded = False
-        _log.warning(
-            "group %r: a log lost records that had been read; the next batch ends with LogTruncated: %s",
-            self._claim.group,
-            "; ".join(f"{tp}: {what}" for tp, what in sorted(found.items())[:_SHOWN]),
-        )
-
-    def _find_lost(
-        self, rows: Mapping[TopicPartition, StoredOffset], logs: Logs, now: float
-    ) -> Generator[Mapping[TopicPartition, str]]:
-        """Yield what is confirmed, the first before it asks about the others: that may fail.
-
-        :param logs: the logs of the rows, read after these.
-        """
-        broker = self._target.broker
-        # First those that nobody is asked about: one log that can't be told must not keep the others from their pairs.
-        seen = look(rows, logs, None)
-        self._write_pairs(rows, logs, seen, rows.keys() - seen.lost.keys())
-        # One answer can be a new leader's, which may know a low end for seconds; only a stop can't wait for more.
-        former, self._seen = self._seen, {tp: self._seen.get(tp, now) for tp in seen.lost}
-        stayed = {
-            tp: what
-            for tp, what in seen.lost.items()
-            if self._copies.is_stopping or (tp in former and now - former[tp] >= LOOK_SECONDS)
-        }
-        if stayed and (lost := self._confirmed(rows, stayed)):
-            yield lost
-        looked = look(rows, logs, partial(call, broker.find_truncated))
-        self._write_pairs(rows, logs, looked, looked.checked)
-        parted = {tp: what for tp, what in looked.lost.items() if tp not in seen.lost}
-        if parted and (lost := self._confirmed(rows, parted)):
-            yield lost
-        looked.expect_told()
-
-    def _note_failed_look(self, error: Exception) -> None:
-        without_frames(error)
-        self._failed_looks += 1
-        if self._failed_looks == _FAILED_LOOKS:
-            _log.warning(
-                "group %r: the mirror could not look at the logs for some time, so records that are lost meanwhile may "
-                "not be noticed: %s",
-                self._claim.group,
-                error if isinstance(error, BrokerError) else type(error).__name__,
-            )
-
-    def _write_pairs(
-        self,
-        rows: Mapping[TopicPartition, StoredOffset],
-        logs: Logs,
-        looked: LogLook,
-        partitions: Collection[TopicPartition],
-    ) -> None:
-        """Write those that changed; where the job's transaction holds a row, look again at the next turn."""
-        found = {tp: looked.pair(tp, rows[tp], rows[tp].next_offset, logs[tp]) for tp in sorted(partitions)}
-        pairs = {tp: pair for tp, pair in found.items() if pair is not None and pair != rows[tp].pair}
-        if not pairs:
-            return
-        written = 0
-
-        def write(session: Session) -> None:
-            nonlocal written
-            written = session.write_pairs(self._claim.group, self._claim.token, pairs)
-
-        if not self._write(write) or written < len(pairs):
-            self._look_at = time.monotonic()
-
-    def _confirmed(
-        self, rows: Mapping[TopicPartition, StoredOffset], lost: Mapping[TopicPartition, str]
-    ) -> Mapping[TopicPartition, str]:
-        """Look again before it is believed, as a claim does; and see that the log is still the same topic's."""
-        broker = self._target.broker
-        for _ in range(_LOOKS - 1):
-            time.sleep(_LOOK_AGAIN_SECONDS)
-            again = look(rows, call(broker.log_ends, lost), partial(call, broker.find_truncated))
-            lost = {tp: what for tp, what in again.lost.items() if tp in lost}
-            if not lost:
-                again.expect_told()
-                return {}
-        known, ids = known_ids(rows), call(broker.topic_ids, {tp.topic for tp in lost})
-        return {
-            tp: what
-            for tp, what in lost.items()
-            if ids[tp.topic] and ids[tp.topic] == (rows[tp].topic_id or known.get(tp.topic))
-        }
-
-    def _rows(self) -> dict[TopicPartition, StoredOffset]:
-        found = read(
-            self._database,
-            lambda session: session.read_partitions(self._claim.group),
-            name=self._claim.name,
-            lock_timeout=_LOCK_SECONDS,
-            dedicated=True,
-        )
-        return {tp: row for tp, row in found.items() if self._is_ours(tp)}
-
-    def _is_ours(self, tp: TopicPartition) -> bool:
-        return tp.topic in self._topics and tp not in self._target.ignored
 
     def _commit(self, rows: Mapping[TopicPartition, StoredOffset]) -> bool:
         try:
@@ -373,7 +198,7 @@ class Mirror:
 
         Then it was made in another database: a copy of this one, or what this one was before a restore or a failover.
         """
-        rows = self._rows()
+        rows = self._rows.read()
         if not rows or any(row.token != self._claim.token for row in rows.values()):
             self.ended = "the claim has been taken over"
             return
@@ -475,7 +300,7 @@ class Mirror:
         claim, foreign = self._claim, contest.foreign
 
         def write(session: Session) -> None:
-            rows = {tp: row for tp, row in session.lock_group_partitions(claim.group).items() if self._is_ours(tp)}
+            rows = {tp: row for tp, row in session.lock_group_partitions(claim.group).items() if self._rows.has(tp)}
             if foreign.keys() - rows.keys() or any(row.token != claim.token for row in rows.values()):
                 return  # renamed, or taken over
             session.contest(claim.group, claim.token, rows)
@@ -489,7 +314,7 @@ class Mirror:
             whole = HistoryEvent("contested", None, None, None, claim.token, claim.owner, contest.what)
             session.append_history(claim.group, events or [whole])
 
-        if self._write(write):
+        if self._rows.write(write):
             self._unrecorded = None
 
     def _unpin(self, decided: Collection[TopicPartition]) -> None:
@@ -500,19 +325,7 @@ class Mirror:
             session.unpin(self._claim.group, self._claim.token, decided)
 
         if decided:
-            self._write(write)
-
-    def _write(self, write: Callable[[Session], object]) -> bool:
-        """Return whether it was written; if not, the next turn retries it."""
-        try:
-            with transaction(
-                self._database, name=self._claim.name, lock_timeout=_LOCK_SECONDS, dedicated=True
-            ) as session:
-                write(session)
-        except Exception as error:  # noqa: BLE001 - the job's transactions report an unavailable database
-            _log.debug("the mirror could not write: %s", type(without_frames(error)).__name__)
-            return False
-        return True
+            self._rows.write(write)
 
 
 def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
@@ -521,39 +334,3 @@ def _is_same(copy: CommittedOffset, found: CommittedOffset | None) -> bool:
     Metadata that another client wrote may differ from read to read (decision 0010).
     """
     return found is not None and (copy.next_offset, Stamp.of(copy)) == (found.next_offset, Stamp.of(found))
-
-
-def write_evidence(
-    session: Session,
-    group: str,
-    token: Token,
-    found: Mapping[TopicPartition, str],
-    *,
-    actor: str,
-    doubtful: Mapping[TopicPartition, int] | None = None,
-) -> None:
-    """Write evidence of loss to rows that still have the token and have none yet, with history.
-
-    :param doubtful: as `LogLook.doubtful`; it is no evidence if the offset is still the one that a reset has set, from
-        an offset that the log still holds.
-    """
-    rows = session.lock_partitions(group, found)
-    ends = doubtful or {}
-    sure = {
-        tp: found[tp]
-        for tp, row in rows.items()
-        if tp not in ends or not _is_as_reset(session, group, tp, row, ends[tp])
-    }
-    written = session.write_suspects(group, token, sure)
-    session.append_history(
-        group,
-        [
-            HistoryEvent("suspect", tp, rows[tp].next_offset, rows[tp].next_offset, token, actor, found[tp])
-            for tp in sorted(written)
-        ],
-    )
-
-
-def _is_as_reset(session: Session, group: str, tp: TopicPartition, row: LockedRow, end: int) -> bool:
-    last = session.history(group, events=["reset"], topic_partition=tp, limit=1)
-    return bool(last) and last[0].to_offset == row.next_offset and (last[0].from_offset or 0) <= end

@@ -1,24 +1,33 @@
-"""What one claim's job does and what it meets, for the tables ``job_runs`` and ``job_errors``."""
+"""What one claim's job does and what it meets: for ``job_runs``, or ``member_runs``, and ``job_errors``."""
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator
+from concurrent.futures import wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from offsetstore.errors import OffsetStoreError
+from offsetstore.errors import (
+    ConnectionLost,
+    GroupBusy,
+    GroupRenamed,
+    LockTimeout,
+    OffsetStoreError,
+    StoreUnavailable,
+    TransactionLost,
+)
 from offsetstore.offsets import Token, describe
+from offsetstore.protocol.background import meanwhile
 from offsetstore.protocol.database import Session
 from offsetstore.protocol.events import (
     BatchEnded,
@@ -29,17 +38,22 @@ from offsetstore.protocol.events import (
     QueryStarted,
     Retried,
 )
-from offsetstore.protocol.functions import without_frames
+from offsetstore.protocol.functions import dropped, without_frames
 from offsetstore.protocol.job_state import JobState
 from offsetstore.protocol.runs import KEPT, Ending, JobError, NewRun, RunStatus, Source
+from offsetstore.store.identity import name_prefix
+from offsetstore.store.sessions import Connected, transaction
+from offsetstore.text import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 _PACKAGES: Final = ("offsetstore", "pyspark", "psycopg", "sqlalchemy", "confluent_kafka")
 _MOST: Final = 100
 """Different errors that are kept in memory between two heartbeats; those that come on top are only counted."""
 _PATIENCE: Final = 5.0  # seconds
 _LONGEST: Final = 4_000  # characters of an error's text
+_UNRECORDED: Final = (GroupBusy, GroupRenamed, StoreUnavailable, ConnectionLost, TransactionLost, LockTimeout)
+"""Refusals of a start: the group is live, or has another name, or the database does not answer."""
 
 
 def new_run(owner: str, topics: Collection[str]) -> NewRun:
@@ -55,11 +69,15 @@ def new_run(owner: str, topics: Collection[str]) -> NewRun:
 
 
 class RunRecord:
-    """An observer of one claim, which keeps the latest in memory until it is saved."""
+    """An observer of one claim, which keeps the latest in memory until it is saved.
 
-    def __init__(self, group: str, token: Token) -> None:
+    :param of_member: whether the claim is that of a member of a fleet.
+    """
+
+    def __init__(self, group: str, token: Token, *, of_member: bool = False) -> None:
         self._group = group
         self._token = token
+        self._of_member = of_member
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._query_id: UUID | None = None
@@ -99,19 +117,7 @@ class RunRecord:
                 self._note(error, "job")
 
     def _note(self, error: BaseException, source: Source, batch: int | None = None, ranges: str | None = None) -> None:
-        ours = error if isinstance(error, OffsetStoreError) else None
-        sqlstate = getattr(error, "sqlstate", None) or getattr(error.__cause__, "sqlstate", None)
-        self.add(
-            JobError(
-                source=source,
-                error_class=type(error).__name__,
-                text=None if ours is None else str(ours)[:_LONGEST],
-                sqlstate=sqlstate if isinstance(sqlstate, str) else None,
-                topic_partition=None if ours is None else ours.topic_partition,
-                batch=batch,
-                ranges=ranges,
-            )
-        )
+        self.add(replace(job_error(error, source), batch=batch, ranges=ranges))
 
     def add(self, error: JobError) -> None:
         """Have it saved; one that is like another is counted with that."""
@@ -145,7 +151,7 @@ class RunRecord:
             errors, self._errors = self._errors, {}
         try:
             with transaction() as session:
-                session.write_run(self._group, self._token, status, ending)
+                session.write_run(self._group, self._token, status, ending, of_member=self._of_member)
                 session.append_errors(self._group, self._token, list(errors.values()))
                 if errors or not self._is_trimmed:
                     session.trim_runs(self._group, KEPT)
@@ -190,6 +196,44 @@ class RunRecord:
             ui_url=None if query is None else query.ui_url,
             replays_letters=state.replays_letters,
         )
+
+
+def job_error(error: BaseException, source: Source) -> JobError:
+    """What is kept of an error: of others than ours no text, which may quote the values of rows."""
+    ours = error if isinstance(error, OffsetStoreError) else None
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error.__cause__, "sqlstate", None)
+    return JobError(
+        source=source,
+        error_class=type(error).__name__,
+        text=None if ours is None else str(ours)[:_LONGEST],
+        sqlstate=sqlstate if isinstance(sqlstate, str) else None,
+        topic_partition=None if ours is None else ours.topic_partition,
+    )
+
+
+@contextmanager
+def recording_refusals(store: Connected, group: str) -> Generator[None]:
+    """Record what refuses a start of a group that the store knows: it leaves no run, and its log may be out of reach.
+
+    The database gets five seconds for it, and what is raised stays as it is.
+    """
+    try:
+        yield
+    except OffsetStoreError as error:
+        if not isinstance(error, _UNRECORDED):
+            found = job_error(error, "start")
+            wait([meanwhile("offsetstore-refused-start", lambda: _record_refusal(store, group, found))], _PATIENCE)
+        raise
+
+
+def _record_refusal(store: Connected, group: str, error: JobError) -> None:
+    with (
+        dropped(OffsetStoreError),
+        transaction(store.database, name=f"{name_prefix(group)}refused", lock_timeout=_PATIENCE, dedicated=True) as tx,
+    ):
+        if (owner := tx.group(group)) is not None:
+            tx.append_errors(group, owner.token, [error])
+            tx.trim_runs(group, KEPT)
 
 
 def resident_bytes(pid: int) -> int:

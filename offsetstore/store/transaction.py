@@ -41,6 +41,7 @@ from offsetstore.protocol import failpoints
 from offsetstore.protocol.database import Advance, Database, HistoryEvent, LockedRow, Savepoints, Session
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.forks import expect_own, is_own
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter, Payload, check_reject, rejected, writable
 from offsetstore.protocol.marking import Marking, Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, dump, format_of, load
@@ -52,6 +53,7 @@ from offsetstore.protocol.retries import may_pass
 from offsetstore.protocol.stored_letters import ChosenLetter, FailedReplay
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import Connected, repeat
+from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import ForNextAdvance, Term, Terms, settle_passed
 from offsetstore.store.unknown_commit import Advanced, settle
 
@@ -440,6 +442,7 @@ class Transaction:
                 mark=self._batch_mark,
             )
             self._settle(advanced, error)
+            without_frames(error)  # the COMMIT has happened, and nobody else gets the error
         failpoints.reach("after_commit")
 
     def _settle(self, advanced: Advanced, cause: ConnectionLost) -> None:
@@ -492,14 +495,9 @@ class Transaction:
         expected = self._claim.group_token if tp is None else self._claim.token
         if token != expected:
             what = f"group {self._claim.group!r} has been claimed, reset or renamed since; nothing was written"
-            row = self._require_session().group(self._claim.group)
-            self._claim.lose()
-            raise StaleClaim(
-                what,
-                topic_partition=tp,
-                found=f"{token or 'no row'}" + (f", of {row.owner}" if row else ""),
-                expected=str(expected),
-            )
+            by = taken_by(self._require_session(), self._claim.group)
+            self._claim.lose(by=by)
+            raise StaleClaim(what, topic_partition=tp, found=by, expected=str(expected))
 
     def _check_topic(self, tp: TopicPartition) -> None:
         """A misspelt topic would get a row, and the start of any other topic was never resolved."""

@@ -18,11 +18,17 @@ from offsetstore.writers.arrow.copying import driver_connection, find_misfits, l
 from offsetstore.writers.arrow.encoding import Encoding
 from offsetstore.writers.arrow.misfits import Misfit
 from offsetstore.writers.table.catalogue import TableName, Target, check_rights, read_target
+from offsetstore.writers.table.conversions import Words
 from offsetstore.writers.table.matching import Match, match_columns
 
 
 class IntoTable(ABC):
-    """Writes rows to one table."""
+    """Writes rows to one table.
+
+    ``words`` are those in which an error tells how to convert a column; who makes the rows sets them.
+    """
+
+    words: Words = "spark"
 
     def __init__(self, table: str | Table) -> None:
         self.table = TableName.parse(table)
@@ -106,7 +112,7 @@ class IntoTable(ABC):
 
     def match(self, driver: psycopg.Connection, target: Target, schema: pa.Schema) -> list[Match]:  # noqa: ARG002 - Upsert's
         """Match the columns that are written with the table's."""
-        return match_columns(without_kafka(schema), target.columns, self.table)
+        return match_columns(without_kafka(schema), target.columns, self.table, self.words)
 
     def encoding(self, matches: list[Match], schema: pa.Schema) -> Encoding:  # noqa: ARG002 - Upsert's
         """How `flat` batches are encoded."""

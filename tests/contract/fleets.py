@@ -6,34 +6,31 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
 import pytest
 
 from offsetstore.errors import (
-    ConfigurationError,
     GroupBusy,
     GroupRenamed,
     LogTruncated,
     MetadataError,
-    OffsetGap,
     OffsetOutOfRange,
     OffsetsDisagree,
     PartitionLost,
-    ProtocolMisuse,
     StaleClaim,
     StoreRewound,
     TopicMissing,
     TopicRecreated,
 )
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import CommittedOffset, EpochPair, OffsetRange, Token, TopicPartition
 from offsetstore.operations.people import ask
+from offsetstore.operations.wording import in_words
 from offsetstore.processing.pause import GroupPaused, is_paused, read_unless_paused
 from offsetstore.processing.plan import BatchMetadata, Plan
 from offsetstore.processing.unit import Unit, commit
-from offsetstore.protocol.fleet import fleet_name
 from offsetstore.protocol.letters import SEQUENCE_BYTES, LetterError, NewLetter, Payload
 from offsetstore.protocol.marking import Marking
 from offsetstore.protocol.policy import StartPolicy
@@ -45,8 +42,7 @@ from offsetstore.store import acquire, fleet, heartbeat
 from offsetstore.store.claim import Claim, ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.sessions import transaction
-from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give, Read, Write
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 from tests.support.background import in_background
 
 P3 = TopicPartition("payments", 3)
@@ -93,12 +89,12 @@ class FleetContract(ContractParts):
         monkeypatch.setattr(acquire, "_RETRIES", Retries(attempts=3, shortest=0.0, longest=0.0))
 
     @pytest.fixture
-    def join(self, store: OffsetStore, broker: StaticBroker) -> Iterator[Join]:
+    def join(self) -> Iterator[Join]:
         made: list[Member] = []
 
         def join_it(kafka_group: str = GROUP, **changes: Any) -> Member:
-            request = ClaimRequest(GROUP, broker, ("payments",), StartPolicy(), "refuse", 30.0, kafka_group)
-            made.append(join(store, replace(request, **changes)))
+            request = ClaimRequest(GROUP, self.broker, ("payments",), StartPolicy(), "refuse", 30.0, kafka_group)
+            made.append(join(self.store, replace(request, **changes)))
             return made[-1]
 
         yield join_it
@@ -108,178 +104,101 @@ class FleetContract(ContractParts):
     # -- joining
 
     @pytest.mark.behaviour("CONS-2")
-    def test_the_first_process_founds_a_fleet_with_all_partitions_and_others_share_it(
-        self, store: OffsetStore, broker: StaticBroker, join: Join
-    ) -> None:
-        broker.set_committed({P1: 30})
+    def test_the_first_process_founds_a_fleet_with_all_partitions_and_others_share_it(self, join: Join) -> None:
+        self.broker.set_committed({P1: 30})
 
         first, second = join(), join()
 
         assert first.fleet == second.fleet
         assert len({first.fleet, first.token, second.token}) == 3
         assert first.partitions == second.partitions == set()
-        rows = store.offsets(GROUP)
+        rows = self.store.offsets(GROUP)
         assert {tp: row.next_offset for tp, row in rows.items()} == {P0: 0, P1: 30, P2: 0}
         assert {row.token for row in rows.values()} == {first.fleet}
-        assert [(line.event, line.topic_partition, line.token) for line in store.history(GROUP)] == [
+        assert [(line.event, line.topic_partition, line.token) for line in self.store.history(GROUP)] == [
             ("claim", None, first.fleet),
             *(("adopt", tp, first.fleet) for tp in (P0, P1, P2)),
         ]
 
-    @pytest.mark.behaviour("CONS-12")
-    def test_members_are_known_while_the_group_is_their_fleets(
-        self, store: OffsetStore, broker: StaticBroker, join: Join
-    ) -> None:
-        def members() -> list[tuple[object, str, bool]]:
-            with transaction(store.database, name="test") as session:
-                return [(one.member_id, one.owner, one.is_live) for one in session.members(GROUP)]
-
-        assert members() == []
-        first, second = join(), join()
-        assert members() == [(one.token.claim_id, one.owner, True) for one in (first, second)]
-        second.close()
-        assert members() == [(first.token.claim_id, first.owner, True)]
-        store.claim(GROUP, broker)
-        assert members() == []
-        third = join(takeover="fence")
-        assert members() == [(third.token.claim_id, third.owner, True)]
-
-    def test_a_fleet_needs_a_broker(self, join: Join) -> None:
-        with pytest.raises(ConfigurationError, match="needs a broker"):
-            join(broker=None)
-
-    @pytest.mark.behaviour("CONS-4")
-    def test_whatever_else_writes_its_token_ends_the_fleet(self, store: OffsetStore, join: Join) -> None:
-        member = join()
-        with transaction(store.database, name="test") as session:
-            token = Token(session.lock_group(GROUP).epoch + 8, uuid4())
-            session.write_group(GROUP, token, "an operator")
-            session.end_beat(token.claim_id)
-
-        owner = store.owner(GROUP)
-        assert owner is not None
-        assert (member.fleet.epoch, owner.fleet) == (1, None)
-        assert owner.last_fleet == fleet_name("cluster", GROUP)
-        assert join().fleet.epoch == 10
-
     # -- partitions
 
     @pytest.mark.behaviour("CONS-3")
-    def test_a_member_writes_to_the_partitions_that_it_took_and_to_no_others(
-        self, store: OffsetStore, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_a_member_writes_to_the_partitions_that_it_took_and_to_no_others(self, join: Join) -> None:
         member = join()
         starting = member.assign([P0])
         assert starting.offsets == {P0: 0}
-        assert store.offsets(GROUP)[P0].token == member.token
+        assert self.store.offsets(GROUP)[P0].token == member.token
 
-        give(member, {P0: OffsetRange(0, 2)})
+        self.give(member, {P0: OffsetRange(0, 2)})
         for ranges in (
             {P1: OffsetRange(0, 2)},
             {P0: OffsetRange(2, 4), P1: OffsetRange(0, 2)},
             {P3: OffsetRange(0, 2)},
         ):
             with pytest.raises(PartitionLost):
-                give(member, ranges)
+                self.give(member, ranges)
 
-        assert read() == [0, 1]
-        assert P3 not in store.offsets(GROUP)
+        assert self.read() == [0, 1]
+        assert P3 not in self.store.offsets(GROUP)
         assert not member.is_lost
 
     @pytest.mark.behaviour("CONS-3")
-    def test_a_member_that_lost_a_partition_writes_nothing_to_it_and_goes_on_with_the_rest(
-        self, store: OffsetStore, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_a_member_that_lost_a_partition_writes_nothing_to_it_and_goes_on_with_the_rest(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0, P1])
-        give(first, {P0: OffsetRange(0, 2), P1: OffsetRange(0, 2)})
+        self.give(first, {P0: OffsetRange(0, 2), P1: OffsetRange(0, 2)})
 
         assert second.assign([P1]).offsets == {P1: 2}
 
         with pytest.raises(PartitionLost) as lost:
-            give(first, {P0: OffsetRange(2, 4), P1: OffsetRange(2, 4)})
+            self.give(first, {P0: OffsetRange(2, 4), P1: OffsetRange(2, 4)})
         assert lost.value.topic_partition == P1
-        assert read() == [0, 0, 1, 1]
+        assert self.read() == [0, 0, 1, 1]
         assert (first.partitions, first.is_lost) == ({P0}, False)
-        give(first, {P0: OffsetRange(2, 4)})
-        give(second, {P1: OffsetRange(2, 3)})
-        assert read() == [0, 0, 1, 1, 2, 2, 3]
-        assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 4, P1: 3, P2: 0}
+        self.give(first, {P0: OffsetRange(2, 4)})
+        self.give(second, {P1: OffsetRange(2, 3)})
+        assert self.read() == [0, 0, 1, 1, 2, 2, 3]
+        assert {tp: row.next_offset for tp, row in self.store.offsets(GROUP).items()} == {P0: 4, P1: 3, P2: 0}
 
     @pytest.mark.behaviour("CONS-3")
-    def test_a_member_is_fenced_in_a_range_that_it_could_skip_and_where_it_only_locks(
-        self, join: Join, give: Give
-    ) -> None:
+    def test_a_member_is_fenced_in_a_range_that_it_could_skip_and_where_it_only_locks(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0])
-        give(first, {P0: OffsetRange(0, 2)})
+        self.give(first, {P0: OffsetRange(0, 2)})
         second.assign([P0])
 
         for range_ in (OffsetRange(0, 2), OffsetRange(2, 2)):
             with pytest.raises(PartitionLost):
-                give(first, {P0: range_})
+                self.give(first, {P0: range_})
 
     @pytest.mark.behaviour("CONS-6")
-    def test_a_late_assignment_takes_the_partition_and_its_owner_takes_it_again(
-        self, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_a_late_assignment_takes_the_partition_and_its_owner_takes_it_again(self, join: Join) -> None:
         late, owner = join(), join()
         owner.assign([P0])
-        give(owner, {P0: OffsetRange(0, 2)})
+        self.give(owner, {P0: OffsetRange(0, 2)})
         late.assign([P0])
         with pytest.raises(PartitionLost):
-            give(owner, {P0: OffsetRange(2, 4)})
+            self.give(owner, {P0: OffsetRange(2, 4)})
 
         assert owner.assign([P0]).offsets == {P0: 2}
 
-        give(owner, {P0: OffsetRange(2, 4)})
+        self.give(owner, {P0: OffsetRange(2, 4)})
         with pytest.raises(PartitionLost):
-            give(late, {P0: OffsetRange(2, 4)})
-        assert read() == [0, 1, 2, 3]
+            self.give(late, {P0: OffsetRange(2, 4)})
+        assert self.read() == [0, 1, 2, 3]
 
     @pytest.mark.behaviour("CONS-3")
-    def test_a_partition_that_was_given_back_is_not_written_to_although_its_row_has_the_token(
-        self, store: OffsetStore, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_a_partition_that_was_given_back_is_not_written_to_although_its_row_has_the_token(self, join: Join) -> None:
         member = join()
         member.assign([P0, P1])
         member.release([P0])
-        assert store.offsets(GROUP)[P0].token == member.token
+        assert self.store.offsets(GROUP)[P0].token == member.token
 
         with pytest.raises(PartitionLost):
-            give(member, {P0: OffsetRange(0, 2)})
-        give(member, {P1: OffsetRange(0, 2)})
+            self.give(member, {P0: OffsetRange(0, 2)})
+        self.give(member, {P1: OffsetRange(0, 2)})
 
-        assert read() == [0, 1]
-
-    @pytest.mark.behaviour("CONS-3")
-    def test_a_transaction_that_holds_a_partition_when_it_is_given_back_is_committed(
-        self, store: OffsetStore, join: Join, write: Write, read: Read
-    ) -> None:
-        member = join()
-        member.assign([P0])
-        with store.transaction(member) as tx:
-            remaining = {P0: tx.lock({P0: OffsetRange(0, 2)})[P0].remaining}
-            member.release([P0])
-            write(tx, range(2))
-            tx.advance(remaining)
-
-        assert read() == [0, 1]
-        assert member.partitions == set(), "what is committed is not the member's again"
-
-    @pytest.mark.behaviour("CONS-3")
-    def test_how_far_a_member_had_come_is_forgotten_with_the_partition(self, store: OffsetStore, join: Join) -> None:
-        member = join()
-        member.assign([P0, P1])
-        with store.transaction(member, marking="manual") as tx:
-            tx.lock({P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
-            tx.mark(P0, 2)
-            member.release([P0])
-
-        assert set(member.delivered) == {P1}
-        assert member.assign([P0]).offsets == {P0: 2}
-        with store.transaction(member, marking="manual") as tx:
-            assert tx.lock({P0: OffsetRange(2, 6)})[P0].remaining == OffsetRange(2, 6)
+        assert self.read() == [0, 1]
 
     @pytest.mark.behaviour("CONS-3")
     def test_a_position_is_of_the_term_in_which_it_was_reached_whenever_the_partition_is_given_back(
@@ -302,50 +221,49 @@ class FleetContract(ContractParts):
         assert mark(member, {P0: OffsetRange(10, 50)}, {})[P0].remaining == OffsetRange(10, 50), "nothing is cropped"
 
     @pytest.mark.behaviour("CONS-3", "META-3")
-    def test_a_transaction_writes_the_metadata_of_its_partition_although_that_is_given_back(
-        self, store: OffsetStore, join: Join
-    ) -> None:
+    def test_a_transaction_writes_the_metadata_of_its_partition_although_that_is_given_back(self, join: Join) -> None:
         member = join()
         member.assign([P0])
-        with store.transaction(member) as tx:
+        with self.store.transaction(member) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 2)})[P0].remaining}, metadata="at 2")
         member.assign([P0])
         member.store_metadata(P0, "at 4")
-        with store.transaction(member) as tx:
+        with self.store.transaction(member) as tx:
             remaining = {P0: tx.lock({P0: OffsetRange(2, 4)})[P0].remaining}
             member.release([P0])
             assert tx.metadata(P0) == "at 2"
             tx.advance(remaining)
 
-        row = store.offsets(GROUP)[P0]
+        row = self.store.offsets(GROUP)[P0]
         assert (row.next_offset, row.metadata) == (4, '"at 4"')
+        assert member.partitions == set(), "what is committed is not the member's again"
         for refused in (lambda: member.metadata(P0), lambda: member.store_metadata(P0, "at 6")):
             with pytest.raises(PartitionLost):
                 refused()
 
     @pytest.mark.behaviour("CONS-3", "DLQ-14")
     def test_a_transaction_supersedes_the_letters_that_it_passes_although_their_partition_is_given_back(
-        self, store: OffsetStore, join: Join
+        self, join: Join
     ) -> None:
         before = join()
         before.assign([P0])
         write_letter(before, P0, 1)
-        store.reset(GROUP, {P0: 0}, reason=REASON)
+        self.store.reset(GROUP, {P0: 0}, reason=REASON)
         member = join()
         member.assign([P0])
-        with store.transaction(member, marking="manual") as tx:
+        with self.store.transaction(member, marking="manual") as tx:
             tx.lock({P0: OffsetRange(0, 2)})
             tx.mark(P0, 2)
             member.release([P0])
 
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             assert session.letters_in(GROUP, {P0: OffsetRange(0, 2)}) == {}
-        assert store.offsets(GROUP)[P0].next_offset == 2
+        assert self.store.offsets(GROUP)[P0].next_offset == 2
 
     @pytest.mark.behaviour("CONS-3")
     @pytest.mark.parametrize("marking", ["automatic", "manual"])
     def test_records_that_were_read_in_an_earlier_term_are_not_written_in_the_next(
-        self, store: OffsetStore, join: Join, marking: Marking
+        self, join: Join, marking: Marking
     ) -> None:
         member = join()
         member.assign([P0, P1])
@@ -354,13 +272,13 @@ class FleetContract(ContractParts):
         assert member.assign([P0]).offsets == {P0: 0}
 
         for range_ in (OffsetRange(0, 40), OffsetRange(10, 20), OffsetRange(0, 0)):
-            with pytest.raises(PartitionLost) as lost, store.transaction(member, marking=marking) as tx:
+            with pytest.raises(PartitionLost) as lost, self.store.transaction(member, marking=marking) as tx:
                 tx.lock({P0: range_, P1: OffsetRange(0, 5)}, terms=former)
             assert lost.value.topic_partition == P0
 
         assert member.partitions == {P0, P1}
         assert member.delivered == {}
-        with store.transaction(member, marking=marking) as tx:
+        with self.store.transaction(member, marking=marking) as tx:
             ranges = {P0: OffsetRange(0, 25), P1: OffsetRange(0, 5)}
             plan = tx.lock(ranges, terms={P0: member.terms[P0], P1: former[P1]})
             assert {tp: one.remaining for tp, one in plan.items()} == ranges
@@ -368,7 +286,7 @@ class FleetContract(ContractParts):
                 tx.advance(ranges)
 
     @pytest.mark.behaviour("CONS-3")
-    def test_units_are_of_the_terms_in_which_they_were_planned(self, store: OffsetStore, join: Join) -> None:
+    def test_units_are_of_the_terms_in_which_they_were_planned(self, join: Join) -> None:
         member = join()
         member.assign([P0])
         read = member.terms
@@ -379,24 +297,22 @@ class FleetContract(ContractParts):
         for one in (plan, later, later.up_to({P0: OffsetRange(0, 2)})):
             with pytest.raises(PartitionLost):
                 commit(member, Unit(one.decisions, {}, terms=one.terms))
-        assert store.offsets(GROUP)[P0].next_offset == 0
+        assert self.store.offsets(GROUP)[P0].next_offset == 0
 
     @pytest.mark.behaviour("CONS-3", "META-3")
-    def test_what_was_known_of_a_partition_is_read_anew_when_it_comes_back(
-        self, store: OffsetStore, join: Join
-    ) -> None:
+    def test_what_was_known_of_a_partition_is_read_anew_when_it_comes_back(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0, P1])
         for tp in (P0, P1):
             first.store_metadata(tp, "of the first")
-        with store.transaction(first, marking="manual") as tx:
+        with self.store.transaction(first, marking="manual") as tx:
             tx.lock({P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
             tx.mark(P0, 2)
             tx.mark(P1, 2)
         first.store_metadata(P0, "never written")
         assert set(first.delivered) == {P0, P1}
         second.assign([P0])
-        with store.transaction(second) as tx:
+        with self.store.transaction(second) as tx:
             lock = tx.lock({P0: OffsetRange(2, 6)})
             tx.write_letters([letter(P0, 4)])
             tx.advance({P0: lock[P0].remaining}, metadata="of the second")
@@ -406,20 +322,20 @@ class FleetContract(ContractParts):
         assert first.metadata(P0) == "of the second"
         assert set(first.delivered) == {P1}
         assert [first.terms[tp].sequence for tp in (P0, P1)] == [4, -1]
-        with store.transaction(first) as tx:
+        with self.store.transaction(first) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(6, 8)})[P0].remaining})
-        assert store.offsets(GROUP)[P0].metadata == '"of the second"'
+        assert self.store.offsets(GROUP)[P0].metadata == '"of the second"'
 
     @pytest.mark.behaviour("META-7")
-    def test_what_others_know_of_their_partitions_is_not_a_members(self, store: OffsetStore, join: Join) -> None:
+    def test_what_others_know_of_their_partitions_is_not_a_members(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0])
         second.assign([P1])
-        with store.transaction(second) as tx:
+        with self.store.transaction(second) as tx:
             tx.advance({P1: tx.lock({P1: OffsetRange(0, 2)})[P1].remaining}, metadata="of the second")
 
         for cache in (True, False):
-            with store.transaction(first) as tx:
+            with self.store.transaction(first) as tx:
                 tx.lock({P0: OffsetRange(0, 0)})
                 assert tx.metadata(P0, cache=cache) is None
                 with pytest.raises(PartitionLost):
@@ -430,7 +346,7 @@ class FleetContract(ContractParts):
 
         third = join()
         third.assign([P1])
-        with store.transaction(second) as tx:
+        with self.store.transaction(second) as tx:
             tx.lock({})
             with pytest.raises(PartitionLost):
                 tx.metadata(P1, cache=False)
@@ -440,22 +356,20 @@ class FleetContract(ContractParts):
         assert not second.is_lost
         assert first.partitions == {P0}
 
-    def test_a_transaction_without_partitions_is_for_the_fleet_to_make(
-        self, store: OffsetStore, broker: StaticBroker, join: Join
-    ) -> None:
+    def test_a_transaction_without_partitions_is_for_the_fleet_to_make(self, join: Join) -> None:
         member = join()
-        with store.transaction(member) as tx:
+        with self.store.transaction(member) as tx:
             assert tx.lock({}) == {}
-        store.claim(GROUP, broker)
-        with pytest.raises(StaleClaim), store.transaction(member) as tx:
+        self.store.claim(GROUP, self.broker)
+        with pytest.raises(StaleClaim), self.store.transaction(member) as tx:
             tx.lock({})
 
     @pytest.mark.behaviour("CONS-1", "OPS-6")
-    def test_members_take_turns_and_none_waits_for_another(self, store: OffsetStore, join: Join) -> None:
+    def test_members_take_turns_and_none_waits_for_another(self, join: Join) -> None:
         first, second = join(), join()
 
         def take(name: UUID, every: float) -> bool:
-            with store.transaction(second) as tx:
+            with self.store.transaction(second) as tx:
                 tx.lock({})
                 return tx.take_turn(name, every)
 
@@ -465,103 +379,79 @@ class FleetContract(ContractParts):
             return taking.result()
 
         for name in (uuid4(), uuid4()):  # one of its own each
-            with suppress(ZeroDivisionError), store.transaction(first) as tx:
+            with suppress(ZeroDivisionError), self.store.transaction(first) as tx:
                 tx.lock({})
                 assert tx.take_turn(name, HOUR)
                 assert not takes(name, 0.0)  # neither before there is a row
                 raise ZeroDivisionError
-            with store.transaction(first) as tx:
+            with self.store.transaction(first) as tx:
                 tx.lock({})
                 assert tx.take_turn(name, HOUR)
             assert not takes(name, HOUR)
-            with store.transaction(first) as tx:
+            with self.store.transaction(first) as tx:
                 tx.lock({})
                 assert tx.take_turn(name, 0.0)
                 assert not takes(name, 0.0)  # nor where there is one
             assert takes(name, 0.0)
 
-    @pytest.mark.behaviour("CONS-6")
-    def test_an_assignment_of_no_partitions_changes_nothing(self, broker: StaticBroker, join: Join) -> None:
-        member = join()
-        member.assign([P0])
-        asked = len(broker.asked)
-
-        assert member.assign([]).offsets == {}
-
-        assert (member.partitions, len(broker.asked)) == ({P0}, asked)
-
-    def test_a_topic_that_was_not_asked_for_and_a_closed_member_are_refused(self, join: Join) -> None:
-        member = join()
-        with pytest.raises(ConfigurationError, match="does not have"):
-            member.assign([TopicPartition("refunds", 0)])
-        member.close()
-        with pytest.raises(ProtocolMisuse):
-            member.assign([P0])
-
     # -- where it starts
 
     @pytest.mark.behaviour("CONS-2")
-    def test_an_assignment_starts_at_the_larger_of_what_is_stored_and_what_kafka_has(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_an_assignment_starts_at_the_larger_of_what_is_stored_and_what_kafka_has(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0, P1])
-        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
-        broker.set_committed({P0: 60, P1: 40, P2: 70})
+        self.give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
+        self.broker.set_committed({P0: 60, P1: 40, P2: 70})
 
         starting = second.assign([P0, P1])
 
         assert starting.offsets == {P0: 60, P1: 50}
-        assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 60, P1: 50, P2: 0}
-        last = store.history(GROUP)[-1]
+        assert {tp: row.next_offset for tp, row in self.store.offsets(GROUP).items()} == {P0: 60, P1: 50, P2: 0}
+        last = self.store.history(GROUP)[-1]
         assert (last.event, last.topic_partition, last.from_offset, last.to_offset) == ("adopt", P0, 50, 60)
         assert (last.token, "skips [50, 60)" in last.reason) == (second.token, True)
 
     @pytest.mark.behaviour("CONS-2", "CONS-13")
-    def test_a_partition_that_was_added_starts_at_its_beginning(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_a_partition_that_was_added_starts_at_its_beginning(self, join: Join) -> None:
         member = join(policy=StartPolicy(auto_offset_reset="latest"))
-        broker.set_log(P3, 5, 100)
+        self.broker.set_log(P3, 5, 100)
 
         assert member.assign([P3]).offsets == {P3: 5}
 
-        assert store.offsets(GROUP)[P3].token == member.token
-        give(member, {P3: OffsetRange(5, 7)})
-        assert read() == [5, 6]
-        last = store.history(GROUP)[-1]
+        assert self.store.offsets(GROUP)[P3].token == member.token
+        self.give(member, {P3: OffsetRange(5, 7)})
+        assert self.read() == [5, 6]
+        last = self.store.history(GROUP)[-1]
         assert (last.event, last.topic_partition, last.from_offset, last.to_offset) == ("adopt", P3, None, 5)
 
     @pytest.mark.behaviour("CONS-3", "CONS-13")
-    def test_kafka_is_asked_while_nothing_is_locked_and_what_was_stored_meanwhile_counts(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_kafka_is_asked_while_nothing_is_locked_and_what_was_stored_meanwhile_counts(self, join: Join) -> None:
         owner, late = join(), join()
         owner.assign([P0, P1])
-        give(owner, {P0: OffsetRange(0, 90)})
+        self.give(owner, {P0: OffsetRange(0, 90)})
         for tp in (P0, P1):
-            broker.set_log(tp, 0, 200)
-        broker.set_committed({P1: 50})
-        broker.script = [lambda: give(owner, {P0: OffsetRange(90, 120), P1: OffsetRange(0, 20)})]
-        before = len(broker.asked)
+            self.broker.set_log(tp, 0, 200)
+        self.broker.set_committed({P1: 50})
+        self.broker.script = [lambda: self.give(owner, {P0: OffsetRange(90, 120), P1: OffsetRange(0, 20)})]
+        before = len(self.broker.asked)
 
         assert late.assign([P0, P1]).offsets == {P0: 120, P1: 50}
 
-        assert len(broker.asked) == before + 1
-        assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 120, P1: 50, P2: 0}
+        assert len(self.broker.asked) == before + 1
+        assert {tp: row.next_offset for tp, row in self.store.offsets(GROUP).items()} == {P0: 120, P1: 50, P2: 0}
         assert late.terms.keys() == {P0, P1}
 
     @pytest.mark.behaviour("CONS-3", "CONS-13")
     def test_what_was_stored_after_kafka_was_asked_is_not_beyond_its_end(
-        self, join: Join, give: Give, monkeypatch: pytest.MonkeyPatch
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         owner, late = join(), join()
         owner.assign([P0])
-        give(owner, {P0: OffsetRange(0, 90)})
+        self.give(owner, {P0: OffsetRange(0, 90)})
         holding = fleet._holding
 
         def later(*given: Any) -> Any:
-            give(owner, {P0: OffsetRange(90, 120)})
+            self.give(owner, {P0: OffsetRange(90, 120)})
             return holding(*given)
 
         monkeypatch.setattr(fleet, "_holding", later)
@@ -571,72 +461,71 @@ class FleetContract(ContractParts):
         assert (starting.offsets, starting.starts[P0].reason) == ({P0: 120}, Reason.STORED)
 
     @pytest.mark.behaviour("CONS-13")
-    def test_brokers_that_disagree_about_a_new_partition_leave_none_without_a_start(
-        self, store: OffsetStore, broker: StaticBroker, join: Join
-    ) -> None:
+    def test_brokers_that_disagree_about_a_new_partition_leave_none_without_a_start(self, join: Join) -> None:
         member = join()
-        before = broker.current
-        broker.set_log(P3, 5, 100)
-        broker.script = [broker.current, before, before]
+        before = self.broker.current
+        self.broker.set_log(P3, 5, 100)
+        self.broker.script = [self.broker.current, before, before]
 
         assert member.assign([P0, P3]).offsets == {P0: 0, P3: 5}
 
-        row = store.offsets(GROUP)[P3]
+        row = self.store.offsets(GROUP)[P3]
         assert (row.next_offset, row.topic_id, row.cluster_id) == (5, "payments-id", "cluster")
 
     @pytest.mark.behaviour("CONS-13")
     def test_where_a_new_topic_starts_is_decided_for_all_of_its_partitions_by_whoever_brings_it(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
+        self, join: Join
     ) -> None:
         latest = StartPolicy(auto_offset_reset="latest")
         before = join()
         before.assign([P0])
         refunds = [TopicPartition("refunds", number) for number in range(2)]
         for tp in refunds:
-            broker.set_log(tp, 0, 100)
+            self.broker.set_log(tp, 0, 100)
 
         one, other = (join(topics=("payments", "refunds"), policy=latest) for _ in range(2))
 
         assert one.fleet == other.fleet == before.fleet
-        rows = store.offsets(GROUP)
+        rows = self.store.offsets(GROUP)
         assert {tp: rows[tp].token for tp in refunds if tp in rows} == dict.fromkeys(refunds, before.fleet)
-        assert [(line.event, line.to_offset) for line in store.history(GROUP)][-2:] == [("adopt", 100)] * 2
+        assert [(line.event, line.to_offset) for line in self.store.history(GROUP)][-2:] == [("adopt", 100)] * 2
         assert one.assign(refunds[:1]).offsets == {refunds[0]: 100}
         assert other.assign(refunds[1:]).offsets == {refunds[1]: 100}
-        give(before, {P0: OffsetRange(0, 1)})
+        self.give(before, {P0: OffsetRange(0, 1)})
 
     @pytest.mark.behaviour("CONS-13")
-    def test_a_fleet_is_joined_although_a_partition_can_t_start(
-        self, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_a_fleet_is_joined_although_a_partition_can_t_start(self, join: Join) -> None:
         first = join()
         first.assign([P0, P1])
-        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
-        broker.set_log(P0, 60, 100)
+        self.give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
+        self.broker.set_log(P0, 60, 100)
 
         agreeing, other = join(policy=StartPolicy(prefer="agree")), join()
 
         assert agreeing.fleet == other.fleet == first.fleet
         with pytest.raises(OffsetOutOfRange):
-            other.assign([P0])
-        broker.set_committed({P1: 40})
+            other.assign([P0, P1])
+        assert (other.partitions, other.is_lost) == (set(), False)
+        self.give(first, {P1: OffsetRange(50, 51)})
+        self.broker.set_committed({P1: 40})
         with pytest.raises(OffsetsDisagree):
             agreeing.assign([P1])
-        assert other.assign([P1]).offsets == {P1: 50}
+        assert other.assign([P1]).offsets == {P1: 51}
         for member in (first, agreeing, other):
             member.close()
         with pytest.raises(OffsetOutOfRange):
             join()
+        assert join(policy=StartPolicy(on_data_loss="earliest")).assign([P0]).offsets == {P0: 60}
 
     @pytest.mark.behaviour("CONS-13", "START-25")
     def test_what_a_fleet_could_pass_over_stops_the_foundation_of_another(
-        self, broker: StaticBroker, join: Join, give: Give, monkeypatch: pytest.MonkeyPatch
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         last = join()
         last.assign([P0])
-        give(last, {P0: OffsetRange(0, 50)})
+        self.give(last, {P0: OffsetRange(0, 50)})
         last.assign([P0])
-        broker.truncate(P0, 30, end=100)
+        self.broker.truncate(P0, 30, end=100)
 
         def leaves(*_: object, **__: object) -> None:
             last.close()
@@ -647,83 +536,58 @@ class FleetContract(ContractParts):
 
     @pytest.mark.behaviour("CONS-13", "START-25")
     def test_a_log_that_ends_too_early_is_no_evidence_before_it_has_stayed_so(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give, monkeypatch: pytest.MonkeyPatch
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, second = join(), join()
         first.assign([P0])
-        give(first, {P0: OffsetRange(0, 50)})
-        broker.set_log(P0, 0, 30)
+        self.give(first, {P0: OffsetRange(0, 50)})
+        self.broker.set_log(P0, 0, 30)
 
         with pytest.raises(OffsetOutOfRange):
             second.assign([P0])
 
-        assert store.offsets(GROUP)[P0].suspect is None
+        assert self.store.offsets(GROUP)[P0].suspect is None
         assert second.doubts.keys() == {P0}
-        broker.set_log(P0, 0, 50)
+        self.broker.set_log(P0, 0, 50)
         assert second.assign([P0]).offsets == {P0: 50}
         assert second.doubts == {}
 
-        broker.set_log(P0, 0, 30)
+        self.broker.set_log(P0, 0, 30)
         monkeypatch.setattr(fleet, "LOOK_SECONDS", 0.0)
         with pytest.raises(OffsetOutOfRange):
             first.assign([P0])
-        broker.set_log(P0, 0, 100)
+        self.broker.set_log(P0, 0, 100)
         with pytest.raises(LogTruncated):
             second.assign([P0])
 
-    def test_what_is_wrong_with_another_topic_keeps_no_partition_from_being_taken(
-        self, broker: StaticBroker, join: Join
-    ) -> None:
-        broker.set_log(TopicPartition("refunds", 0), 0, 10)
+    def test_what_is_wrong_with_another_topic_keeps_no_partition_from_being_taken(self, join: Join) -> None:
+        self.broker.set_log(TopicPartition("refunds", 0), 0, 10)
         member = join(topics=("payments", "refunds"))
-        broker.current = broker.current.of([P0, P1])  # the topic was deleted
+        self.broker.current = self.broker.current.of([P0, P1])  # the topic was deleted
         assert member.assign([P0]).offsets == {P0: 0}
-        with pytest.raises(TopicMissing):
-            member.assign([TopicPartition("refunds", 0)])
-
-    def test_a_partition_that_kafka_does_not_show_yet_is_not_taken(self, store: OffsetStore, join: Join) -> None:
-        member = join()
-        with pytest.raises(TopicMissing, match="payments-3"):
-            member.assign([P0, P3])
-        assert member.partitions == set()
-        assert P3 not in store.offsets(GROUP)
-
-    @pytest.mark.behaviour("CONS-13")
-    def test_a_start_that_is_not_safe_takes_nothing(self, broker: StaticBroker, join: Join, give: Give) -> None:
-        first, second = join(), join()
-        first.assign([P0, P1])
-        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
-        broker.set_log(P0, 60, 100)
-
-        with pytest.raises(OffsetOutOfRange, match=r"payments-0.*no longer in the log"):
-            second.assign([P0, P1])
-
-        assert (second.partitions, second.is_lost) == (set(), False)
-        give(first, {P0: OffsetRange(50, 51), P1: OffsetRange(50, 51)})
-        assert second.assign([P1]).offsets == {P1: 51}
-        allowing = join(policy=StartPolicy(on_data_loss="earliest"))
-        assert allowing.fleet == first.fleet
-        assert allowing.assign([P0]).offsets == {P0: 60}
+        for missing in (TopicPartition("refunds", 0), P3):
+            with pytest.raises(TopicMissing, match=r"refunds|payments-3"):
+                member.assign([P1, missing])
+            assert member.partitions == {P0}
+        assert P3 not in self.store.offsets(GROUP)
 
     @pytest.mark.behaviour("CONS-13", "START-25")
-    def test_a_log_that_lost_records_is_remembered_for_each_partition_whoever_has_it(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_a_log_that_lost_records_is_remembered_for_each_partition_whoever_has_it(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0])
         second.assign([P1])
-        give(first, {P0: OffsetRange(0, 50)})
-        give(second, {P1: OffsetRange(0, 50)})
+        self.give(first, {P0: OffsetRange(0, 50)})
+        self.give(second, {P1: OffsetRange(0, 50)})
         for tp in (P0, P1):
-            broker.set_log(tp, 0, 30)
+            self.broker.set_log(tp, 0, 30)
 
         with pytest.raises(OffsetOutOfRange):
-            store.claim(GROUP, broker)
+            self.store.claim(GROUP, self.broker)
 
-        suspects = {tp: row.suspect for tp, row in store.offsets(GROUP).items()}
+        suspects = {tp: row.suspect for tp, row in self.store.offsets(GROUP).items()}
         assert [suspects[tp] is not None for tp in (P0, P1, P2)] == [True, True, False]
         for tp in (P0, P1):
-            broker.set_log(tp, 0, 100)
+            self.broker.set_log(tp, 0, 100)
         with pytest.raises(LogTruncated):
             second.assign([P0])
         assert second.assign([P2]).offsets == {P2: 0}
@@ -741,55 +605,49 @@ class FleetContract(ContractParts):
             function.texts(0, {P0: OffsetRange(0, 5)}, None)
 
     @pytest.mark.behaviour("CONS-13", "START-26")
-    def test_a_log_that_was_truncated_and_has_regrown_is_told_by_what_a_member_read_last(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_a_log_that_was_truncated_and_has_regrown_is_told_by_what_a_member_read_last(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0, P1])
-        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
+        self.give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)})
         read = {P0: EpochPair(50, 0), P1: EpochPair(60, 0)}
         first.write_pairs(read)
-        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0)] * 2
-        broker.truncate(P1, 55, end=100)
+        assert [self.store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0)] * 2
+        self.broker.truncate(P1, 55, end=100)
         assert first.find_lost(read) == {P1}
         assert second.assign([P1]).offsets == {P1: 50}  # no stored record was lost
-        broker.truncate(P0, 30, end=100)
+        self.broker.truncate(P0, 30, end=100)
         for member in (first, second):
             with pytest.raises(LogTruncated, match="at offset 30, below the stored offset 50"):
                 member.assign([P0])
         first.write_pairs({P0: EpochPair(20, 1), P1: EpochPair(60, 1)})  # what it no longer has is not its own
-        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
+        assert [self.store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
 
     @pytest.mark.behaviour("CONS-13", "START-26")
-    def test_a_pair_is_compared_with_the_log_before_one_of_another_epoch_takes_its_place(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_a_pair_is_compared_with_the_log_before_one_of_another_epoch_takes_its_place(self, join: Join) -> None:
         member = join()
         member.assign([P0, P1])
         ranges = {P0: OffsetRange(0, 50), P1: OffsetRange(0, 50)}
-        give(member, ranges)
+        self.give(member, ranges)
         member.write_pairs({P0: EpochPair(50, 0), P1: EpochPair(50, 0)})
-        broker.change_leader(P1)
-        broker.truncate(P0, 30, end=100)
+        self.broker.change_leader(P1)
+        self.broker.truncate(P0, 30, end=100)
         now = {P0: EpochPair(70, 1), P1: EpochPair(50, 1)}
         member.write_pairs(now, asks=False)
-        assert broker.asked_epochs == []
+        assert self.broker.asked_epochs == []
         member.write_pairs(now)
-        assert [store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
+        assert [self.store.offsets(GROUP)[tp].pair for tp in (P0, P1)] == [EpochPair(50, 0), EpochPair(50, 1)]
         with pytest.raises(LogTruncated, match="payments-0"):
-            give(member, {P1: OffsetRange(50, 51)})
+            self.give(member, {P1: OffsetRange(50, 51)})
 
     @pytest.mark.behaviour("CONS-13", "CONS-12")
-    def test_a_recreated_topic_is_read_again_by_a_new_fleet_and_by_no_single_member(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_a_recreated_topic_is_read_again_by_a_new_fleet_and_by_no_single_member(self, join: Join) -> None:
         first = join()
         first.assign([P0, P1])
-        give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 40)})
+        self.give(first, {P0: OffsetRange(0, 50), P1: OffsetRange(0, 40)})
         restarting = join(policy=StartPolicy(on_recreated="restart"))
-        shown = broker.current
+        shown = self.broker.current
         log = replace(shown.topics["payments"], topic_id="another")
-        broker.current = replace(shown, topics={"payments": log})
+        self.broker.current = replace(shown, topics={"payments": log})
 
         with pytest.raises(TopicRecreated):
             first.assign([P0])
@@ -797,25 +655,23 @@ class FleetContract(ContractParts):
         with pytest.raises(StaleClaim, match="decided for the whole group"):
             restarting.assign([P0])
         assert restarting.is_lost
-        assert {row.next_offset for row in store.offsets(GROUP).values()} == {0, 40, 50}
+        assert {row.next_offset for row in self.store.offsets(GROUP).values()} == {0, 40, 50}
 
         again = join(policy=StartPolicy(on_recreated="restart"))
 
         assert again.fleet != first.fleet
-        assert {row.next_offset for row in store.offsets(GROUP).values()} == {0}
+        assert {row.next_offset for row in self.store.offsets(GROUP).values()} == {0}
         with pytest.raises(StaleClaim) as caught:
-            give(first, {P1: OffsetRange(40, 50)})
+            self.give(first, {P1: OffsetRange(40, 50)})
         assert not isinstance(caught.value, PartitionLost)
         assert join(policy=StartPolicy(on_recreated="restart")).fleet == again.fleet
         assert again.assign([P0]).offsets == {P0: 0}
 
     @pytest.mark.behaviour("CONS-13", "START-6")
-    def test_a_restored_database_is_told_by_an_assignment_and_decided_about_by_a_new_fleet(
-        self, store: OffsetStore, broker: StaticBroker, join: Join
-    ) -> None:
+    def test_a_restored_database_is_told_by_an_assignment_and_decided_about_by_a_new_fleet(self, join: Join) -> None:
         first = join()
-        stamp = Stamp(store.identity().store_id, first.fleet.epoch, digest(GROUP))
-        broker.commit(GROUP, {P0: CommittedOffset(60, stamp.text())})
+        stamp = Stamp(self.store.identity().store_id, first.fleet.epoch, digest(GROUP))
+        self.broker.commit(GROUP, {P0: CommittedOffset(60, stamp.text())})
 
         with pytest.raises(StoreRewound):
             first.assign([P0])
@@ -825,148 +681,170 @@ class FleetContract(ContractParts):
 
         assert trusting.fleet.epoch > first.fleet.epoch
         assert trusting.assign([P0]).offsets == {P0: 0}
-        row = store.offsets(GROUP)[P0]
+        row = self.store.offsets(GROUP)[P0]
         assert (row.pinned, row.pinned_epoch) == (True, trusting.fleet.epoch)
 
-    def test_an_offset_that_an_operator_has_set_wins_at_each_assignment(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give
-    ) -> None:
+    def test_an_offset_that_an_operator_has_set_wins_at_each_assignment(self, join: Join) -> None:
         first = join()
         first.assign([P0])
-        give(first, {P0: OffsetRange(0, 50)})
-        store.reset(GROUP, {P0: 10}, reason=REASON)
-        broker.set_committed({P0: 60})
+        self.give(first, {P0: OffsetRange(0, 50)})
+        self.store.reset(GROUP, {P0: 10}, reason=REASON)
+        self.broker.set_committed({P0: 60})
         second, third = join(), join()
 
         for member in (second, third, second):
             assert member.assign([P0]).offsets == {P0: 10}
-        assert store.offsets(GROUP)[P0].pinned
+        assert self.store.offsets(GROUP)[P0].pinned
 
     # -- what fences it, and what it fences
 
     @pytest.mark.behaviour("CONS-4")
-    def test_a_job_that_takes_over_fences_the_whole_fleet(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_a_job_that_takes_over_fences_the_whole_fleet(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0])
         second.assign([P1])
-        give(first, {P0: OffsetRange(0, 2)})
+        self.give(first, {P0: OffsetRange(0, 2)})
 
-        job = store.claim(GROUP, broker)
+        job = self.store.claim(GROUP, self.broker)
 
         for member, tp in ((first, P0), (second, P1), (second, P2)):
             with pytest.raises(StaleClaim) as caught:
-                give(member, {tp: OffsetRange(0, 4)})
+                self.give(member, {tp: OffsetRange(0, 4)})
             assert not isinstance(caught.value, PartitionLost)
             with pytest.raises(StaleClaim):
                 member.assign([tp])
             assert member.is_lost
-            with transaction(store.database, name="test") as session:
+            with transaction(self.store.database, name="test") as session:
                 assert not member._beat(session)
-        give(job, {P0: OffsetRange(2, 4), P1: OffsetRange(0, 1)})
-        assert read() == [0, 0, 1, 2, 3]
-        owner = store.owner(GROUP)
+        self.give(job, {P0: OffsetRange(2, 4), P1: OffsetRange(0, 1)})
+        assert self.read() == [0, 0, 1, 2, 3]
+        owner = self.store.owner(GROUP)
         assert owner is not None
         assert (owner.token, owner.fleet) == (job.token, None)
 
     @pytest.mark.behaviour("CONS-4", "START-22")
-    def test_a_job_may_spare_a_fleet_that_is_live(self, store: OffsetStore, broker: StaticBroker, join: Join) -> None:
+    def test_a_job_may_spare_a_fleet_that_is_live(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0])
         with pytest.raises(GroupBusy):
-            store.claim(GROUP, broker, takeover="refuse")
+            self.store.claim(GROUP, self.broker, takeover="refuse")
         first.close()
         with pytest.raises(GroupBusy):
-            store.claim(GROUP, broker, takeover="refuse")
+            self.store.claim(GROUP, self.broker, takeover="refuse")
         second.close()
-        store.claim(GROUP, broker, takeover="refuse")
+        self.store.claim(GROUP, self.broker, takeover="refuse")
 
     @pytest.mark.behaviour("CONS-4")
-    def test_a_fleet_spares_a_job_that_is_live_unless_it_is_told_to_fence_it(
-        self, join: Join, give: Give, claim: Claim
-    ) -> None:
-        give(claim, {P0: OffsetRange(0, 2)})
+    def test_a_fleet_spares_a_job_that_is_live_unless_it_is_told_to_fence_it(self, join: Join, claim: Claim) -> None:
+        self.give(claim, {P0: OffsetRange(0, 2)})
         with pytest.raises(GroupBusy, match="live owner"):
             join()
-        give(claim, {P0: OffsetRange(2, 4)})
+        self.give(claim, {P0: OffsetRange(2, 4)})
 
         member = join(takeover="fence")
 
         with pytest.raises(StaleClaim):
-            give(claim, {P0: OffsetRange(4, 6)})
+            self.give(claim, {P0: OffsetRange(4, 6)})
         assert member.assign([P0]).offsets == {P0: 4}
 
-    @pytest.mark.behaviour("CONS-4")
-    def test_a_group_goes_from_a_job_to_a_fleet_and_back_without_a_gap_or_a_double(
-        self, store: OffsetStore, broker: StaticBroker, join: Join, give: Give, read: Read
-    ) -> None:
-        with store.claim(GROUP, broker, mirror_every=None) as before:
-            give(before, {P0: OffsetRange(0, 3)})
-        member = join()
-        start = member.assign([P0]).offsets[P0]
-        give(member, {P0: OffsetRange(start, 5)})
-        member.close()
-        job = store.claim(GROUP, broker, takeover="refuse")
-        assert job.starting is not None
-        give(job, {P0: OffsetRange(job.starting.offsets[P0], 7)})
-
-        assert read() == [*range(7)]
-
     @pytest.mark.behaviour("CONS-12")
-    def test_another_fleet_fences_the_earlier_one_whole_whether_it_lives_or_not(
-        self, join: Join, give: Give, read: Read
-    ) -> None:
+    def test_another_fleet_fences_the_earlier_one_whole_whether_it_lives_or_not(self, join: Join) -> None:
         first, second = join(), join()
         first.assign([P0])
         second.assign([P1])
-        give(first, {P0: OffsetRange(0, 2)})
+        self.give(first, {P0: OffsetRange(0, 2)})
 
         other = join("another")
 
         assert other.fleet.epoch > first.fleet.epoch
         for member, tp in ((first, P0), (second, P1)):
             with pytest.raises(StaleClaim) as caught:
-                give(member, {tp: OffsetRange(0, 4)})
+                self.give(member, {tp: OffsetRange(0, 4)})
             assert not isinstance(caught.value, PartitionLost)
         assert other.assign([P0]).offsets == {P0: 2}
         with pytest.raises(StaleClaim):
             first.assign([P0])
         back = join()
         assert back.fleet.epoch > other.fleet.epoch
-        assert read() == [0, 1]
+        assert self.read() == [0, 1]
+
+    @pytest.mark.behaviour("OPS-25")
+    @pytest.mark.parametrize("is_fleet", [True, False])
+    @pytest.mark.parametrize("by_fleet", [True, False])
+    def test_who_fences_says_whom_and_is_told_to_whom_it_fences(
+        self, join: Join, caplog: pytest.LogCaptureFixture, *, is_fleet: bool, by_fleet: bool
+    ) -> None:
+        """A job over a job, a job over a fleet, a fleet over a job, and a fleet over another fleet."""
+        claimed, other = self.store.owner, None
+        first: Claim = join() if is_fleet else self.store.claim(GROUP, self.broker)
+        if is_fleet:
+            other = join()
+            assert isinstance(first, Member)
+            first.assign([P0])
+        self.give(first, {P0: OffsetRange(0, 2)})
+        before = claimed(GROUP)
+        assert before is not None
+        assert first.fenced is None
+        assert other is None or other.fenced is None
+        caplog.clear()
+
+        second: Claim = join("another", takeover="fence") if by_fleet else self.store.claim(GROUP, self.broker)
+
+        described = f"{'a fleet, founded by ' if is_fleet else ''}{before.owner}, {before.token}, since "
+        assert second.fenced is not None
+        assert second.fenced.startswith(f"live: {described}")
+        assert ("; its members: " in second.fenced) == is_fleet
+        [told] = [one.getMessage() for one in caplog.records if "has fenced" in one.getMessage()]
+        assert told == f"this start has fenced the owner of group 'billing', which was {second.fenced}"
+        [line] = self.store.history(GROUP, events=["claim"])[1:]
+        assert line.reason.endswith(f"; fenced the owner, which was {second.fenced}")
+
+        after = claimed(GROUP)
+        assert after is not None
+        by = f"claimed by {'a fleet, founded by ' if by_fleet else ''}{after.owner}, {after.token}, since "
+        with pytest.raises(StaleClaim) as caught:
+            self.give(first, {P0: OffsetRange(2, 4)})
+        assert str(caught.value.found).startswith(by)
+        for one in [first] if other is None else [first, other]:
+            one._heartbeat._beat()  # as it does every five seconds, also while there is nothing to write
+            assert one.taken_by is not None
+            assert one.taken_by.startswith(by)
+            with pytest.raises(StaleClaim) as caught:
+                one.metadata(P0)
+            assert str(caught.value.found).startswith(by)
+        lines = [one.getMessage() for one in caplog.records if "has been taken over: " in one.getMessage()]
+        assert len(lines) == (2 if is_fleet else 1)
+        assert all(by in one for one in lines)
+        if isinstance(first, Member):
+            with pytest.raises(StaleClaim) as caught:
+                first.assign([P0])
+            assert str(caught.value.found).startswith(by)
+
+    @pytest.mark.behaviour("OPS-25")
+    def test_a_claim_after_one_that_was_closed_has_fenced_nobody_and_after_a_silent_one_says_so(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.store.claim(GROUP, self.broker, mirror_every=None) as first:
+            assert first.fenced is None
+        killed = self.store.claim(GROUP, self.broker, mirror_every=None)
+        assert killed.fenced is None
+        monkeypatch.setattr("offsetstore.protocol.runs.LIVE", timedelta(0))
+
+        after = self.store.claim(GROUP, self.broker, mirror_every=None, takeover="refuse")
+
+        assert after.fenced is not None
+        assert after.fenced.startswith(f"silent: {killed.owner}, {killed.token}, ")
 
     @pytest.mark.behaviour("CONS-12")
-    def test_another_cluster_is_another_fleet(self, broker: StaticBroker, join: Join) -> None:
+    def test_another_cluster_is_another_fleet(self, join: Join) -> None:
         first = join()
-        broker.current = replace(broker.current, cluster_id=None)
+        self.broker.current = replace(self.broker.current, cluster_id=None)
         assert join().fleet != first.fleet
 
-    @pytest.mark.behaviour("CONS-4")
-    def test_a_reset_fences_the_whole_fleet_and_the_next_process_founds_another(
-        self, store: OffsetStore, join: Join, give: Give
-    ) -> None:
-        first, second = join(), join()
-        first.assign([P0])
-        second.assign([P1])
-        give(first, {P0: OffsetRange(0, 50)})
-        with pytest.raises(GroupBusy):
-            store.reset(GROUP, {P0: 10}, reason=REASON, takeover="refuse")
-
-        store.reset(GROUP, {P0: 10}, reason=REASON)
-
-        for member, tp in ((first, P0), (second, P1)):
-            with pytest.raises(StaleClaim) as caught:
-                give(member, {tp: OffsetRange(0, 60)})
-            assert not isinstance(caught.value, PartitionLost)
-        member = join()
-        assert member.fleet != first.fleet
-        assert member.assign([P0]).offsets == {P0: 10}
-
-    def test_a_pause_holds_the_members_and_fences_none(self, store: OffsetStore, join: Join, give: Give) -> None:
+    def test_a_pause_holds_the_members_and_fences_none(self, join: Join) -> None:
         first = join()
         first.assign([P0])
-        store.pause(GROUP, reason=REASON)
+        self.store.pause(GROUP, reason=REASON)
         second = join()
 
         for member in (first, second):
@@ -976,15 +854,15 @@ class FleetContract(ContractParts):
 
         assert second.fleet == first.fleet
         assert second.assign([P0]).offsets == {P0: 0}
-        store.resume(GROUP, reason=REASON)
+        self.store.resume(GROUP, reason=REASON)
         assert set(read_unless_paused(second)) == {P0, P1, P2}
-        give(second, {P0: OffsetRange(0, 1)})
+        self.give(second, {P0: OffsetRange(0, 1)})
 
     # -- life signs
 
-    def test_a_fleet_lives_as_long_as_one_of_its_members(self, store: OffsetStore, join: Join) -> None:
+    def test_a_fleet_lives_as_long_as_one_of_its_members(self, join: Join) -> None:
         def is_live() -> bool:
-            owner = store.owner(GROUP)
+            owner = self.store.owner(GROUP)
             return owner is not None and owner.is_live
 
         first, second = join(), join()
@@ -995,130 +873,123 @@ class FleetContract(ContractParts):
         third = join()
         assert is_live()
         assert third.fleet.epoch == first.fleet.epoch + 1, "another, since there was nobody to share it with"
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             assert third._beat(session)
 
     def test_a_member_that_was_silent_for_so_long_that_it_is_forgotten_is_back_once_it_wakes(
-        self, store: OffsetStore, join: Join, monkeypatch: pytest.MonkeyPatch
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(heartbeat, "INTERVAL", 3600)
         member = join()
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             session.drop_member(GROUP, member.token.claim_id)
-        owner = store.owner(GROUP)
+        owner = self.store.owner(GROUP)
         assert owner is not None
         assert not owner.is_live
 
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             assert member._beat(session)
 
-        owner = store.owner(GROUP)
+        owner = self.store.owner(GROUP)
         assert owner is not None
         assert owner.is_live
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             assert [one.member_id for one in session.members(GROUP)] == [member.token.claim_id]
 
-    def test_a_heartbeat_that_comes_late_does_not_bring_a_member_back(self, store: OffsetStore, join: Join) -> None:
+    def test_a_heartbeat_that_comes_late_does_not_bring_a_member_back(self, join: Join) -> None:
         member = join()
         member.close()
 
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             assert member._beat(session)
             assert session.members(GROUP) == []
             assert not session.beat_member(GROUP, member.fleet, member.token.claim_id)
-        owner = store.owner(GROUP)
+        owner = self.store.owner(GROUP)
         assert owner is not None
         assert not owner.is_live
 
-    def test_a_heartbeat_is_of_one_epoch(self, store: OffsetStore, join: Join) -> None:
+    def test_a_heartbeat_is_of_one_epoch(self, join: Join) -> None:
         """A fleet that was founded again after a lost answer has the same id."""
         member = join()
         later = replace(member.fleet, epoch=member.fleet.epoch + 2)
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             session.lock_group(GROUP)
             session.write_group(GROUP, later, "the same process, again")
             assert not member._beat(session)
 
-    def test_a_member_that_was_fenced_leaves_no_life_sign_behind(
-        self, store: OffsetStore, broker: StaticBroker, join: Join
-    ) -> None:
+    def test_a_member_that_was_fenced_leaves_no_life_sign_behind(self, join: Join) -> None:
         member = join()
-        job = store.claim(GROUP, broker)
+        job = self.store.claim(GROUP, self.broker)
         member.close()
-        owner = store.owner(GROUP)
+        owner = self.store.owner(GROUP)
         assert owner is not None
         assert (owner.token, owner.is_live) == (job.token, True)
         job.close()
         assert join().fleet.epoch > job.token.epoch
 
-    def test_a_gap_is_a_members_error_too(self, join: Join, give: Give) -> None:
-        member = join()
-        member.assign([P0])
-        with pytest.raises(OffsetGap):
-            give(member, {P0: OffsetRange(2, 4)})
-
 
 class PeopleFleetContract(FleetContract):
     """What only people decide."""
 
-    @pytest.mark.behaviour("CONS-4", "OPS-3")
-    def test_a_rename_fences_the_whole_fleet_and_no_process_joins_the_old_name(
-        self, store: OffsetStore, join: Join, give: Give
+    @pytest.mark.behaviour("OPS-25", "OPS-3", "CONS-4")
+    @pytest.mark.parametrize("done", ["reset", "renamed", "deleted"])
+    @pytest.mark.parametrize("is_fleet", [True, False])
+    def test_a_decision_that_fences_says_whom_and_the_fenced_is_told_which_and_by_whom(
+        self, join: Join, done: str, *, is_fleet: bool
     ) -> None:
-        first, second = join(), join()
-        first.assign([P0])
-        give(first, {P0: OffsetRange(0, 2)})
+        first: Claim = join() if is_fleet else self.store.claim(GROUP, self.broker)
+        second = join() if is_fleet else None
+        if isinstance(first, Member) and second is not None:
+            first.assign([P0])
+            second.assign([P1])
+        self.give(first, {P0: OffsetRange(0, 50)})
+        before = self.store.owner(GROUP)
+        assert before is not None
+        match done:
+            case "reset":
+                plan: Any = self.store.reset(GROUP, {P0: 10}, reason=REASON, actor="alice")
+            case "renamed":
+                plan = self.store.rename_group(GROUP, "shipping", reason=REASON, actor="alice")
+            case _:
+                plan = self.store.delete_group(GROUP, reason=REASON, actor="alice", takeover="fence")
 
-        store.rename_group(GROUP, "shipping", reason=REASON)
-
+        assert any(f"Fenced the live job: {plan.owner.in_words()}." in note.text for note in in_words(plan).notes)
+        assert plan.owner.token == before.token
+        with pytest.raises(StaleClaim) as caught:
+            self.give(first, {P0: OffsetRange(50, 60)})
+        assert str(caught.value.found).startswith(f"{done} by alice, epoch {before.token.epoch + 1}, ")
+        if not isinstance(first, Member):
+            return
+        assert second is not None
         for member, tp in ((first, P0), (second, P1)):
             with pytest.raises(StaleClaim) as caught:
-                give(member, {tp: OffsetRange(2, 4)})
+                self.give(member, {tp: OffsetRange(0, 60)})
             assert not isinstance(caught.value, PartitionLost)
             with pytest.raises(StaleClaim):
                 member.assign([tp])
-        with pytest.raises(GroupRenamed):
-            join()
-        assert join(group="shipping").assign([P0]).offsets == {P0: 2}
+        group = "shipping" if done == "renamed" else GROUP
+        if done == "renamed":
+            with pytest.raises(GroupRenamed):
+                join()
+        third = join(group=group)
+        assert third.fleet.epoch > first.fleet.epoch
+        assert third.assign([P0]).offsets == {P0: {"reset": 10, "renamed": 50, "deleted": 0}[done]}
 
-    @pytest.mark.behaviour("CONS-4", "OPS-3")
-    def test_a_deleted_group_has_no_fleet_and_nothing_of_it_comes_back(
-        self, store: OffsetStore, join: Join, give: Give
-    ) -> None:
-        first, second = join(), join()
-        first.assign([P0])
-        give(first, {P0: OffsetRange(0, 2)})
-
-        store.delete_group(GROUP, reason=REASON, takeover="fence")
-
-        for member, tp in ((first, P0), (second, P1)):
-            with pytest.raises(StaleClaim) as caught:
-                give(member, {tp: OffsetRange(2, 4)})
-            assert not isinstance(caught.value, PartitionLost)
-            with pytest.raises(StaleClaim):
-                member.assign([tp])
-        assert store.offsets(GROUP) == {}
-        member = join()
-        assert member.fleet.epoch > first.fleet.epoch
-        assert member.assign([P0]).offsets == {P0: 0}
-
-    def test_members_by_earlier_code_s_claim_are_fenced_although_it_knows_no_fleets(
-        self, store: OffsetStore, join: Join, give: Give
-    ) -> None:
+    def test_members_by_earlier_code_s_claim_are_fenced_although_it_knows_no_fleets(self, join: Join) -> None:
         """It leaves the columns, which then say nothing."""
         first = join()
         first.assign([P0])
-        with transaction(store.database, name="test") as session:
+        with transaction(self.store.database, name="test") as session:
             token = Token(session.lock_group(GROUP).epoch + 1, uuid4())
             session.write_group(GROUP, token, "earlier code")
-        fleets = ask(store.database, lambda one: one.rows("SELECT fleet, fleet_id FROM consumer_groups"))
+        fleets = ask(self.store.database, lambda one: one.rows("SELECT fleet, fleet_id FROM consumer_groups"))
         assert [(row.fleet is None, row.fleet_id) for row in fleets] == [(False, first.fleet.claim_id)]
 
-        owner = store.owner(GROUP)
+        owner = self.store.owner(GROUP)
         assert owner is not None
         assert (owner.token, owner.fleet) == (token, None)
         with pytest.raises(StaleClaim) as caught:
-            give(first, {P0: OffsetRange(0, 2)})
+            self.give(first, {P0: OffsetRange(0, 2)})
         assert not isinstance(caught.value, PartitionLost)
         with pytest.raises(GroupBusy):
             join()

@@ -19,11 +19,9 @@ from offsetstore.errors import (
     GroupRenamed,
     InvalidText,
     LetterSettled,
-    LockFirst,
     LockTimeout,
     PayloadMissing,
     PlanChanged,
-    ProtocolMisuse,
     UnknownGroup,
     UnknownLetter,
 )
@@ -39,7 +37,7 @@ from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
 from offsetstore.store.sessions import transaction
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give, Read, Stop, Write
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 
 REASON = "ticket 17"
 HEADERS = (
@@ -92,24 +90,24 @@ class LetterContract(ContractParts):
     """Letters from the transaction that writes them to the one that deletes them."""
 
     @pytest.fixture
-    def give_up(self, store: OffsetStore, write: Write) -> GiveUp:
+    def give_up(self) -> GiveUp:
         """Process ranges with letters."""
 
         def give_up(claim: Claim, ranges: dict[TopicPartition, OffsetRange], letters: Iterable[NewLetter]) -> None:
             kept = list(letters)
             bad = {(letter.topic_partition, letter.offset) for letter in kept}
-            with store.transaction(claim) as tx:
+            with self.store.transaction(claim) as tx:
                 plan = tx.lock(ranges)
                 for tp, decision in plan.items():
                     left = decision.remaining
-                    write(tx, [offset for offset in range(left.from_, left.until) if (tp, offset) not in bad])
+                    self.write(tx, [offset for offset in range(left.from_, left.until) if (tp, offset) not in bad])
                 tx.write_letters(kept)
                 tx.advance({tp: decision.remaining for tp, decision in plan.items()})
 
         return give_up
 
     @pytest.fixture
-    def five(self, store: OffsetStore, claim: Claim, give_up: GiveUp) -> Claim:
+    def five(self, claim: Claim, give_up: GiveUp) -> Claim:
         """A claim that has passed [0, 10) of two partitions: 2, 4, 6 of one and 1, 3 of the other are letters."""
         letters = [
             *(dead(offset, key=b"k") for offset in (2, 4, 6)),
@@ -123,13 +121,13 @@ class LetterContract(ContractParts):
 
     @pytest.mark.behaviour("DLQ-1", "DLQ-2")
     def test_a_letter_is_written_with_its_neighbours_and_the_offset_that_passes_it(
-        self, store: OffsetStore, claim: Claim, give_up: GiveUp, read: Read
+        self, claim: Claim, give_up: GiveUp
     ) -> None:
         give_up(claim, {P0: OffsetRange(0, 4)}, [dead(2, payload=RECORD, error=replace(CHECK, traceback="line 1"))])
 
-        assert read() == [0, 1, 3]
-        assert store.offsets(GROUP)[P0].next_offset == 4
-        letter = store.letter(GROUP, P0, 2)
+        assert self.read() == [0, 1, 3]
+        assert self.store.offsets(GROUP)[P0].next_offset == 4
+        letter = self.store.letter(GROUP, P0, 2)
         assert letter.payload == RECORD
         assert letter.error == replace(CHECK, traceback="line 1")
         assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "refused", 2, 1)
@@ -137,41 +135,19 @@ class LetterContract(ContractParts):
         assert letter.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
         assert (letter.decided_at, letter.actor, letter.reason) == (None, None, None)
 
-    @pytest.mark.behaviour("DLQ-2")
-    def test_a_letter_goes_with_a_transaction_that_does_not_happen(
-        self, store: OffsetStore, claim: Claim, read: Read
-    ) -> None:
-        with pytest.raises(Stop), store.transaction(claim) as tx:
-            tx.advance({P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining})
-            tx.write_letters([dead(2)])
-            raise Stop
-
-        assert store.letters(GROUP).letters == ()
-        assert read() == []
-        assert store.offsets(GROUP)[P0].next_offset == 0
-
     @pytest.mark.parametrize(
         ("letter", "range_"),
         [(dead(4), OffsetRange(0, 4)), (dead(0, P1), OffsetRange(0, 4)), (dead(1), OffsetRange(0, 2))],
         ids=["above the range", "another partition", "in the results already"],
     )
     def test_a_record_that_the_transaction_does_not_pass_is_no_letter(
-        self, store: OffsetStore, claim: Claim, give: Give, *, letter: NewLetter, range_: OffsetRange
+        self, claim: Claim, *, letter: NewLetter, range_: OffsetRange
     ) -> None:
-        give(claim, {P0: OffsetRange(0, 2)})
-        with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
+        self.give(claim, {P0: OffsetRange(0, 2)})
+        with pytest.raises(AdvanceMismatch, match="does not pass"), self.store.transaction(claim) as tx:
             tx.lock({P0: range_})
             tx.write_letters([letter])
-        assert store.letters(GROUP).letters == ()
-
-    @pytest.mark.behaviour("TX-3")
-    def test_letters_come_after_the_lock_and_before_the_finish(self, store: OffsetStore, claim: Claim) -> None:
-        with pytest.raises(LockFirst), store.transaction(claim) as tx:
-            tx.write_letters([dead(0)])
-        with pytest.raises(ProtocolMisuse, match=r"after tx\.finish"), store.transaction(claim) as tx:
-            tx.finish({P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining})
-            tx.write_letters([dead(0)])
-        assert store.letters(GROUP).letters == ()
+        assert self.store.letters(GROUP).letters == ()
 
     @pytest.mark.behaviour("OPS-7", "DLQ-12")
     @pytest.mark.parametrize(
@@ -185,30 +161,23 @@ class LetterContract(ContractParts):
         ids=["longest", "too long", "not storable", "empty"],
     )
     def test_the_code_of_a_letter_is_shown_unless_it_is_too_long_for_one(
-        self, store: OffsetStore, claim: Claim, *, code: str, error: LetterError
+        self, claim: Claim, *, code: str, error: LetterError
     ) -> None:
-        with store.transaction(claim) as tx:
+        with self.store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(0, 1)})
             tx.dead_letter(P0, 0, "why", code=code)
             tx.advance({P0: plan[P0].remaining})
-        assert store.letter(GROUP, P0, 0).error == error
-
-    @pytest.mark.parametrize("wrong", [{"reason": KeyError("id")}, {"reason": "why", "code": 17}])
-    def test_a_reason_and_a_code_are_texts(self, store: OffsetStore, claim: Claim, *, wrong: dict[str, Any]) -> None:
-        with pytest.raises(ConfigurationError, match="must be a text"), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 1)})
-            tx.dead_letter(P0, 0, **wrong)
-        assert store.letters(GROUP).letters == ()
+        assert self.store.letter(GROUP, P0, 0).error == error
 
     def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
-        self, store: OffsetStore, claim: Claim, give_up: GiveUp
+        self, claim: Claim, give_up: GiveUp
     ) -> None:
         nothing = Payload(None, None, None, None, None)
         empty = Payload(b"", b"", (), -1, -1)
         letters = [dead(0, payload=nothing), dead(1, payload=empty), dead(2, payload=None)]
         give_up(claim, {P0: OffsetRange(0, 3)}, letters)
 
-        found = [store.letter(GROUP, P0, offset) for offset in range(3)]
+        found = [self.store.letter(GROUP, P0, offset) for offset in range(3)]
         assert [(one.payload, one.payload_state) for one in found] == [
             (nothing, "kept"),
             (empty, "kept"),
@@ -217,291 +186,215 @@ class LetterContract(ContractParts):
 
     @pytest.mark.behaviour("CTX-1")
     def test_the_trace_of_a_letter_without_contents_is_the_one_that_is_given(
-        self, store: OffsetStore, claim: Claim, give_up: GiveUp
+        self, claim: Claim, give_up: GiveUp
     ) -> None:
         trace = f"{7:032x}"
         letters = [dead(0, payload=None, trace_id=trace), dead(1, payload=None), dead(2)]
         give_up(claim, {P0: OffsetRange(0, 3)}, letters)
 
-        found = [store.letter(GROUP, P0, offset).trace_id for offset in range(3)]
+        found = [self.store.letter(GROUP, P0, offset).trace_id for offset in range(3)]
         assert found == [trace, None, "4bf92f3577b34da6a3ce929d0e0e4736"]
 
     # -- after a reset
 
     @pytest.mark.behaviour("DLQ-14")
-    def test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
-    ) -> None:
-        store.request_replay(GROUP, at(4), reason=REASON)
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = store.claim(GROUP, broker, mirror_every=None)
-        give(again, {P0: OffsetRange(0, 5)})
+    def test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, at(4), reason=REASON)
+        self.store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = self.store.claim(GROUP, self.broker, mirror_every=None)
+        self.give(again, {P0: OffsetRange(0, 5)})
 
-        assert states(store) == {
+        assert states(self.store) == {
             "payments:0:2": "superseded",
             "payments:0:4": "superseded",
             "payments:0:6": "dead",
             "payments:1:1": "dead",
             "payments:1:3": "dead",
         }
-        letter = store.letter(GROUP, P0, 2)
+        letter = self.store.letter(GROUP, P0, 2)
         assert letter.actor == again.owner
         assert letter.decided_at is not None
-        give(again, {P0: OffsetRange(5, 10)})
-        assert states(store)["payments:0:6"] == "superseded"
+        self.give(again, {P0: OffsetRange(5, 10)})
+        assert states(self.store)["payments:0:6"] == "superseded"
 
     @pytest.mark.behaviour("DLQ-14")
-    def test_the_letter_of_a_record_that_kafka_no_longer_has_stays_open_and_can_be_replayed(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim
-    ) -> None:
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = store.claim(GROUP, broker, mirror_every=None)
+    def test_the_letter_of_a_record_that_kafka_no_longer_has_stays_open_and_can_be_replayed(self, five: Claim) -> None:
+        self.store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = self.store.claim(GROUP, self.broker, mirror_every=None)
         in_range = again.read(lambda session: session.letters_in(GROUP, {P0: OffsetRange(2, 6)}))
         assert in_range == dict.fromkeys([(P0, 2), (P0, 4)], digest(P0, b"k"))
-        with store.transaction(again) as tx:
+        with self.store.transaction(again) as tx:
             plan = tx.lock({P0: OffsetRange(0, 10)}, gone={(P0, 4), (P1, 6)})
             tx.advance({P0: plan[P0].remaining})
 
-        assert {key: state for key, state in states(store).items() if key.startswith("payments:0")} == {
+        assert {key: state for key, state in states(self.store).items() if key.startswith("payments:0")} == {
             "payments:0:2": "superseded",
             "payments:0:4": "dead",
             "payments:0:6": "superseded",
         }
-        store.request_replay(GROUP, at(4), reason=REASON)
+        self.store.request_replay(GROUP, at(4), reason=REASON)
         requested = again.read(
             lambda session: session.requested_letters(GROUP, ["payments"], limit=9, max_bytes=1_000_000)
         )
         assert [letter.offset for letter in requested] == [4]
 
     @pytest.mark.behaviour("DLQ-14")
-    def test_a_rolled_back_batch_supersedes_nothing_and_the_next_one_does(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
-    ) -> None:
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = store.claim(GROUP, broker, mirror_every=None)
-        with pytest.raises(Stop), store.transaction(again) as tx:
-            tx.lock({P0: OffsetRange(0, 10)})
-            raise Stop
-        assert states(store)["payments:0:2"] == "dead"
+    def test_letters_that_are_settled_stay_so_when_their_records_pass(self, five: Claim) -> None:
+        replay(self.store, at(2))
+        self.store.discard(GROUP, at(4), reason=REASON)
+        self.store.reset(GROUP, {P0: 0}, reason=REASON)
+        self.give(self.store.claim(GROUP, self.broker, mirror_every=None), {P0: OffsetRange(0, 10)})
 
-        give(again, {P0: OffsetRange(0, 10)})
-        assert states(store)["payments:0:2"] == "superseded"
-
-    @pytest.mark.behaviour("DLQ-14")
-    def test_a_batch_locks_the_letters_that_it_passes_in_the_order_of_decisions(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
-    ) -> None:
-        store.request_replay(GROUP, at(2), reason=REASON)  # its row is now the last one in the table
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = store.claim(GROUP, broker, mirror_every=None)
-        with ThreadPoolExecutor(1) as pool:
-            with session(store) as deciding:
-                deciding.lock_letters(GROUP, [stored(2)])
-                batch = pool.submit(give, again, {P0: OffsetRange(0, 10)})
-                with pytest.raises(TimeoutError):
-                    batch.result(0.3)
-                assert list(deciding.lock_letters(GROUP, [stored(4), stored(6)])) == [stored(4), stored(6)]
-                deciding.decide_letters(GROUP, [stored(6)], "discarded", actor="ana", reason=REASON)
-            batch.result(WAIT)
-
-        assert [states(store)[f"payments:0:{offset}"] for offset in (2, 4, 6)] == [
-            "superseded",
-            "superseded",
-            "discarded",
-        ]
-
-    @pytest.mark.behaviour("DLQ-14")
-    def test_letters_that_are_settled_stay_so_when_their_records_pass(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
-    ) -> None:
-        replay(store, at(2))
-        store.discard(GROUP, at(4), reason=REASON)
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        give(store.claim(GROUP, broker, mirror_every=None), {P0: OffsetRange(0, 10)})
-
-        assert [states(store)[f"payments:0:{offset}"] for offset in (2, 4, 6)] == [
+        assert [states(self.store)[f"payments:0:{offset}"] for offset in (2, 4, 6)] == [
             "replayed",
             "discarded",
             "superseded",
         ]
 
     @pytest.mark.behaviour("DLQ-14")
-    def test_a_letter_of_a_topic_that_was_created_again_is_left_alone(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp
-    ) -> None:
-        again = recreate(store, broker)
+    def test_a_letter_of_a_topic_that_was_created_again_is_left_alone(self, five: Claim, give_up: GiveUp) -> None:
+        again = recreate(self.store, self.broker)
         give_up(again, {P0: OffsetRange(0, 3)}, [dead(2, error=PARSE)])
 
-        assert store.letter(GROUP, P0, 2, "payments-id").error == CHECK
-        assert store.letter(GROUP, P0, 2, "another-id").error == PARSE
-        assert store.letter(GROUP, P0, 2).topic_id == "another-id"
-        assert store.letter_counts(GROUP) == {"dead": 6}
+        assert self.store.letter(GROUP, P0, 2, "payments-id").error == CHECK
+        assert self.store.letter(GROUP, P0, 2, "another-id").error == PARSE
+        assert self.store.letter(GROUP, P0, 2).topic_id == "another-id"
+        assert self.store.letter_counts(GROUP) == {"dead": 6}
 
     @pytest.mark.behaviour("DLQ-10")
-    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s(
-        self, store: OffsetStore, broker: StaticBroker, give_up: GiveUp
-    ) -> None:
-        first = store.claim(GROUP, topics=["payments"])
+    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s(self, give_up: GiveUp) -> None:
+        first = self.store.claim(GROUP, topics=["payments"])
         give_up(first, {P0: OffsetRange(0, 4)}, [dead(2)])
-        assert store.letter(GROUP, P0, 2).topic_id == ""
+        assert self.store.letter(GROUP, P0, 2).topic_id == ""
 
-        store.claim(GROUP, broker, mirror_every=None)
-        assert store.letter(GROUP, P0, 2).topic_id == "payments-id"
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        give_up(store.claim(GROUP, broker, mirror_every=None), {P0: OffsetRange(0, 4)}, [dead(2)])
-        [letter] = store.letters(GROUP).letters
+        self.store.claim(GROUP, self.broker, mirror_every=None)
+        assert self.store.letter(GROUP, P0, 2).topic_id == "payments-id"
+        self.store.reset(GROUP, {P0: 0}, reason=REASON)
+        give_up(self.store.claim(GROUP, self.broker, mirror_every=None), {P0: OffsetRange(0, 4)}, [dead(2)])
+        [letter] = self.store.letters(GROUP).letters
         assert letter.times == 2
 
     # -- failed attempts
 
     @pytest.mark.behaviour("DLQ-3")
-    def test_failed_attempts_survive_a_restart_and_go_when_their_records_are_passed(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
-    ) -> None:
+    def test_failed_attempts_survive_a_restart_and_go_when_their_records_are_passed(self, claim: Claim) -> None:
         tries = {(P0, 2): Failed(1, {"RowsRefused": 1}), (P0, 7): Failed(3, {"ValueError": 3})}
-        with session(store) as one:
+        with session(self.store) as one:
             one.write_failures(GROUP, tries)
-        again = store.claim(GROUP, broker, mirror_every=None)
-        assert failures(store) == tries
+        again = self.store.claim(GROUP, self.broker, mirror_every=None)
+        assert failures(self.store) == tries
 
-        with session(store) as one:
+        with session(self.store) as one:
             one.write_failures(GROUP, {(P0, 2): Failed(2, {"RowsRefused": 2})})
-        give(again, {P0: OffsetRange(0, 2)})
-        assert failures(store) == {**tries, (P0, 2): Failed(2, {"RowsRefused": 2})}
-        give(again, {P0: OffsetRange(2, 5), P1: OffsetRange(0, 10)})
-        assert failures(store) == {(P0, 7): tries[P0, 7]}
+        self.give(again, {P0: OffsetRange(0, 2)})
+        assert failures(self.store) == {**tries, (P0, 2): Failed(2, {"RowsRefused": 2})}
+        self.give(again, {P0: OffsetRange(2, 5), P1: OffsetRange(0, 10)})
+        assert failures(self.store) == {(P0, 7): tries[P0, 7]}
 
     @pytest.mark.behaviour("DLQ-3")
-    def test_failed_attempts_go_when_the_offset_is_set_and_stay_when_it_is_not(
-        self, store: OffsetStore, claim: Claim, give: Give
-    ) -> None:
-        give(claim, {P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
-        with session(store) as one:
+    def test_failed_attempts_go_when_the_offset_is_set_and_stay_when_it_is_not(self, claim: Claim) -> None:
+        self.give(claim, {P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
+        with session(self.store) as one:
             one.write_failures(GROUP, {(P0, 6): Failed(1, {"X": 1}), (P1, 6): Failed(1, {"X": 1})})
-        store.reset(GROUP, {P0: 3, P1: 5}, reason=REASON)
+        self.store.reset(GROUP, {P0: 3, P1: 5}, reason=REASON)
 
-        assert failures(store) == {(P1, 6): Failed(1, {"X": 1})}
+        assert failures(self.store) == {(P1, 6): Failed(1, {"X": 1})}
 
     @pytest.mark.behaviour("DLQ-3")
-    def test_failed_attempts_are_not_those_of_the_records_of_a_topic_that_was_created_again(
-        self, store: OffsetStore, broker: StaticBroker
-    ) -> None:
-        store.claim(GROUP, broker, mirror_every=None)
-        with session(store) as one:
+    def test_failed_attempts_are_not_those_of_the_records_of_a_topic_that_was_created_again(self) -> None:
+        self.store.claim(GROUP, self.broker, mirror_every=None)
+        with session(self.store) as one:
             one.write_failures(GROUP, {(P0, 0): Failed(3, {"X": 3})})
-        recreate(store, broker)
+        recreate(self.store, self.broker)
 
-        assert store.offsets(GROUP)[P0].next_offset == 0, "as before"
-        assert failures(store) == {}
+        assert self.store.offsets(GROUP)[P0].next_offset == 0, "as before"
+        assert failures(self.store) == {}
 
     # -- decisions
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_who_waits_for_a_replay_is_told_the_states_at_the_end(self, store: OffsetStore, five: Claim) -> None:
-        done = store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
-        assert store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 2}
-        with session(store) as job:
-            job.mark_replayed(GROUP, [stored(2)], actor="job")
-            job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job")
-        assert store.wait_for_replay(GROUP, done.letters) == {"replayed": 1, "dead": 1}
-        for wrong in (at(3), [at(2), LetterKey(P0, 4, "another-id")]):
-            with pytest.raises(UnknownLetter):
-                store.wait_for_replay(GROUP, wrong)
+    def test_a_wait_goes_on_for_a_letter_whose_topics_id_becomes_known(self, give_up: GiveUp) -> None:
+        log = self.broker.current.topics["payments"]
+        self.broker.current = replace(self.broker.current, topics={"payments": replace(log, topic_id=None)})
+        give_up(self.store.claim(GROUP, self.broker), {P0: OffsetRange(0, 4)}, [dead(2)])
+        done = self.store.request_replay(GROUP, at(2), reason=REASON)
+        self.broker.current = replace(self.broker.current, topics={"payments": log})
+        self.store.claim(GROUP, self.broker)
+
+        assert (done.letters, self.store.letter(GROUP, P0, 2).key) == ((stored(2, topic_id=""),), stored(2))
+        assert self.store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_wait_goes_on_for_a_letter_whose_topics_id_becomes_known(
-        self, store: OffsetStore, broker: StaticBroker, give_up: GiveUp
-    ) -> None:
-        log = broker.current.topics["payments"]
-        broker.current = replace(broker.current, topics={"payments": replace(log, topic_id=None)})
-        give_up(store.claim(GROUP, broker), {P0: OffsetRange(0, 4)}, [dead(2)])
-        done = store.request_replay(GROUP, at(2), reason=REASON)
-        broker.current = replace(broker.current, topics={"payments": log})
-        store.claim(GROUP, broker)
-
-        assert (done.letters, store.letter(GROUP, P0, 2).key) == ((stored(2, topic_id=""),), stored(2))
-        assert store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_request_marks_letters_and_the_history_has_one_line(self, store: OffsetStore, five: Claim) -> None:
-        done = store.request_replay(GROUP, [at(4), at(2)], reason=REASON, actor="ana", forced=True)
+    def test_a_request_marks_letters_and_the_history_has_one_line(self, five: Claim) -> None:
+        done = self.store.request_replay(GROUP, [at(4), at(2)], reason=REASON, actor="ana", forced=True)
 
         assert done.letters == (stored(2), stored(4))
-        letter = store.letter(GROUP, P0, 4)
+        letter = self.store.letter(GROUP, P0, 4)
         assert (letter.state, letter.forced, letter.actor, letter.reason) == ("requested", True, "ana", REASON)
         assert letter.decided_at is not None
         assert letter.payload is not None
-        [line] = store.history(GROUP, events=["replay"])
+        [line] = self.store.history(GROUP, events=["replay"])
         assert (line.actor, line.topic_partition, line.from_offset, line.to_offset) == ("ana", P0, 2, 5)
         assert line.reason == f"2 dead letters to be replayed, forced (payments:0:2, payments:0:4): {REASON}"
         assert done.history == (replace(line, at=None, db_role=None),)
         assert line.token == five.token
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_the_letters_of_a_list_are_decided_about_as_they_are(self, store: OffsetStore, five: Claim) -> None:
-        page = store.letters(GROUP, topic="payments", partition=0).letters
-        assert store.request_replay(GROUP, page[0], reason=REASON).letters == (stored(6),)
-        assert store.request_replay(GROUP, page[1:], reason=REASON).letters == (stored(2), stored(4))
-        assert store.discard(GROUP, [page[0], at(2)], reason=REASON).letters == (stored(2), stored(6))
-        assert store.discard(GROUP, (one for one in page[1:2]), reason=REASON).letters == (stored(4),)
+    def test_the_letters_of_a_list_are_decided_about_as_they_are(self, five: Claim) -> None:
+        page = self.store.letters(GROUP, topic="payments", partition=0).letters
+        assert self.store.request_replay(GROUP, page[0], reason=REASON).letters == (stored(6),)
+        assert self.store.request_replay(GROUP, page[1:], reason=REASON).letters == (stored(2), stored(4))
+        assert self.store.discard(GROUP, [page[0], at(2)], reason=REASON).letters == (stored(2), stored(6))
+        assert self.store.discard(GROUP, (one for one in page[1:2]), reason=REASON).letters == (stored(4),)
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_filter_chooses_in_order_up_to_the_limit_and_says_what_it_leaves(
-        self, store: OffsetStore, five: Claim
-    ) -> None:
+    def test_a_filter_chooses_in_order_up_to_the_limit_and_says_what_it_leaves(self, five: Claim) -> None:
         refused = LetterFilter(cause="refused")
-        seen = store.request_replay(GROUP, refused, reason=REASON, limit=2, dry_run=True)
+        seen = self.store.request_replay(GROUP, refused, reason=REASON, limit=2, dry_run=True)
         assert (seen.letters, seen.more, seen.without_payload) == ((stored(2), stored(4)), True, 1)
         assert not seen.executed
-        assert store.letter_counts(GROUP) == {"dead": 5}
+        assert self.store.letter_counts(GROUP) == {"dead": 5}
 
-        done = store.request_replay(GROUP, refused, reason=REASON, limit=2)
+        done = self.store.request_replay(GROUP, refused, reason=REASON, limit=2)
         assert (done.letters, done.more, done.without_payload) == (seen.letters, True, 1)
-        rest = store.request_replay(GROUP, refused, reason=REASON, limit=2)
+        rest = self.store.request_replay(GROUP, refused, reason=REASON, limit=2)
         assert (rest.letters, rest.more, rest.without_payload) == ((stored(6),), False, 1)
         assert rest.executed
-        none = store.request_replay(GROUP, refused, reason=REASON)
+        none = self.store.request_replay(GROUP, refused, reason=REASON)
         assert (none.letters, none.executed, none.without_payload) == ((), False, 1)
-        lines = store.history(GROUP, events=["replay"])
+        lines = self.store.history(GROUP, events=["replay"])
         assert [line.reason for line in lines] == [
             f"2 dead letters to be replayed (cause=refused): {REASON}",
             f"1 dead letter to be replayed (cause=refused): {REASON}",
         ]
 
-    def test_letters_of_several_partitions_are_one_line_without_a_place(self, store: OffsetStore, five: Claim) -> None:
-        store.discard(GROUP, LetterFilter(), reason=REASON, actor="ana")
-
-        [line] = store.history(GROUP, events=["discard"])
-        assert (line.topic_partition, line.from_offset, line.to_offset) == (None, None, None)
-        assert line.reason == f"5 dead letters discarded: {REASON}"
-
-    def test_a_letter_without_its_record_cant_be_replayed(self, store: OffsetStore, five: Claim) -> None:
+    def test_a_letter_without_its_record_cant_be_replayed(self, five: Claim) -> None:
         with pytest.raises(PayloadMissing, match="left out"):
-            store.request_replay(GROUP, [at(2), at(3, P1)], reason=REASON)
-        assert store.letter_counts(GROUP) == {"dead": 5}
-        assert store.history(GROUP, events=["replay"]) == []
+            self.store.request_replay(GROUP, [at(2), at(3, P1)], reason=REASON)
+        assert self.store.letter_counts(GROUP) == {"dead": 5}
+        assert self.store.history(GROUP, events=["replay"]) == []
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_that_is_settled_is_not_replayed_or_discarded_again(self, store: OffsetStore, five: Claim) -> None:
-        replay(store, at(2))
-        store.discard(GROUP, at(4), reason=REASON)
+    def test_a_letter_that_is_settled_is_not_replayed_or_discarded_again(self, five: Claim) -> None:
+        replay(self.store, at(2))
+        self.store.discard(GROUP, at(4), reason=REASON)
 
         for settled in (at(2), at(4)):
             with pytest.raises(LetterSettled):
-                store.request_replay(GROUP, settled, reason=REASON)
+                self.store.request_replay(GROUP, settled, reason=REASON)
             with pytest.raises(LetterSettled):
-                store.discard(GROUP, settled, reason=REASON)
-        done = store.request_replay(GROUP, LetterFilter(topic="payments", partition=0), reason=REASON)
+                self.store.discard(GROUP, settled, reason=REASON)
+        done = self.store.request_replay(GROUP, LetterFilter(topic="payments", partition=0), reason=REASON)
         assert done.letters == (stored(6),)
 
-    def test_a_request_can_be_withdrawn_by_discarding(self, store: OffsetStore, five: Claim) -> None:
-        store.request_replay(GROUP, at(2), reason=REASON)
-        done = store.discard(GROUP, LetterFilter(("requested",)), reason="a mistake")
+    def test_a_request_can_be_withdrawn_by_discarding(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, at(2), reason=REASON)
+        done = self.store.discard(GROUP, LetterFilter(("requested",)), reason="a mistake")
 
         assert done.letters == (stored(2),)
-        letter = store.letter(GROUP, P0, 2)
+        letter = self.store.letter(GROUP, P0, 2)
         assert (letter.state, letter.reason, letter.payload_state) == ("discarded", "a mistake", "kept")
-        assert not reading(store.database, lambda one: one.has_requested(GROUP))
+        assert not reading(self.store.database, lambda one: one.has_requested(GROUP))
 
     @pytest.mark.parametrize("decide", ["request_replay", "discard"])
     @pytest.mark.parametrize(
@@ -534,194 +427,174 @@ class LetterContract(ContractParts):
             *("page", "beyond 64 bits", "beyond 32 bits", "NUL", "surrogate"),
         ],
     )
-    def test_a_decision_that_cant_be_meant_changes_nothing(  # noqa: PLR0917
-        self, store: OffsetStore, five: Claim, decide: str, which: Any, other: dict[str, Any], error: type[Exception]
+    def test_a_decision_that_cant_be_meant_changes_nothing(
+        self, five: Claim, decide: str, which: Any, other: dict[str, Any], error: type[Exception]
     ) -> None:
         for dry_run in (True, False):
             with pytest.raises(error):
-                getattr(store, decide)(
+                getattr(self.store, decide)(
                     **{"group": GROUP, "which": which, "reason": REASON, "dry_run": dry_run, **other}
                 )
-        assert store.letter_counts(GROUP) == {"dead": 5}
-        assert store.history(GROUP, events=["replay", "discard"]) == []
+        assert self.store.letter_counts(GROUP) == {"dead": 5}
+        assert self.store.history(GROUP, events=["replay", "discard"]) == []
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_decision_waits_for_a_replay_and_sees_what_it_did(self, store: OffsetStore, five: Claim) -> None:
-        store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
+    def test_a_decision_waits_for_a_replay_and_sees_what_it_did(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
         with ThreadPoolExecutor(1) as pool:
-            with session(store) as job:
+            with session(self.store) as job:
                 job.lock_letters(GROUP, [stored(2)])
-                waiting = pool.submit(store.discard, GROUP, LetterFilter(("requested",)), reason=REASON)
+                waiting = pool.submit(self.store.discard, GROUP, LetterFilter(("requested",)), reason=REASON)
                 with pytest.raises(TimeoutError):
                     waiting.result(0.2)
                 assert job.mark_replayed(GROUP, [stored(2)], actor="job") == 1
             done = waiting.result(WAIT)
 
         assert done.letters == (stored(4),)
-        assert store.letter(GROUP, P0, 2).state == "replayed"
+        assert self.store.letter(GROUP, P0, 2).state == "replayed"
 
-    def test_a_decision_does_not_wait_for_ever(self, store: OffsetStore, five: Claim) -> None:
-        store.timeouts = Timeouts(lock=0.2)
-        with session(store) as job:
+    def test_a_decision_does_not_wait_for_ever(self, five: Claim) -> None:
+        self.store.timeouts = Timeouts(lock=0.2)
+        with session(self.store) as job:
             job.lock_letters(GROUP, [stored(2)])
             with pytest.raises(LockTimeout):
-                store.discard(GROUP, at(2), reason=REASON)
-            assert store.discard(GROUP, at(2), reason=REASON, dry_run=True).letters == (stored(2),)
-            store.discard(GROUP, at(4), reason=REASON)
-        assert store.letter(GROUP, P0, 2).state == "dead"
+                self.store.discard(GROUP, at(2), reason=REASON)
+            assert self.store.discard(GROUP, at(2), reason=REASON, dry_run=True).letters == (stored(2),)
+            self.store.discard(GROUP, at(4), reason=REASON)
+        assert self.store.letter(GROUP, P0, 2).state == "dead"
 
     # -- the job's replay
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_requested_letters_come_in_order_with_their_contents_and_in_parts(
-        self, store: OffsetStore, five: Claim
-    ) -> None:
-        assert not reading(store.database, lambda one: one.has_requested(GROUP))
-        store.request_replay(GROUP, [at(1, P1), at(6), at(4), at(2)], reason=REASON)
+    def test_requested_letters_come_in_order_with_their_contents_and_in_parts(self, five: Claim) -> None:
+        assert not reading(self.store.database, lambda one: one.has_requested(GROUP))
+        self.store.request_replay(GROUP, [at(1, P1), at(6), at(4), at(2)], reason=REASON)
 
-        assert reading(store.database, lambda one: one.has_requested(GROUP))
-        assert requested(store) == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
-        assert requested(store, limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
-        assert requested(store, max_bytes=1) == ["payments:0:2"]
-        [letter] = reading(store.database, lambda one: one.requested_letters(GROUP, ["payments"], limit=1, max_bytes=1))
-        assert letter == store.letter(GROUP, P0, 2)
+        assert reading(self.store.database, lambda one: one.has_requested(GROUP))
+        assert requested(self.store) == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
+        assert requested(self.store, limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+        assert requested(self.store, max_bytes=1) == ["payments:0:2"]
+        [letter] = reading(
+            self.store.database, lambda one: one.requested_letters(GROUP, ["payments"], limit=1, max_bytes=1)
+        )
+        assert letter == self.store.letter(GROUP, P0, 2)
         assert letter.payload == RECORD._replace(key=b"k")
-        assert reading(store.database, lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
+        assert reading(self.store.database, lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give: Give
-    ) -> None:
-        store.request_replay(GROUP, LetterFilter(partition=0), reason=REASON)
-        store.reset(GROUP, {P0: 4}, reason=REASON)
-        assert requested(store) == ["payments:0:2"]
+    def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, LetterFilter(partition=0), reason=REASON)
+        self.store.reset(GROUP, {P0: 4}, reason=REASON)
+        assert requested(self.store) == ["payments:0:2"]
 
-        give(store.claim(GROUP, broker, mirror_every=None), {P0: OffsetRange(4, 10)})
-        assert requested(store) == ["payments:0:2"]
-        assert states(store)["payments:0:6"] == "superseded"
+        self.give(self.store.claim(GROUP, self.broker, mirror_every=None), {P0: OffsetRange(4, 10)})
+        assert requested(self.store) == ["payments:0:2"]
+        assert states(self.store)["payments:0:6"] == "superseded"
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_of_an_earlier_topic_is_replayed_wherever_the_job_is(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim
-    ) -> None:
-        recreate(store, broker)
-        store.request_replay(GROUP, [at(2), at(6)], reason=REASON)
-        assert requested(store) == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
-        store.request_replay(GROUP, at(4), reason=REASON)
-        assert requested(store) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+    def test_a_letter_of_an_earlier_topic_is_replayed_wherever_the_job_is(self, five: Claim) -> None:
+        recreate(self.store, self.broker)
+        self.store.request_replay(GROUP, [at(2), at(6)], reason=REASON)
+        assert requested(self.store) == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
+        self.store.request_replay(GROUP, at(4), reason=REASON)
+        assert requested(self.store) == ["payments:0:2", "payments:0:4", "payments:0:6"]
 
     @pytest.mark.behaviour("DLQ-11")
-    def test_a_letter_waits_for_the_dead_ones_of_its_sequence_before_it(self, store: OffsetStore, five: Claim) -> None:
-        store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
-        assert requested(store) == []
-        store.discard(GROUP, at(2), reason=REASON)
-        assert requested(store) == ["payments:0:4", "payments:0:6"]
+    def test_a_letter_waits_for_the_dead_ones_of_its_sequence_before_it(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
+        assert requested(self.store) == []
+        self.store.discard(GROUP, at(2), reason=REASON)
+        assert requested(self.store) == ["payments:0:4", "payments:0:6"]
 
-        with session(store) as job:
+        with session(self.store) as job:
             assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
-        assert requested(store) == []
+        assert requested(self.store) == []
 
     @pytest.mark.behaviour("DLQ-17")
-    def test_open_letters_are_overtaken_by_what_is_written_above_them(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp, give: Give
-    ) -> None:
+    def test_open_letters_are_overtaken_by_what_is_written_above_them(self, five: Claim, give_up: GiveUp) -> None:
         def in_sequence() -> dict[str, bool]:
-            listed = store.letters(GROUP, topic="payments", contents=True).letters
+            listed = self.store.letters(GROUP, topic="payments", contents=True).letters
             return {str(one.key): one.is_in_sequence for one in listed if one.sequence is not None}
 
-        store.discard(GROUP, at(2), reason=REASON)
+        self.store.discard(GROUP, at(2), reason=REASON)
         give_up(five, {P2: OffsetRange(0, 9)}, [dead(5, P2, b"k", cause="sequence")])
-        assert reading(store.database, lambda one: one.letters_in_sequence(GROUP)) == {P0: 6, P2: 5}
-        give(five, {P0: OffsetRange(10, 11), P1: OffsetRange(10, 11)})
+        assert reading(self.store.database, lambda one: one.letters_in_sequence(GROUP)) == {P0: 6, P2: 5}
+        self.give(five, {P0: OffsetRange(10, 11), P1: OffsetRange(10, 11)})
 
-        assert reading(store.database, lambda one: one.letters_in_sequence(GROUP)) == {P2: 5}
-        assert reading(store.database, lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
+        assert reading(self.store.database, lambda one: one.letters_in_sequence(GROUP)) == {P2: 5}
+        assert reading(self.store.database, lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
         assert in_sequence() == {
             "payments:0:2": True,  # it is settled
             "payments:0:4": False,
             "payments:0:6": False,
             "payments:2:5": True,
         }
-        with session(store) as job:
+        with session(self.store) as job:
             assert job.overtake_letters(GROUP, {P0: OffsetRange(0, 11)}) == 0, "once is enough"
-        store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
-        assert requested(store) == ["payments:0:4", "payments:0:6"]
-        with session(store) as job:
+        self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
+        assert requested(self.store) == ["payments:0:4", "payments:0:6"]
+        with session(self.store) as job:
             assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
-        assert requested(store) == [], "6 waits for 4, as before"
+        assert requested(self.store) == [], "6 waits for 4, as before"
 
-        give_up(store.claim(GROUP, broker), {P0: OffsetRange(11, 13)}, [dead(12, key=b"k")])
+        give_up(self.store.claim(GROUP, self.broker), {P0: OffsetRange(11, 13)}, [dead(12, key=b"k")])
         assert in_sequence()["payments:0:12"]
 
     @pytest.mark.behaviour("DLQ-11")
-    def test_a_sequence_ends_with_its_topic(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp
-    ) -> None:
-        again = recreate(store, broker)
+    def test_a_sequence_ends_with_its_topic(self, five: Claim, give_up: GiveUp) -> None:
+        again = recreate(self.store, self.broker)
         give_up(again, {P0: OffsetRange(0, 9)}, [dead(8, key=b"k")])
 
-        assert reading(store.database, lambda one: one.open_sequences(GROUP)) == {digest(P0, b"k"): 8}
-        store.request_replay(GROUP, at(8), reason=REASON)
-        assert requested(store) == ["payments:0:8"]
+        assert reading(self.store.database, lambda one: one.open_sequences(GROUP)) == {digest(P0, b"k"): 8}
+        self.store.request_replay(GROUP, at(8), reason=REASON)
+        assert requested(self.store) == ["payments:0:8"]
 
     @pytest.mark.behaviour("DLQ-11")
     def test_a_sequence_is_open_from_its_lowest_open_letter_below_the_stored_offset(
-        self, store: OffsetStore, five: Claim, give_up: GiveUp
+        self, five: Claim, give_up: GiveUp
     ) -> None:
         def open_ones() -> dict[bytes, int]:
-            return reading(store.database, lambda one: one.open_sequences(GROUP))
+            return reading(self.store.database, lambda one: one.open_sequences(GROUP))
 
         key, other = digest(P0, b"k"), digest(P2, b"k")
         give_up(five, {P2: OffsetRange(0, 9)}, [dead(5, P2, b"k", cause="sequence")])
         assert open_ones() == {key: 2, other: 5}
-        store.discard(GROUP, at(2), reason=REASON)
-        store.request_replay(GROUP, at(4), reason=REASON)
+        self.store.discard(GROUP, at(2), reason=REASON)
+        self.store.request_replay(GROUP, at(4), reason=REASON)
         assert open_ones() == {key: 4, other: 5}
-        store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
+        self.store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
         assert open_ones() == {other: 5}
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_that_fails_again_is_dead_with_its_new_error_and_one_attempt_more(
-        self, store: OffsetStore, five: Claim
-    ) -> None:
-        store.request_replay(GROUP, [at(2), at(1, P1)], reason=REASON, forced=True)
+    def test_a_letter_that_fails_again_is_dead_with_its_new_error_and_one_attempt_more(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, [at(2), at(1, P1)], reason=REASON, forced=True)
         failed = {
             stored(2): FailedReplay(replace(PARSE, text="a\0b"), "rejected"),
             stored(1, P1): FailedReplay(CHECK),
             stored(4): FailedReplay(CHECK),
         }
-        with session(store) as job:
+        with session(self.store) as job:
             assert job.return_letters(GROUP, failed, actor="the job") == 2
 
-        letter = store.letter(GROUP, P0, 2)
+        letter = self.store.letter(GROUP, P0, 2)
         assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "rejected", 3, 1)
         assert letter.error == replace(PARSE, text="ab")
         assert (letter.forced, letter.actor, letter.payload) == (False, "the job", RECORD._replace(key=b"k"))
-        assert store.letter(GROUP, P1, 1).cause == "rejected"
-        assert store.letter(GROUP, P0, 4).attempts == 2
+        assert self.store.letter(GROUP, P1, 1).cause == "rejected"
+        assert self.store.letter(GROUP, P0, 4).attempts == 2
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_replay_that_does_not_happen_leaves_its_letters_requested(self, store: OffsetStore, five: Claim) -> None:
-        store.request_replay(GROUP, at(2), reason=REASON)
-        with pytest.raises(Stop), session(store) as job:
-            job.mark_replayed(GROUP, [stored(2)], actor="job")
-            raise Stop
-        assert requested(store) == ["payments:0:2"]
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_reset_counts_the_replayed_letters_that_it_goes_back_over(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim
-    ) -> None:
+    def test_a_reset_counts_the_replayed_letters_that_it_goes_back_over(self, five: Claim) -> None:
         for offset in (2, 6):
-            replay(store, at(offset))
+            replay(self.store, at(offset))
         for dry_run in (True, False):
-            assert store.reset(GROUP, {P0: 7, P1: 0}, reason=REASON, dry_run=dry_run).replayed_letters == 0
-        assert store.reset(GROUP, {P0: 6}, reason=REASON, dry_run=True).replayed_letters == 1
-        assert store.reset(GROUP, {P0: 2}, reason=REASON).replayed_letters == 2
-        assert store.reset(GROUP, {P0: 10}, reason=REASON).replayed_letters == 0
-        recreate(store, broker)
-        store.reset(GROUP, {P0: 10}, reason=REASON)
-        assert store.reset(GROUP, {P0: 0}, reason=REASON).replayed_letters == 0
+            assert self.store.reset(GROUP, {P0: 7, P1: 0}, reason=REASON, dry_run=dry_run).replayed_letters == 0
+        assert self.store.reset(GROUP, {P0: 6}, reason=REASON, dry_run=True).replayed_letters == 1
+        assert self.store.reset(GROUP, {P0: 2}, reason=REASON).replayed_letters == 2
+        assert self.store.reset(GROUP, {P0: 10}, reason=REASON).replayed_letters == 0
+        recreate(self.store, self.broker)
+        self.store.reset(GROUP, {P0: 10}, reason=REASON)
+        assert self.store.reset(GROUP, {P0: 0}, reason=REASON).replayed_letters == 0
 
 
 class PeopleLetterContract(LetterContract):
@@ -731,13 +604,13 @@ class PeopleLetterContract(LetterContract):
 
     @pytest.mark.behaviour("DLQ-1")
     def test_a_list_has_the_newest_first_page_by_page_and_no_contents_unless_asked(
-        self, store: OffsetStore, five: Claim, give_up: GiveUp
+        self, five: Claim, give_up: GiveUp
     ) -> None:
         give_up(five, {P2: OffsetRange(0, 2)}, [dead(1, P2)])
         seen: list[str] = []
         after = None
         while True:
-            page = store.letters(GROUP, after=after, limit=4)
+            page = self.store.letters(GROUP, after=after, limit=4)
             assert all((one.payload, one.error.text, one.error.traceback) == (None, "", None) for one in page.letters)
             seen += [str(letter.key) for letter in page.letters]
             if (after := page.next) is None:
@@ -745,19 +618,8 @@ class PeopleLetterContract(LetterContract):
 
         assert seen[0] == "payments:2:1"
         assert sorted(seen[1:]) == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1", "payments:1:3"]
-        full = store.letters(GROUP, contents=True).letters
-        assert full == tuple(store.letter(GROUP, one.topic_partition, one.offset) for one in full)
-
-    def test_a_page_goes_on_where_the_last_one_ended_although_letters_have_come_since(
-        self, store: OffsetStore, five: Claim, give_up: GiveUp
-    ) -> None:
-        first = store.letters(GROUP, state="dead", limit=2)
-        give_up(five, {P2: OffsetRange(0, 2)}, [dead(1, P2)])
-        store.discard(GROUP, first.letters[-1].key, reason=REASON)
-
-        rest = store.letters(GROUP, state="dead", after=first.next)
-        assert len({letter.key for letter in (*first.letters, *rest.letters)}) == 5
-        assert rest.next is None
+        full = self.store.letters(GROUP, contents=True).letters
+        assert full == tuple(self.store.letter(GROUP, one.topic_partition, one.offset) for one in full)
 
     @pytest.mark.parametrize(
         ("chosen", "found"),
@@ -774,12 +636,10 @@ class PeopleLetterContract(LetterContract):
             ({"state": ["requested", "discarded"]}, ["payments:0:2", "payments:0:4"]),
         ],
     )
-    def test_a_list_is_filtered(
-        self, store: OffsetStore, five: Claim, chosen: dict[str, Any], found: list[str]
-    ) -> None:
-        store.request_replay(GROUP, at(2), reason=REASON)
-        store.discard(GROUP, at(4), reason=REASON)
-        assert sorted(str(letter.key) for letter in store.letters(GROUP, **chosen).letters) == found
+    def test_a_list_is_filtered(self, five: Claim, chosen: dict[str, Any], found: list[str]) -> None:
+        self.store.request_replay(GROUP, at(2), reason=REASON)
+        self.store.discard(GROUP, at(4), reason=REASON)
+        assert sorted(str(letter.key) for letter in self.store.letters(GROUP, **chosen).letters) == found
 
     @pytest.mark.parametrize(
         "wrong",
@@ -791,11 +651,17 @@ class PeopleLetterContract(LetterContract):
             {"after": "WzFd"},
             {"within": 0},
             {"within": 5, "contents": True},
+            {"partition": 2**31},
+            {"partition": "0"},
+            {"partition": -1},
+            {"topic": "\0"},
+            {"error_class": "\ud800"},
         ],
+        ids=str,
     )
-    def test_a_list_that_cant_be_meant_is_refused(self, store: OffsetStore, wrong: dict[str, Any]) -> None:
+    def test_a_list_that_cant_be_meant_is_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError):
-            store.letters(GROUP, **wrong)
+            self.store.letters(GROUP, **wrong)
 
     @pytest.mark.parametrize(
         "chosen",
@@ -807,36 +673,34 @@ class PeopleLetterContract(LetterContract):
             {"state": ["dead", "discarded"], "partition": 0},
         ],
     )
-    @pytest.mark.parametrize(("within", "limit"), [(1, 2), (2, 1), (2, 2), (3, 1), (5, 2), (6, 100)])
+    @pytest.mark.parametrize(("within", "limit"), [(2, 1), (2, 2), (6, 100)])
     def test_a_list_that_looks_at_some_letters_at_a_time_finds_them_all(
-        self, store: OffsetStore, five: Claim, chosen: dict[str, Any], within: int, limit: int
+        self, five: Claim, chosen: dict[str, Any], within: int, limit: int
     ) -> None:
-        store.request_replay(GROUP, at(2), reason=REASON)
-        store.discard(GROUP, at(4), reason=REASON)
+        self.store.request_replay(GROUP, at(2), reason=REASON)
+        self.store.discard(GROUP, at(4), reason=REASON)
         seen: list[Letter] = []
         after, looks = None, 0
         while looks == 0 or after is not None:
-            page = store.letters(GROUP, **chosen, within=within, limit=limit, after=after)
+            page = self.store.letters(GROUP, **chosen, within=within, limit=limit, after=after)
             assert len(page.letters) <= min(within, limit)
             seen += page.letters
             after, looks = page.next, looks + 1
             assert looks <= 6
 
-        assert tuple(seen) == store.letters(GROUP, **chosen).letters
+        assert tuple(seen) == self.store.letters(GROUP, **chosen).letters
 
     @pytest.mark.behaviour("DASH-4")
-    def test_a_letter_can_be_read_without_its_contents(self, store: OffsetStore, five: Claim) -> None:
-        listed = {letter.key: letter for letter in store.letters(GROUP).letters}
+    def test_a_letter_can_be_read_without_its_contents(self, five: Claim) -> None:
+        listed = {letter.key: letter for letter in self.store.letters(GROUP).letters}
         for key, letter in listed.items():
-            assert store.letter(GROUP, *key, contents=False) == letter
-            assert store.letter(GROUP, *key[:2], contents=False) == letter
+            assert self.store.letter(GROUP, *key, contents=False) == letter
+            assert self.store.letter(GROUP, *key[:2], contents=False) == letter
         with pytest.raises(UnknownLetter):
-            store.letter(GROUP, P0, 3, contents=False)
+            self.store.letter(GROUP, P0, 3, contents=False)
 
     @pytest.mark.parametrize("name", ["error_class", "sqlstate", "table", "constraint", "column"])
-    def test_errors_are_told_apart_to_the_end_of_a_long_name(
-        self, store: OffsetStore, claim: Claim, give_up: GiveUp, name: str
-    ) -> None:
+    def test_errors_are_told_apart_to_the_end_of_a_long_name(self, claim: Claim, give_up: GiveUp, name: str) -> None:
         """A database may index the beginnings alone."""
         long = "größe" * 1000
         values = [long[:length] + end for length in (1, 39, 40, 41, 63, 4999) for end in ("", "a", "b")]
@@ -845,175 +709,120 @@ class PeopleLetterContract(LetterContract):
 
         for offset, value in enumerate(values):
             chosen: dict[str, Any] = {name: value}
-            found = store.letters(GROUP, **chosen).letters
+            found = self.store.letters(GROUP, **chosen).letters
             assert [letter.offset for letter in found] == [n for n, other in enumerate(values) if other == value]
-            seen = store.request_replay(GROUP, LetterFilter(**chosen), reason=REASON, dry_run=True)
+            seen = self.store.request_replay(GROUP, LetterFilter(**chosen), reason=REASON, dry_run=True)
             assert stored(offset) in seen.letters
             assert len(seen.letters) == len(found)
 
-    @pytest.mark.parametrize(
-        "wrong",
-        [{"partition": 2**31}, {"partition": "0"}, {"partition": -1}, {"topic": "\0"}, {"error_class": "\ud800"}],
-        ids=["beyond 32 bits", "no number", "negative", "NUL", "surrogate"],
-    )
-    def test_a_filter_that_no_letter_can_fit_is_refused(
-        self, store: OffsetStore, five: Claim, wrong: dict[str, Any]
-    ) -> None:
-        with pytest.raises(ConfigurationError):
-            store.letters(GROUP, **wrong)
-
-    @pytest.mark.parametrize("wrong", [("payments", 2), (P0, "2"), (P0, 2, 7)], ids=["partition", "offset", "id"])
-    def test_what_names_no_letter_is_no_letter_that_is_missing(
-        self, store: OffsetStore, five: Claim, wrong: Any
-    ) -> None:
-        with pytest.raises(TypeError, match="not a dead letter: found LetterKey"):
-            store.letter(GROUP, *wrong)
-
-    def test_a_letter_that_is_not_there_is_told(self, store: OffsetStore, five: Claim) -> None:
+    def test_a_letter_that_is_not_there_is_told(self, five: Claim) -> None:
         for key in (at(3), at(2, P2), LetterKey(P0, 2, "another-id")):
             with pytest.raises(UnknownLetter):
-                store.letter(GROUP, key.topic_partition, key.offset, key.topic_id)
+                self.store.letter(GROUP, key.topic_partition, key.offset, key.topic_id)
         with pytest.raises(UnknownGroup):
-            store.letter("nobody", P0, 2)
-
-    @pytest.mark.behaviour("DLQ-12")
-    def test_code_with_a_transaction_of_its_own_names_a_record_and_passes_it(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 4)})
-            write(tx, [0, 3])
-            tx.dead_letter(P0, 1, "no such customer", payload=RECORD)
-            tx.dead_letter(P0, 2, "nor this one", code="no-customer")
-            tx.advance({P0: plan[P0].remaining})
-
-        assert (read(), store.offsets(GROUP)[P0].next_offset) == ([0, 3], 4)
-        first, second = (store.letter(GROUP, P0, offset) for offset in (1, 2))
-        assert (first.cause, first.error.text, first.attempts) == ("rejected", "no such customer", 0)
-        assert (first.payload, second.payload_state) == (RECORD, "left out")
-        assert [one.error_class for one in store.letter_errors(GROUP)] == ["no-customer", "Rejected"]
-        assert second.error == LetterError("no-customer", "nor this one")
-        with pytest.raises(AdvanceMismatch, match="does not pass"), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(4, 6)})
-            tx.dead_letter(P0, 6, "it is not passed")
-        with pytest.raises(ProtocolMisuse, match="manual"), store.transaction(claim, marking="manual") as tx:
-            tx.lock({P0: OffsetRange(4, 6)})
-            tx.dead_letter(P0, 5, "perhaps it is not passed")
+            self.store.letter("nobody", P0, 2)
+        wrong: Any
+        for wrong in (("payments", 2), (P0, "2"), (P0, 2, 7)):  # which name no letter
+            with pytest.raises(TypeError, match="not a dead letter: found LetterKey"):
+                self.store.letter(GROUP, *wrong)
 
     @pytest.mark.behaviour("DLQ-10")
-    def test_a_record_that_fails_again_reopens_its_letter(
-        self, store: OffsetStore, broker: StaticBroker, five: Claim, give_up: GiveUp
-    ) -> None:
-        before = store.letter(GROUP, P0, 2)
-        store.discard(GROUP, at(2), reason=REASON, erase=True)
-        store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = store.claim(GROUP, broker, mirror_every=None)
+    def test_a_record_that_fails_again_reopens_its_letter(self, five: Claim, give_up: GiveUp) -> None:
+        before = self.store.letter(GROUP, P0, 2)
+        self.store.discard(GROUP, at(2), reason=REASON, erase=True)
+        self.store.reset(GROUP, {P0: 0}, reason=REASON)
+        again = self.store.claim(GROUP, self.broker, mirror_every=None)
         give_up(again, {P0: OffsetRange(0, 10)}, [dead(2, error=PARSE, attempts=5), dead(4)])
 
-        letter = store.letter(GROUP, P0, 2)
+        letter = self.store.letter(GROUP, P0, 2)
         assert (letter.state, letter.times, letter.attempts, letter.error) == ("dead", 2, 5, PARSE)
         assert (letter.payload_state, letter.decided_at, letter.actor, letter.reason) == ("kept", None, None, None)
         assert letter.created_at == before.created_at
-        assert store.letter(GROUP, P0, 4).times == 2
-        assert states(store)["payments:0:6"] == "superseded"
+        assert self.store.letter(GROUP, P0, 4).times == 2
+        assert states(self.store)["payments:0:6"] == "superseded"
 
-    def test_a_rename_takes_letters_and_failed_attempts_along(self, store: OffsetStore, five: Claim) -> None:
-        with session(store) as one:
+    def test_a_rename_takes_letters_and_failed_attempts_along(self, five: Claim) -> None:
+        with session(self.store) as one:
             one.write_failures(GROUP, {(P0, 12): Failed(1, {"X": 1})})
-        store.rename_group(GROUP, "invoicing", reason=REASON)
+        self.store.rename_group(GROUP, "invoicing", reason=REASON)
 
-        assert (store.letter_counts(GROUP), failures(store)) == ({}, {})
-        assert store.letter_counts("invoicing") == {"dead": 5}
-        assert failures(store, "invoicing") == {(P0, 12): Failed(1, {"X": 1})}
+        assert (self.store.letter_counts(GROUP), failures(self.store)) == ({}, {})
+        assert self.store.letter_counts("invoicing") == {"dead": 5}
+        assert failures(self.store, "invoicing") == {(P0, 12): Failed(1, {"X": 1})}
         with pytest.raises(GroupRenamed):
-            store.discard(GROUP, at(2), reason=REASON)
+            self.store.discard(GROUP, at(2), reason=REASON)
 
-    def test_counts_and_errors_can_be_bounded(self, store: OffsetStore, five: Claim) -> None:
-        store.discard(GROUP, at(4), reason=REASON)
-        assert store.letter_counts(GROUP, up_to=3) == {"dead": 3, "discarded": 1}
-        assert store.letter_counts(GROUP, up_to=9) == {"dead": 4, "discarded": 1}
-        assert store.letter_counts("nobody", up_to=3) == {}
-        newest = store.letters(GROUP, state="dead", limit=2).letters
-        errors = store.letter_errors(GROUP, within=2)
+    def test_counts_and_errors_can_be_bounded(self, five: Claim) -> None:
+        self.store.discard(GROUP, at(4), reason=REASON)
+        assert self.store.letter_counts(GROUP, up_to=3) == {"dead": 3, "discarded": 1}
+        assert self.store.letter_counts(GROUP, up_to=9) == {"dead": 4, "discarded": 1}
+        assert self.store.letter_counts("nobody", up_to=3) == {}
+        assert self.store.group_state(GROUP).dead_letters == {"dead": 4}
+        newest = self.store.letters(GROUP, state="dead", limit=2).letters
+        errors = self.store.letter_errors(GROUP, within=2)
         assert sum(one.count for one in errors) == 2
         assert {one.example for one in errors} <= {one.key for one in newest}
-        assert store.letter_errors(GROUP, within=4) == store.letter_errors(GROUP)
-        for wrong in (lambda: store.letter_counts(GROUP, up_to=0), lambda: store.letter_errors(GROUP, within=0)):
+        assert self.store.letter_errors(GROUP, within=4) == self.store.letter_errors(GROUP)
+        for wrong in (
+            lambda: self.store.letter_counts(GROUP, up_to=0),
+            lambda: self.store.letter_errors(GROUP, within=0),
+        ):
             with pytest.raises(ConfigurationError):
                 wrong()
 
-    def test_letters_are_counted_by_state_and_the_open_ones_are_the_group_s(
-        self, store: OffsetStore, five: Claim
-    ) -> None:
-        store.request_replay(GROUP, at(2), reason=REASON)
-        store.discard(GROUP, at(4), reason=REASON)
-
-        assert store.letter_counts(GROUP) == {"dead": 3, "requested": 1, "discarded": 1}
-        assert store.group_state(GROUP).dead_letters == {"dead": 3, "requested": 1}
-        assert store.letter_counts("nobody") == {}
-
-    def test_letters_are_grouped_by_their_errors_and_a_group_is_a_filter(self, store: OffsetStore, five: Claim) -> None:
-        many, one = store.letter_errors(GROUP)
+    def test_letters_are_grouped_by_their_errors_and_a_group_is_a_filter(self, five: Claim) -> None:
+        many, one = self.store.letter_errors(GROUP)
 
         assert (many.count, many.cause, many.error_class, many.sqlstate) == (4, "refused", "RowsRefused", "23514")
         assert (many.table, many.constraint, many.column) == ("public.results", "positive", None)
-        letters = store.letters(GROUP, cause="refused").letters
+        letters = self.store.letters(GROUP, cause="refused").letters
         assert (many.first_at, many.last_at) == (letters[-1].created_at, letters[0].created_at)
         assert many.example == letters[0].key
         assert (one.count, one.error_class, one.sqlstate, one.example) == (1, "ValueError", None, stored(1, P1))
-        assert store.discard(GROUP, one.which, reason=REASON).letters == (stored(1, P1),)
-        assert [error.count for error in store.letter_errors(GROUP)] == [4]
-        assert [error.count for error in store.letter_errors(GROUP, state=None, limit=1)] == [4]
+        assert self.store.discard(GROUP, one.which, reason=REASON).letters == (stored(1, P1),)
+        assert [error.count for error in self.store.letter_errors(GROUP)] == [4]
+        assert [error.count for error in self.store.letter_errors(GROUP, state=None, limit=1)] == [4]
 
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_wait_ends_with_the_name_of_a_group_that_was_renamed(self, store: OffsetStore, five: Claim) -> None:
-        done = store.request_replay(GROUP, at(2), reason=REASON)
-        store.rename_group(GROUP, "invoicing", reason=REASON)
-        with pytest.raises(GroupRenamed):
-            store.wait_for_replay(GROUP, done.letters)
-
-    def test_erasing_discards_what_is_open_and_clears_contents_in_any_state(
-        self, store: OffsetStore, five: Claim
-    ) -> None:
-        replay(store, at(2))
-        before = store.letter(GROUP, P0, 2)
-        done = store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True, limit=4)
+    def test_erasing_discards_what_is_open_and_clears_contents_in_any_state(self, five: Claim) -> None:
+        replay(self.store, at(2))
+        before = self.store.letter(GROUP, P0, 2)
+        done = self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True, limit=4)
         assert (len(done.letters), done.more) == (4, True)
-        done = store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True)
+        done = self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True)
         assert (len(done.letters), done.more) == (1, False)
-        assert store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True).letters == ()
+        assert self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True).letters == ()
 
-        assert store.letter_counts(GROUP) == {"replayed": 1, "discarded": 4}
-        for letter in store.letters(GROUP, contents=True).letters:
+        assert self.store.letter_counts(GROUP) == {"replayed": 1, "discarded": 4}
+        for letter in self.store.letters(GROUP, contents=True).letters:
             assert (letter.payload, letter.payload_state, letter.sequence) == (None, "erased", None)
             assert (letter.error.text, letter.error.traceback) == ("", None)
             assert letter.error.error_class
-        after = store.letter(GROUP, P0, 2)
+        after = self.store.letter(GROUP, P0, 2)
         assert (after.state, after.decided_at, after.reason) == ("replayed", before.decided_at, before.reason)
-        assert len(store.history(GROUP, events=["erase"])) == 2
-        store.discard(GROUP, at(2), reason=REASON, erase=True)
+        assert len(self.store.history(GROUP, events=["erase"])) == 2
+        self.store.discard(GROUP, at(2), reason=REASON, erase=True)
         with pytest.raises(LetterSettled):
-            store.request_replay(GROUP, at(2), reason=REASON)
+            self.store.request_replay(GROUP, at(2), reason=REASON)
 
-    def test_only_what_was_settled_long_enough_ago_is_pruned(self, store: OffsetStore, five: Claim) -> None:
-        replay(store, at(2))
-        store.discard(GROUP, [at(4), at(1, P1)], reason=REASON)
-        store.request_replay(GROUP, at(6), reason=REASON)
+    def test_only_what_was_settled_long_enough_ago_is_pruned(self, five: Claim) -> None:
+        replay(self.store, at(2))
+        self.store.discard(GROUP, [at(4), at(1, P1)], reason=REASON)
+        self.store.request_replay(GROUP, at(6), reason=REASON)
         day = timedelta(days=1)
-        assert store.prune(GROUP, older_than=day, reason=REASON).count == 0
+        assert self.store.prune(GROUP, older_than=day, reason=REASON).count == 0
         now = timedelta(0)
-        seen = store.prune(GROUP, older_than=now, reason=REASON, limit=2, dry_run=True)
+        seen = self.store.prune(GROUP, older_than=now, reason=REASON, limit=2, dry_run=True)
         assert (seen.count, seen.more, seen.executed) == (2, True, False)
         longer = timedelta(microseconds=1)  # which other letters, and as many, may be older than
         with pytest.raises(PlanChanged):
-            store.prune(GROUP, older_than=longer, reason=REASON, limit=2, if_plan=seen.digest)
+            self.store.prune(GROUP, older_than=longer, reason=REASON, limit=2, if_plan=seen.digest)
 
-        assert store.prune(GROUP, older_than=now, reason=REASON, states=["discarded"], limit=1).more
-        done = store.prune(GROUP, older_than=now, reason=REASON, actor="ana")
+        assert self.store.prune(GROUP, older_than=now, reason=REASON, states=["discarded"], limit=1).more
+        done = self.store.prune(GROUP, older_than=now, reason=REASON, actor="ana")
         assert (done.count, done.more, done.executed) == (2, False, True)
-        assert store.letter_counts(GROUP) == {"dead": 1, "requested": 1}
-        assert not store.prune(GROUP, older_than=now, reason=REASON).executed
-        first, last = store.history(GROUP, events=["prune"])
+        assert self.store.letter_counts(GROUP) == {"dead": 1, "requested": 1}
+        assert not self.store.prune(GROUP, older_than=now, reason=REASON).executed
+        first, last = self.store.history(GROUP, events=["prune"])
         assert first.reason.startswith("1 dead letter deleted (discarded before ")
         assert last.reason.startswith("2 dead letters deleted (replayed, discarded, superseded before ")
         assert last.actor == "ana"
@@ -1028,31 +837,27 @@ class PeopleLetterContract(LetterContract):
             {"reason": ""},
         ],
     )
-    def test_letters_that_are_open_are_never_pruned(
-        self, store: OffsetStore, five: Claim, wrong: dict[str, Any]
-    ) -> None:
+    def test_letters_that_are_open_are_never_pruned(self, five: Claim, wrong: dict[str, Any]) -> None:
         arguments: dict[str, Any] = {"older_than": timedelta(0), "reason": REASON, **wrong}
         with pytest.raises(ConfigurationError):
-            store.prune(GROUP, **arguments)
-        store.prune(GROUP, older_than=timedelta(0), reason=REASON)
-        assert store.letter_counts(GROUP) == {"dead": 5}
+            self.store.prune(GROUP, **arguments)
+        self.store.prune(GROUP, older_than=timedelta(0), reason=REASON)
+        assert self.store.letter_counts(GROUP) == {"dead": 5}
 
     @pytest.mark.behaviour("DLQ-7")
-    def test_a_replay_locks_its_letters_and_sees_what_has_changed_since_it_read_them(
-        self, store: OffsetStore, five: Claim
-    ) -> None:
-        store.request_replay(GROUP, [at(2), at(4)], reason=REASON, forced=True)
-        store.discard(GROUP, at(4), reason=REASON, erase=True)
-        with session(store) as job:
+    def test_a_replay_locks_its_letters_and_sees_what_has_changed_since_it_read_them(self, five: Claim) -> None:
+        self.store.request_replay(GROUP, [at(2), at(4)], reason=REASON, forced=True)
+        self.store.discard(GROUP, at(4), reason=REASON, erase=True)
+        with session(self.store) as job:
             found = job.lock_letters(GROUP, [stored(4), stored(2), stored(3)])
             assert list(found) == [stored(2), stored(4)]
             assert found[stored(2)][:5] == ("requested", "kept", True, 1, 2)
             assert found[stored(4)][:2] == ("discarded", "erased")
             assert job.mark_replayed(GROUP, [*found], actor="the job") == 1
 
-        letter = store.letter(GROUP, P0, 2)
+        letter = self.store.letter(GROUP, P0, 2)
         assert (letter.state, letter.actor, letter.reason) == ("replayed", "the job", REASON)
-        assert store.letter(GROUP, P0, 4).state == "discarded"
+        assert self.store.letter(GROUP, P0, 4).state == "discarded"
 
 
 def failures(store: OffsetStore, group: str = GROUP) -> dict[tuple[TopicPartition, int], Failed]:

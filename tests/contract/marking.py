@@ -3,31 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 import pytest
 
 from offsetstore.errors import (
     AdvanceMismatch,
-    ConfigurationError,
-    LockFirst,
     MarkBackwards,
     MarkBeyondDelivered,
     OffsetGap,
-    ProtocolMisuse,
-    StaleClaim,
     TransactionConflict,
     UnexpectedCommit,
 )
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.letters import LetterError, NewLetter
 from offsetstore.protocol.replay import Outcome
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
-from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, ContractParts, Read, Stop, Write
+from tests.contract.parts import GROUP, P0, P1, ContractParts, Stop
 
 Deliver: TypeAlias = Callable[[Claim, int, int, int | None], None]
 """Deliver a range of `P0`, write the numbers below the mark that are not in the results yet, and mark."""
@@ -37,139 +31,115 @@ class MarkingContract(ContractParts):
     """The stored offset moves where the code marks; what was delivered beyond it is read again by the next claim."""
 
     @pytest.fixture
-    def deliver(self, store: OffsetStore, write: Write) -> Deliver:
+    def deliver(self) -> Deliver:
         def deliver(claim: Claim, first: int, until: int, mark: int | None) -> None:
-            stored = store.offsets(GROUP)[P0].next_offset
-            with store.transaction(claim, marking="manual") as tx:
+            stored = self.store.offsets(GROUP)[P0].next_offset
+            with self.store.transaction(claim, marking="manual") as tx:
                 tx.lock({P0: OffsetRange(first, until)})
                 if mark is not None:
-                    write(tx, range(stored, mark))
+                    self.write(tx, range(stored, mark))
                     tx.mark(P0, mark)
 
         return deliver
 
-    def stored(self, store: OffsetStore, tp: TopicPartition = P0) -> int:
-        return store.offsets(GROUP)[tp].next_offset
+    def stored(self, tp: TopicPartition = P0) -> int:
+        return self.store.offsets(GROUP)[tp].next_offset
 
     @pytest.mark.behaviour("MARK-1")
     def test_the_stored_offset_moves_to_the_mark_and_the_next_batch_is_no_gap(
-        self, store: OffsetStore, claim: Claim, deliver: Deliver, read: Read
+        self, claim: Claim, deliver: Deliver
     ) -> None:
         deliver(claim, 0, 10, 4)
-        assert (self.stored(store), claim.delivered) == (4, {P0: 10})
+        assert (self.stored(), claim.delivered) == (4, {P0: 10})
 
         deliver(claim, 10, 20, None)
-        assert (self.stored(store), claim.delivered) == (4, {P0: 20})
+        assert (self.stored(), claim.delivered) == (4, {P0: 20})
 
         deliver(claim, 20, 25, 25)
-        assert (self.stored(store), claim.delivered) == (25, {P0: 25})
-        assert read() == list(range(25))
+        assert (self.stored(), claim.delivered) == (25, {P0: 25})
+        assert self.read() == list(range(25))
 
     @pytest.mark.behaviour("MARK-1")
-    def test_a_real_gap_is_refused_as_ever(self, store: OffsetStore, claim: Claim, deliver: Deliver) -> None:
+    def test_a_real_gap_is_refused_as_ever(self, claim: Claim, deliver: Deliver) -> None:
         deliver(claim, 0, 10, 4)
 
-        with pytest.raises(OffsetGap), store.transaction(claim, marking="manual") as tx:
+        with pytest.raises(OffsetGap), self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(11, 12)})
+        with pytest.raises(OffsetGap), self.store.transaction(claim) as tx:  # what was delivered is not stored
+            tx.lock({P0: OffsetRange(10, 12)})
 
         assert claim.delivered == {P0: 10}
 
-    @pytest.mark.behaviour("MARK-1")
-    def test_with_automatic_marking_what_was_delivered_and_is_not_stored_is_a_gap(
-        self, store: OffsetStore, claim: Claim, deliver: Deliver
-    ) -> None:
-        deliver(claim, 0, 10, 4)
-
-        with pytest.raises(OffsetGap), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(10, 12)})
-
     @pytest.mark.behaviour("MARK-2")
-    def test_what_was_not_marked_is_delivered_to_the_next_claim(
-        self, store: OffsetStore, claim: Claim, broker: StaticBroker, deliver: Deliver, read: Read
-    ) -> None:
+    def test_what_was_not_marked_is_delivered_to_the_next_claim(self, claim: Claim, deliver: Deliver) -> None:
         deliver(claim, 0, 10, 4)
 
-        successor = store.claim(GROUP, broker)
+        successor = self.store.claim(GROUP, self.broker)
         assert successor.starting is not None
         assert successor.starting.starts[P0].offset == 4
         assert successor.delivered == {}
         deliver(successor, 4, 10, 10)
 
-        assert read() == list(range(10))
+        assert self.read() == list(range(10))
 
     @pytest.mark.behaviour("MARK-2")
     def test_a_range_that_was_delivered_is_cropped_and_not_delivered_again(
-        self, store: OffsetStore, claim: Claim, deliver: Deliver
+        self, claim: Claim, deliver: Deliver
     ) -> None:
         deliver(claim, 0, 10, 4)
 
-        with store.transaction(claim, marking="manual") as tx:
+        with self.store.transaction(claim, marking="manual") as tx:
             [again] = tx.lock({P0: OffsetRange(0, 10)}).values()
-        with store.transaction(claim, marking="manual") as tx:
+        with self.store.transaction(claim, marking="manual") as tx:
             [longer] = tx.lock({P0: OffsetRange(0, 12)}).values()
 
         assert (again.outcome, longer.outcome) == (Outcome.SKIP, Outcome.CROP)
         assert longer.remaining == OffsetRange(10, 12)
-        assert (self.stored(store), claim.delivered) == (4, {P0: 12})
+        assert (self.stored(), claim.delivered) == (4, {P0: 12})
 
     @pytest.mark.behaviour("DLQ-14")
     def test_a_letter_is_superseded_where_its_record_is_stored_and_not_where_it_is_delivered(
-        self, store: OffsetStore, claim: Claim, broker: StaticBroker, deliver: Deliver
+        self, claim: Claim, deliver: Deliver
     ) -> None:
-        with store.transaction(claim) as tx:
+        with self.store.transaction(claim) as tx:
             remaining = {P0: tx.lock({P0: OffsetRange(0, 10)})[P0].remaining}
             refused = LetterError("RowsRefused", "refused")
             tx.write_letters([NewLetter(P0, at, "refused", refused, 1, None, None) for at in (3, 6, 8)])
             tx.advance(remaining)
-        store.reset(GROUP, {P0: 0}, reason="it is mended")
-        again = store.claim(GROUP, broker)
+        self.store.reset(GROUP, {P0: 0}, reason="it is mended")
+        again = self.store.claim(GROUP, self.broker)
 
         deliver(again, 0, 10, None)
-        assert self.states(store) == {3: "dead", 6: "dead", 8: "dead"}
+        assert self.states() == {3: "dead", 6: "dead", 8: "dead"}
         deliver(again, 10, 12, 4)
-        assert self.states(store) == {3: "superseded", 6: "dead", 8: "dead"}
+        assert self.states() == {3: "superseded", 6: "dead", 8: "dead"}
         deliver(again, 12, 13, 8)
-        assert self.states(store) == {3: "superseded", 6: "superseded", 8: "dead"}
+        assert self.states() == {3: "superseded", 6: "superseded", 8: "dead"}
 
-        last = store.claim(GROUP, broker)
+        last = self.store.claim(GROUP, self.broker)
         deliver(last, 8, 10, 10)
-        assert set(self.states(store).values()) == {"superseded"}
+        assert set(self.states().values()) == {"superseded"}
 
-    def states(self, store: OffsetStore) -> dict[int, str]:
-        return {one.offset: one.state for one in reversed(store.letters(GROUP).letters)}
-
-    @pytest.mark.behaviour("MARK-1")
-    def test_a_block_that_fails_delivers_nothing_and_keeps_no_mark(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read, deliver: Deliver
-    ) -> None:
-        with pytest.raises(Stop), store.transaction(claim, marking="manual") as tx:
-            tx.lock({P0: OffsetRange(0, 10)})
-            write(tx, [0])
-            tx.mark(P0, 1)
-            raise Stop
-
-        assert (self.stored(store), claim.delivered, read()) == (0, {}, [])
-        deliver(claim, 0, 10, 10)
-        assert read() == list(range(10))
+    def states(self) -> dict[int, str]:
+        return {one.offset: one.state for one in reversed(self.store.letters(GROUP).letters)}
 
     @pytest.mark.behaviour("MARK-3")
     @pytest.mark.parametrize("mark", [0, 3, 4], ids=["beginning", "below", "stored"])
-    def test_marking_backwards_is_refused(
-        self, store: OffsetStore, claim: Claim, deliver: Deliver, read: Read, mark: int
-    ) -> None:
+    def test_marking_backwards_is_refused(self, claim: Claim, deliver: Deliver, mark: int) -> None:
         deliver(claim, 0, 10, 4)
 
-        with pytest.raises(MarkBackwards, match="offsetstore reset"), store.transaction(claim, marking="manual") as tx:
+        with (
+            pytest.raises(MarkBackwards, match="offsetstore reset"),
+            self.store.transaction(claim, marking="manual") as tx,
+        ):
             tx.lock({P0: OffsetRange(10, 12)})
             tx.mark(P0, mark)
 
-        assert (self.stored(store), read()) == (4, [0, 1, 2, 3])
+        assert (self.stored(), self.read()) == (4, [0, 1, 2, 3])
 
     @pytest.mark.behaviour("MARK-3")
-    def test_a_mark_below_an_earlier_one_of_the_block_is_refused_and_the_last_one_counts(
-        self, store: OffsetStore, claim: Claim
-    ) -> None:
-        with store.transaction(claim, marking="manual") as tx:
+    def test_a_mark_below_an_earlier_one_of_the_block_is_refused_and_the_last_one_counts(self, claim: Claim) -> None:
+        with self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(0, 10)})
             tx.mark(P0, 3)
             tx.mark(P0, 3)
@@ -177,161 +147,97 @@ class MarkingContract(ContractParts):
             with pytest.raises(MarkBackwards):
                 tx.mark(P0, 4)
 
-        assert self.stored(store) == 5
-
-    @pytest.mark.behaviour("MARK-1")
-    def test_a_mark_beyond_what_was_delivered_is_refused(self, store: OffsetStore, claim: Claim) -> None:
-        with store.transaction(claim, marking="manual") as tx:
-            tx.lock({P0: OffsetRange(0, 10)})
-            with pytest.raises(MarkBeyondDelivered):
-                tx.mark(P0, 11)
-            tx.mark(P0, 10)
-
-        assert self.stored(store) == 10
+        assert self.stored() == 5
 
     @pytest.mark.behaviour("MARK-4")
     def test_a_partition_without_new_records_can_be_marked_up_to_what_was_delivered(
-        self, store: OffsetStore, claim: Claim, deliver: Deliver
+        self, claim: Claim, deliver: Deliver
     ) -> None:
         deliver(claim, 0, 10, None)
 
-        with store.transaction(claim, marking="manual") as tx:
+        with self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(10, 10), P1: OffsetRange(0, 2)})
             with pytest.raises(MarkBeyondDelivered):
                 tx.mark(P0, 11)
             tx.mark(P0, 10)
             tx.mark(P1, 2)
 
-        assert (self.stored(store), self.stored(store, P1)) == (10, 2)
+        assert (self.stored(), self.stored(P1)) == (10, 2)
         assert claim.delivered == {P0: 10, P1: 2}
 
     @pytest.mark.behaviour("MARK-1", "META-4", "META-5")
-    def test_metadata_goes_with_the_mark_and_not_with_a_block_without_one(
-        self, store: OffsetStore, claim: Claim, deliver: Deliver
-    ) -> None:
+    def test_metadata_goes_with_the_mark_and_not_with_a_block_without_one(self, claim: Claim, deliver: Deliver) -> None:
         claim.store_metadata(P0, "stored for the next mark")
         deliver(claim, 0, 10, None)
-        assert store.metadata(GROUP)[P0] is None
+        assert self.store.metadata(GROUP)[P0] is None
 
         deliver(claim, 10, 20, 12)
-        assert store.metadata(GROUP)[P0] == "stored for the next mark"
-        with store.transaction(claim, marking="manual") as tx:
+        assert self.store.metadata(GROUP)[P0] == "stored for the next mark"
+        with self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(20, 30)})
             tx.mark(P0, 20, metadata="of an earlier mark")
             tx.mark(P0, 21, metadata={"until": 21})
-        assert store.metadata(GROUP)[P0] == {"until": 21}
-        with store.transaction(claim, marking="manual") as tx:
+        assert self.store.metadata(GROUP)[P0] == {"until": 21}
+        with self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(30, 40)})
             tx.mark(P0, 31, metadata="of an earlier mark")
             tx.mark(P0, 32)
-        assert store.metadata(GROUP)[P0] == {"until": 21}
+        assert self.store.metadata(GROUP)[P0] == {"until": 21}
 
     @pytest.mark.behaviour("MARK-1")
-    def test_what_else_moves_the_offset_is_noticed(self, store: OffsetStore, claim: Claim, deliver: Deliver) -> None:
+    def test_what_else_moves_the_offset_is_noticed(self, claim: Claim, deliver: Deliver) -> None:
         deliver(claim, 0, 10, 4)
-        with store.transaction(claim) as tx:
+        with self.store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(4, 6)})
             tx.advance({P0: plan[P0].remaining})
 
-        with pytest.raises(AdvanceMismatch, match="something else"), store.transaction(claim, marking="manual") as tx:
+        with (
+            pytest.raises(AdvanceMismatch, match="something else"),
+            self.store.transaction(claim, marking="manual") as tx,
+        ):
             tx.lock({P0: OffsetRange(10, 12)})
 
-        assert self.stored(store) == 6
-
-    @pytest.mark.behaviour("MARK-1", "START-14")
-    def test_a_stale_claim_marks_nothing(
-        self, store: OffsetStore, claim: Claim, broker: StaticBroker, deliver: Deliver, read: Read
-    ) -> None:
-        deliver(claim, 0, 10, 4)
-        store.claim(GROUP, broker)
-
-        with pytest.raises(StaleClaim):
-            deliver(claim, 10, 20, 12)
-
-        assert (self.stored(store), read()) == (4, [0, 1, 2, 3])
+        assert self.stored() == 6
 
     @pytest.mark.behaviour("TX-3")
-    @pytest.mark.parametrize(
-        ("locked", "refused"),
-        [({}, AdvanceMismatch), ({P1: OffsetRange(0, 1)}, AdvanceMismatch)],
-        ids=["none is locked", "another is locked"],
-    )
-    def test_a_mark_of_a_partition_that_is_not_locked_is_refused(
-        self,
-        store: OffsetStore,
-        claim: Claim,
-        locked: Mapping[TopicPartition, OffsetRange],
-        refused: type[ProtocolMisuse],
-    ) -> None:
-        with pytest.raises(refused), store.transaction(claim, marking="manual") as tx:
-            tx.lock(locked)
-            tx.mark(P0, 1)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_marks_and_advances_are_not_mixed(self, store: OffsetStore, claim: Claim) -> None:
-        with pytest.raises(LockFirst), store.transaction(claim, marking="manual") as tx:
-            tx.mark(P0, 1)
-        with pytest.raises(ProtocolMisuse, match=r"tx\.mark"), store.transaction(claim, marking="manual") as tx:
-            plan = tx.lock({P0: OffsetRange(0, 2)})
-            tx.advance({P0: plan[P0].remaining})
-        with pytest.raises(ProtocolMisuse, match="automatic"), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 2)})
-            tx.mark(P0, 1)
-        with pytest.raises(ConfigurationError):
-            store.transaction(claim, marking="sometimes")  # pyright: ignore[reportArgumentType] - refused
-
-        assert self.stored(store) == 0
-
-    @pytest.mark.behaviour("TX-3")
-    def test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with store.transaction(claim, marking="manual") as tx:
+    def test_a_mark_in_a_savepoint_counts_and_one_that_was_rolled_back_is_noticed(self, claim: Claim) -> None:
+        with self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(0, 2)})
             with tx.connection.begin_nested():
-                write(tx, [0])
+                self.write(tx, [0])
                 tx.mark(P0, 1)
-        assert (self.stored(store), read()) == (1, [0])
+        assert (self.stored(), self.read()) == (1, [0])
 
-        with pytest.raises(UnexpectedCommit), store.transaction(claim, marking="manual") as tx:
+        with pytest.raises(UnexpectedCommit), self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(2, 4)})
             with pytest.raises(Stop), tx.connection.begin_nested():
-                write(tx, [1])
+                self.write(tx, [1])
                 tx.mark(P0, 2)
                 raise Stop
-        assert (self.stored(store), read()) == (1, [0])
+        assert (self.stored(), self.read()) == (1, [0])
 
-        with pytest.raises(UnexpectedCommit), store.transaction(claim, marking="manual") as tx:
+        with pytest.raises(UnexpectedCommit), self.store.transaction(claim, marking="manual") as tx:
             tx.lock({P0: OffsetRange(2, 4), P1: OffsetRange(0, 1)})
             with pytest.raises(Stop), tx.connection.begin_nested():
-                write(tx, [1])
+                self.write(tx, [1])
                 tx.mark(P0, 2)
                 raise Stop
             tx.mark(P1, 1)  # a later one does not hide it
-        assert (self.stored(store), read()) == (1, [0])
+        assert (self.stored(), self.read()) == (1, [0])
 
     @pytest.mark.behaviour("MARK-1")
-    def test_run_repeats_a_function_with_marks(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
+    def test_run_repeats_a_function_with_marks(self, claim: Claim) -> None:
         runs: list[int] = []
 
         def work(tx: Transaction) -> None:
             runs.append(1)
             tx.lock({P0: OffsetRange(0, 9)})
-            write(tx, [0])
+            self.write(tx, [0])
             tx.mark(P0, 7 if len(runs) == 1 else 6)
             if len(runs) == 1:
                 raise TransactionConflict("a deadlock, say")
 
-        store.run(claim, work, marking="manual")
+        self.store.run(claim, work, marking="manual")
 
-        assert (len(runs), read()) == (2, [0])
-        assert (self.stored(store), claim.delivered) == (6, {P0: 9})
-
-    @pytest.mark.behaviour("MARK-1")
-    def test_what_was_delivered_can_be_read_while_it_changes(self, store: OffsetStore, claim: Claim) -> None:
-        before = claim.delivered
-        store.run(claim, lambda tx: tx.lock({P0: OffsetRange(0, 9)}), marking="manual")
-
-        assert (before, claim.delivered) == ({}, {P0: 9})
+        assert (len(runs), self.read()) == (2, [0])
+        assert (self.stored(), claim.delivered) == (6, {P0: 9})

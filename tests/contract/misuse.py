@@ -3,243 +3,225 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 import pytest
 
 from offsetstore.errors import (
     AdvanceMismatch,
+    ConfigurationError,
     LockedTwice,
     LockFirst,
     LockInSavepoint,
+    MarkBackwards,
+    MarkBeyondDelivered,
     NestedTransaction,
     OffsetGap,
     ProtocolMisuse,
     Unadvanced,
     UnexpectedCommit,
 )
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
+from offsetstore.protocol.letters import LetterError, NewLetter
+from offsetstore.protocol.marking import Marking
 from offsetstore.store.claim import Claim
-from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Give, Read, Stop, Write, assert_untouched
+from offsetstore.store.transaction import Transaction
+from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, Write, assert_untouched
+
+RANGE = OffsetRange(0, 3)
+LETTER = NewLetter(P0, 0, "refused", LetterError("E", "refused"), 1, None, None)
+
+
+Use: TypeAlias = Callable[[Transaction], object]
+Job: TypeAlias = Callable[[Transaction, Write], object]
+
+
+class Refused(NamedTuple):
+    """What code does in a transaction, and how that ends."""
+
+    error: type[Exception]
+    work: Job
+    words: str | None = None
+    marking: Marking = "automatic"
+
+
+def before(use: Use) -> Job:
+    return lambda tx, _: use(tx)
+
+
+def locked(use: Use) -> Job:
+    """Lock `P0` and `P1` before, and write."""
+
+    def job(tx: Transaction, write: Write) -> None:
+        tx.lock({P0: RANGE, P1: RANGE})
+        write(tx, [0, 1, 2])
+        use(tx)
+
+    return job
+
+
+def finished(use: Use) -> Job:
+    """Lock and write before, and finish."""
+
+    def job(tx: Transaction, write: Write) -> None:
+        plan = tx.lock({P0: RANGE})
+        write(tx, [0, 1, 2])
+        tx.finish({P0: plan[P0].remaining})
+        use(tx)
+
+    return job
+
+
+def lock_in_a_savepoint(tx: Transaction) -> None:
+    tx.lock({})
+    with tx.connection.begin_nested():
+        tx.lock({P0: RANGE})
+
+
+def advance_and_take_back(tx: Transaction) -> None:
+    tx.advance({P0: RANGE})
+    savepoint = tx.connection.begin_nested()
+    tx.advance({P1: RANGE})
+    savepoint.rollback()
+
+
+def take_back_and_advance(tx: Transaction) -> None:
+    savepoint = tx.connection.begin_nested()
+    tx.advance({P0: RANGE})
+    savepoint.rollback()
+    tx.advance({P1: RANGE})
+
+
+def swallow(ending: str, last: str) -> Use:
+    def use(tx: Transaction) -> None:
+        with suppress(Exception):
+            getattr(tx.connection, ending)()
+        getattr(tx, last)({P0: RANGE, P1: RANGE})
+
+    return use
+
+
+def swallow_a_gap(tx: Transaction) -> None:
+    with suppress(OffsetGap):
+        tx.lock({P0: OffsetRange(1, 3), NEW: RANGE})
+
+
+USES: Final[dict[str, Use]] = {
+    "the connection": lambda tx: tx.connection,
+    "advance": lambda tx: tx.advance({P0: RANGE}),
+    "mark": lambda tx: tx.mark(P0, 1),
+    "mark_batch": lambda tx: tx.mark_batch(UUID(int=1), 0),
+    "write_letters": lambda tx: tx.write_letters([LETTER]),
+    "produce": lambda tx: tx.produce("events", None, b""),
+    "write_metadata": lambda tx: tx.write_metadata(P0, "early"),
+}
+REFUSED: Final[dict[str, Refused]] = {
+    **{
+        f"{name} before the lock": Refused(LockFirst, before(use), None, "manual" if name == "mark" else "automatic")
+        for name, use in USES.items()
+    },
+    "letters after the finish": Refused(ProtocolMisuse, finished(USES["write_letters"]), r"after tx\.finish"),
+    "records after the finish": Refused(ProtocolMisuse, finished(USES["produce"]), r"after tx\.finish"),
+    "lock in a savepoint": Refused(LockInSavepoint, before(lock_in_a_savepoint)),
+    "lock again": Refused(LockedTwice, locked(lambda tx: tx.lock({P0: RANGE}))),
+    "a gap that is swallowed": Refused(OffsetGap, before(swallow_a_gap)),
+    "unadvanced": Refused(Unadvanced, locked(lambda tx: tx.advance({P0: RANGE})), "payments-1"),
+    "another end": Refused(AdvanceMismatch, locked(lambda tx: tx.advance({P0: OffsetRange(0, 2)})), r"\[0, 2\)"),
+    "beyond the end": Refused(AdvanceMismatch, locked(lambda tx: tx.advance({P0: OffsetRange(0, 4)}))),
+    "another beginning": Refused(AdvanceMismatch, locked(lambda tx: tx.advance({P0: OffsetRange(1, 3)}))),
+    "not locked": Refused(AdvanceMismatch, locked(lambda tx: tx.advance({P0: RANGE, NEW: RANGE}))),
+    "twice": Refused(AdvanceMismatch, locked(lambda tx: (tx.advance({P0: RANGE}), tx.advance({P0: RANGE})))),
+    "metadata elsewhere": Refused(AdvanceMismatch, locked(lambda tx: tx.write_metadata(NEW, "x")), "was not locked"),
+    "an advance that was taken back": Refused(UnexpectedCommit, locked(advance_and_take_back)),
+    "one that a later one hides": Refused(UnexpectedCommit, locked(take_back_and_advance)),
+    **{
+        f"{ending}, swallowed, {last}": Refused(UnexpectedCommit, locked(swallow(ending, last)))
+        for ending in ("commit", "rollback")
+        for last in ("advance", "finish")
+    },
+    "a mark of what is not locked": Refused(AdvanceMismatch, locked(lambda tx: tx.mark(NEW, 1)), marking="manual"),
+    "a mark at the stored offset": Refused(MarkBackwards, locked(lambda tx: tx.mark(P0, 0)), "reset", "manual"),
+    "a mark beyond": Refused(MarkBeyondDelivered, locked(lambda tx: tx.mark(P0, 4)), marking="manual"),
+    "advance with manual marking": Refused(ProtocolMisuse, locked(USES["advance"]), r"tx\.mark", "manual"),
+    "mark with automatic marking": Refused(ProtocolMisuse, locked(USES["mark"]), "automatic"),
+    "a letter with manual marking": Refused(
+        ProtocolMisuse, locked(lambda tx: tx.dead_letter(P0, 0, "why")), "manual", "manual"
+    ),
+    "a reason that is no text": Refused(
+        ConfigurationError, locked(lambda tx: tx.dead_letter(P0, 0, KeyError())), "must be a text"  # pyright: ignore[reportArgumentType]
+    ),
+}  # fmt: skip
 
 
 class MisuseContract(ContractParts):
     """The order of things inside a transaction, and what is refused by name."""
 
+    @pytest.mark.behaviour("TX-3", "TX-6", "MARK-3")
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_what_a_transaction_refuses_leaves_nothing(self, claim: Claim, name: str) -> None:
+        row = REFUSED[name]
+
+        def job() -> None:
+            with self.store.transaction(claim, marking=row.marking) as tx:
+                row.work(tx, self.write)
+
+        with pytest.raises(row.error, match=row.words):
+            job()
+        assert_untouched(self.store, self.read)
+        assert NEW not in self.store.offsets(GROUP)
+        assert self.store.letters(GROUP).letters == ()
+        assert set(self.store.metadata(GROUP).values()) == {None}
+
     @pytest.mark.behaviour("TX-3")
-    def test_an_empty_transaction_is_fine(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        with store.transaction(claim):
+    def test_a_transaction_without_partitions_writes_its_results_and_an_empty_one_is_fine(self, claim: Claim) -> None:
+        with self.store.transaction(claim):
             pass
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_a_transaction_without_partitions_writes_its_results(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with store.transaction(claim) as tx:
+        with self.store.transaction(claim) as tx:
             assert tx.lock({}) == {}
-            write(tx, [5])
+            self.write(tx, [5])
 
-        assert read() == [5]
+        assert self.read() == [5]
 
     @pytest.mark.behaviour("TX-3")
-    def test_a_transaction_inside_a_transaction_is_refused(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with pytest.raises(NestedTransaction), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            write(tx, [0])
-            with store.transaction(claim):
+    def test_a_transaction_inside_a_transaction_is_refused_and_the_next_one_works(self, claim: Claim) -> None:
+        with pytest.raises(NestedTransaction), self.store.transaction(claim) as tx:
+            tx.lock({P0: RANGE})
+            self.write(tx, [0])
+            with self.store.transaction(claim):
                 pass
 
-        assert_untouched(store, read)
+        assert_untouched(self.store, self.read)
+        self.give(claim, {P0: OffsetRange(0, 2)})
+        assert self.read() == [0, 1]
 
     @pytest.mark.behaviour("TX-3")
-    def test_after_a_refused_transaction_the_next_one_works(
-        self, store: OffsetStore, claim: Claim, give: Give, read: Read
-    ) -> None:
-        with pytest.raises(NestedTransaction), store.transaction(claim), store.transaction(claim):
-            pass
-
-        give(claim, {P0: OffsetRange(0, 2)})
-        assert read() == [0, 1]
-
-    @pytest.mark.behaviour("TX-3")
-    def test_lock_inside_a_savepoint_is_refused(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        with pytest.raises(LockInSavepoint), store.transaction(claim) as tx:
-            tx.lock({})
-            with tx.connection.begin_nested():
-                tx.lock({P0: OffsetRange(0, 3)})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_lock_is_called_once(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        with pytest.raises(LockedTwice), store.transaction(claim) as tx:
-            tx.lock({P1: OffsetRange(0, 3)})
-            tx.lock({P0: OffsetRange(0, 3)})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_the_connection_before_lock_is_refused(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        with pytest.raises(LockFirst), store.transaction(claim) as tx:
-            _ = tx.connection
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_advance_before_lock_is_refused(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        with pytest.raises(LockFirst), store.transaction(claim) as tx:
-            tx.advance({P0: OffsetRange(0, 3)})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_a_transaction_outside_of_its_block_is_refused(self, store: OffsetStore, claim: Claim) -> None:
-        tx = store.transaction(claim)
+    def test_a_transaction_is_used_in_its_block_and_begun_once(self, claim: Claim) -> None:
+        tx = self.store.transaction(claim)
         with pytest.raises(LockFirst):
-            tx.lock({P0: OffsetRange(0, 3)})
-        with tx:
-            pass
-        with pytest.raises(LockFirst):
-            _ = tx.connection
-
-    @pytest.mark.behaviour("TX-3")
-    def test_a_transaction_is_begun_once(self, store: OffsetStore, claim: Claim) -> None:
-        tx = store.transaction(claim)
+            tx.lock({P0: RANGE})
         with tx:
             tx.lock({})
-
+        with pytest.raises(LockFirst):
+            _ = tx.connection
         with pytest.raises(ProtocolMisuse, match="only once"), tx:
             pass
+        wrong: Any = "sometimes"
+        with pytest.raises(ConfigurationError):
+            self.store.transaction(claim, marking=wrong)
 
     @pytest.mark.behaviour("TX-3")
-    def test_a_locked_partition_left_unadvanced_is_refused(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with pytest.raises(Unadvanced) as caught, store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
-            write(tx, [0, 1, 2])
-            tx.advance({P0: plan[P0].remaining})
-
-        assert caught.value.topic_partition == P1
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    @pytest.mark.parametrize("ending", ["commit", "rollback"])
-    def test_commit_and_rollback_on_the_connection_are_refused(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read, ending: str
-    ) -> None:
-        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            write(tx, [0])
-            getattr(tx.connection, ending)()
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    @pytest.mark.parametrize("ending", ["commit", "rollback"])
-    @pytest.mark.parametrize("last", ["advance", "finish"])
-    def test_an_end_whose_refusal_was_swallowed_is_noticed(  # noqa: PLR0917 - pytest's fixtures
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read, ending: str, last: str
-    ) -> None:
-        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3)})
-            write(tx, [0, 1, 2])
-            with suppress(Exception):
-                getattr(tx.connection, ending)()
-            getattr(tx, last)({P0: plan[P0].remaining})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_an_advance_that_a_savepoint_took_back_is_noticed(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
-            write(tx, [0, 1, 2])
-            tx.advance({P0: plan[P0].remaining})
-            savepoint = tx.connection.begin_nested()
-            tx.advance({P1: plan[P1].remaining})
-            savepoint.rollback()
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_a_later_advance_does_not_hide_one_that_a_savepoint_took_back(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with pytest.raises(UnexpectedCommit), store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
-            write(tx, [0, 1, 2])
-            savepoint = tx.connection.begin_nested()
-            tx.advance({P0: plan[P0].remaining})
-            savepoint.rollback()
-            tx.advance({P1: plan[P1].remaining})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_results_that_a_savepoint_took_back_are_the_only_ones_missing(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3)})
+    def test_results_that_a_savepoint_took_back_are_the_only_ones_missing(self, claim: Claim) -> None:
+        with self.store.transaction(claim) as tx:
+            plan = tx.lock({P0: RANGE})
             with pytest.raises(Stop), tx.connection.begin_nested():
-                write(tx, [666])
+                self.write(tx, [666])
                 raise Stop
             with tx.connection.begin_nested():
-                write(tx, [0, 1, 2])
+                self.write(tx, [0, 1, 2])
                 tx.advance({P0: plan[P0].remaining})
 
-        assert read() == [0, 1, 2]
-        assert store.offsets(GROUP)[P0].next_offset == 3
-
-    @pytest.mark.behaviour("TX-3")
-    @pytest.mark.parametrize("range_", [OffsetRange(0, 2), OffsetRange(0, 4), OffsetRange(1, 3)])
-    def test_advance_takes_the_range_that_lock_returned(
-        self, store: OffsetStore, claim: Claim, read: Read, range_: OffsetRange
-    ) -> None:
-        with pytest.raises(AdvanceMismatch) as caught, store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            tx.advance({P0: range_})
-
-        assert (caught.value.topic_partition, caught.value.found) == (P0, str(range_))
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_advance_of_a_partition_that_was_not_locked_is_refused(
-        self, store: OffsetStore, claim: Claim, read: Read
-    ) -> None:
-        with pytest.raises(AdvanceMismatch), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            tx.advance({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3")
-    def test_a_partition_is_advanced_once(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        with pytest.raises(AdvanceMismatch), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            tx.advance({P0: OffsetRange(0, 3)})
-            tx.advance({P0: OffsetRange(0, 3)})
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-3", "TX-6")
-    def test_a_refusal_of_lock_can_not_be_swallowed(self, store: OffsetStore, claim: Claim, read: Read) -> None:
-        def job() -> None:
-            with store.transaction(claim) as tx:
-                try:
-                    tx.lock({P0: OffsetRange(1, 3), NEW: OffsetRange(0, 3)})
-                except OffsetGap:
-                    return
-
-        with pytest.raises(OffsetGap):
-            job()
-        assert_untouched(store, read)
-        assert NEW not in store.offsets(GROUP)
+        assert self.read() == [0, 1, 2]
+        assert self.store.offsets(GROUP)[P0].next_offset == 3

@@ -7,14 +7,11 @@ from typing import Protocol
 
 import pytest
 
-from offsetstore.errors import LockFirst, ProtocolMisuse, RowsRefused, StaleClaim
-from offsetstore.offset_store import OffsetStore
+from offsetstore.errors import RowsRefused
 from offsetstore.offsets import OffsetRange
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.store.claim import Claim
-from offsetstore.store.transaction import Transaction
-from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, ContractParts, Read, Stop, Write
+from tests.contract.parts import GROUP, P0, ContractParts, Stop
 
 BYTES = bytes(range(256))
 RECORDS = [
@@ -41,23 +38,21 @@ class OutboxContract(ContractParts):
         raise NotImplementedError
 
     @pytest.mark.behaviour("OUT-1")
-    def test_records_results_and_offset_are_committed_together(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read, outbox: ReadOutbox
-    ) -> None:
-        with store.transaction(claim) as tx:
+    def test_records_results_and_offset_are_committed_together(self, claim: Claim, outbox: ReadOutbox) -> None:
+        with self.store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(0, 3)})
-            write(tx, [0])
+            self.write(tx, [0])
             tx.produce("events", "a key", "größer", [("trace", "7f3a")])
             assert tx.produce_all(iter(RECORDS)) == 3
             tx.advance({P0: plan[P0].remaining})
-            assert (outbox(), read()) == ([], [])
+            assert (outbox(), self.read()) == ([], [])
 
         assert outbox() == [OutboxRecord("events", b"a key", "größer".encode(), (("trace", b"7f3a"),)), *RECORDS]
-        assert store.offsets(GROUP)[P0].next_offset == 3
+        assert self.store.offsets(GROUP)[P0].next_offset == 3
 
     @pytest.mark.behaviour("OUT-1")
-    def test_an_exception_leaves_no_record(self, store: OffsetStore, claim: Claim, outbox: ReadOutbox) -> None:
-        with pytest.raises(Stop), store.transaction(claim) as tx:
+    def test_an_exception_leaves_no_record(self, claim: Claim, outbox: ReadOutbox) -> None:
+        with pytest.raises(Stop), self.store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(0, 3)})
             tx.produce_all(RECORDS)
             tx.advance({P0: plan[P0].remaining})
@@ -66,8 +61,8 @@ class OutboxContract(ContractParts):
         assert outbox() == []
 
     @pytest.mark.behaviour("OUT-1")
-    def test_a_savepoint_takes_its_records_along(self, store: OffsetStore, claim: Claim, outbox: ReadOutbox) -> None:
-        with store.transaction(claim) as tx:
+    def test_a_savepoint_takes_its_records_along(self, claim: Claim, outbox: ReadOutbox) -> None:
+        with self.store.transaction(claim) as tx:
             tx.lock({})
             tx.produce_all(RECORDS[:1])
             savepoint = tx.connection.begin_nested()
@@ -76,38 +71,13 @@ class OutboxContract(ContractParts):
 
         assert outbox() == RECORDS[:1]
 
-    @pytest.mark.behaviour("OUT-1")
-    def test_a_stale_job_produces_nothing(
-        self, store: OffsetStore, claim: Claim, broker: StaticBroker, outbox: ReadOutbox
-    ) -> None:
-        store.claim(GROUP, broker)
-
-        with pytest.raises(StaleClaim), store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            tx.produce_all(RECORDS)
-
-        assert outbox() == []
-
     def test_a_record_that_kafka_can_t_have_is_refused_and_nothing_of_its_call_is_written(
-        self, store: OffsetStore, claim: Claim, outbox: ReadOutbox
+        self, claim: Claim, outbox: ReadOutbox
     ) -> None:
-        with store.transaction(claim) as tx:
+        with self.store.transaction(claim) as tx:
             tx.lock({})
             with pytest.raises(RowsRefused, match="the name of the topic is not valid"):
                 tx.produce_all([*RECORDS, OutboxRecord("no topic", None, b"")])
             assert tx.produce_all([]) == 0
 
         assert outbox() == []
-
-    def test_it_takes_records_between_lock_and_finish(self, store: OffsetStore, claim: Claim) -> None:
-        def early(tx: Transaction) -> None:
-            tx.produce("events", None, b"")
-
-        def late(tx: Transaction) -> None:
-            tx.finish({P0: tx.lock({P0: OffsetRange(0, 3)})[P0].remaining})
-            tx.produce("events", None, b"")
-
-        with pytest.raises(LockFirst):
-            store.run(claim, early)
-        with pytest.raises(ProtocolMisuse, match=r"after tx\.finish"):
-            store.run(claim, late)

@@ -43,62 +43,50 @@ class Read(Protocol):
         ...
 
 
-class Give(Protocol):
-    """Processes a range as a job does: writes each offset that is left as a number, and advances."""
-
-    def __call__(self, claim: Claim, ranges: dict[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
-        """Return the plan it went by."""
-        ...
-
-
 class Stop(Exception):
     """An error of user code."""
 
 
 class ContractParts:
-    """The fixtures that all parts of the contract share; the first three are to be overridden."""
+    """What all parts of the contract share: a test has its store, and what belongs to it, as attributes.
 
-    @pytest.fixture
-    def store(self) -> OffsetStore:
-        """To be overridden: an `OffsetStore` on empty tables."""
-        raise NotImplementedError
+    A subclass overrides the fixtures ``store``, ``write`` and ``read``, each by a method with another name.
+    """
 
-    @pytest.fixture
-    def write(self) -> Write:
-        """To be overridden: add results in the transaction."""
-        raise NotImplementedError
+    store: OffsetStore
+    """On empty tables."""
 
-    @pytest.fixture
-    def read(self) -> Read:
-        """To be overridden: read what is committed."""
-        raise NotImplementedError
+    broker: StaticBroker
+    """Three partitions with a hundred records each."""
 
-    @pytest.fixture
-    def broker(self) -> StaticBroker:
-        """Three partitions with a hundred records each."""
+    write: Write
+    read: Read
+
+    @pytest.fixture(name="broker")
+    def make_broker(self) -> StaticBroker:
         return StaticBroker.with_topics({"payments": 3}, end=100)
 
+    @pytest.fixture(autouse=True)
+    def furnished(self, store: OffsetStore, broker: StaticBroker, write: Write, read: Read) -> None:
+        self.store, self.broker, self.write, self.read = store, broker, write, read
+
     @pytest.fixture
-    def claim(self, store: OffsetStore, broker: StaticBroker) -> Claim:
+    def claim(self) -> Claim:
         """A claim that knows `P0` to `P2`, each stored at 0."""
-        return store.claim(GROUP, broker)
+        return self.store.claim(GROUP, self.broker)
 
-    @pytest.fixture
-    def give(self, store: OffsetStore, write: Write) -> Give:
-        """Process ranges as a job does."""
+    def give(self, claim: Claim, ranges: dict[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
+        """Process ranges as a job does: write each offset that is left as a number, advance, and return the plan."""
 
-        def give(claim: Claim, ranges: dict[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
-            def work(tx: Transaction) -> dict[TopicPartition, Decision]:
-                plan = tx.lock(ranges)
-                for decision in plan.values():
-                    write(tx, range(decision.remaining.from_, decision.remaining.until))
-                left = {tp: one.remaining for tp, one in plan.items() if one.outcome is not Outcome.SKIP}
-                tx.advance(left)
-                return plan
+        def work(tx: Transaction) -> dict[TopicPartition, Decision]:
+            plan = tx.lock(ranges)
+            for decision in plan.values():
+                self.write(tx, range(decision.remaining.from_, decision.remaining.until))
+            left = {tp: one.remaining for tp, one in plan.items() if one.outcome is not Outcome.SKIP}
+            tx.advance(left)
+            return plan
 
-            return store.run(claim, work)
-
-        return give
+        return self.store.run(claim, work)
 
 
 def write_in_pieces(store: OffsetStore, claim: Claim, write: Write) -> Generator[int]:

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore.errors import GroupBusy, LogTruncated, OffsetOutOfRange, PlanChanged
+from offsetstore.errors import LogTruncated, OffsetOutOfRange, PlanChanged
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, Pause, Token, TopicPartition
 from offsetstore.operations.home import set_identity
@@ -30,8 +30,7 @@ from offsetstore.protocol.letters import FINAL, LetterError, LetterKey, NewLette
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.sessions import transaction
 from offsetstore.store.transaction import Transaction
-from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts, Give
+from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
 
 OTHER = "invoicing"
 REASON = "ticket 17"
@@ -55,6 +54,7 @@ DECISIONS: Final[dict[str, tuple[Callable[..., Any], tuple[object, ...], dict[st
     "prune": (OffsetStore.prune, (GROUP,), {"older_than": timedelta(0)}),
     "outbox-retry": (OffsetStore.retry_refused, (GROUP,), {}),
     "outbox-discard": (OffsetStore.discard_refused, (GROUP,), {}),
+    "outbox-set-aside": (OffsetStore.set_aside, (GROUP,), {}),
     "moved": (OffsetStore.moved, (), {}),
     "new-id": (OffsetStore.new_id, (), {}),
 }
@@ -64,9 +64,13 @@ DELETES = ("delete", "delete-topic")
 OFFSETS = ("reset", "copy", "rename", *DELETES)
 OUTBOX, STORE = ("outbox-retry", "outbox-discard"), ("moved", "new-id")
 SET_ASIDE = """
+WITH waiting AS (INSERT INTO {s}outbox (consumer_group, topic)
+SELECT :group, 'events' FROM generate_series(1, 4) RETURNING 1)
 INSERT INTO {s}outbox_refused (id, consumer_group, topic, created_at, error)
-SELECT id, :group, 'events', now(), 'too large' FROM generate_series(1, 2) AS id
+SELECT id, :group, 'events', now(), 'too large' FROM generate_series(101, 102) AS id
 """
+BEGIN_BATCH = "UPDATE {s}outbox_relays SET ids = '{2}'"
+TAKE_RELAY = "INSERT INTO {s}outbox_relays (shard, token, owner) VALUES (0, gen_random_uuid(), 'relay')"
 LOCKED_OUT = (
     "SELECT count(*) AS waiting FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
 )
@@ -151,7 +155,12 @@ def suspect(one: Session) -> None:
 def discard_row(one: Session) -> None:
     """Delete a row of the outbox that Kafka refuses."""
     one.share_group(GROUP)
-    assert people(one).run(DISCARD_REFUSED, ids=[1]) == 1
+    assert people(one).run(DISCARD_REFUSED, ids=[101]) == 1
+
+
+def begin_batch(one: Session) -> None:
+    """A relay is about to send a row."""
+    assert people(one).run(BEGIN_BATCH) == 1
 
 
 def move_away(one: Session) -> None:
@@ -168,6 +177,7 @@ CHANGES: Final[dict[Callable[[Session], None], tuple[str, ...]]] = {
     advance: OFFSETS,
     suspect: ("reset", *DELETES),
     discard_row: OUTBOX,
+    begin_batch: ("outbox-set-aside",),
     move_away: STORE,
 }
 """What makes another plan of these decisions. Each change locks something that the decisions lock, too."""
@@ -208,25 +218,29 @@ class PlanContract(ContractParts):
     """What was shown is compared with what is done, under the locks."""
 
     @pytest.fixture
-    def left(self, store: OffsetStore, broker: StaticBroker) -> None:
+    def left(self) -> None:
         """A group at 10 with two letters and two refused rows, whose job has ended, and which is paused."""
-        store.claim(GROUP, broker, mirror_every=None).close()
-        run_job(store, 0, 2, 4)
-        with store.claim(GROUP, topics=["refunds"], mirror_every=None) as claim, store.transaction(claim) as tx:
+        self.store.claim(GROUP, self.broker, mirror_every=None).close()
+        run_job(self.store, 0, 2, 4)
+        with (
+            self.store.claim(GROUP, topics=["refunds"], mirror_every=None) as claim,
+            self.store.transaction(claim) as tx,
+        ):
             tx.advance({REFUNDS: tx.lock({REFUNDS: OffsetRange(0, 3)})[REFUNDS].remaining})
-        store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON)
-        with session(store) as one:
+        self.store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON)
+        with session(self.store) as one:
             people(one).run(SET_ASIDE, group=GROUP)
+            people(one).run(TAKE_RELAY)
 
-    def expect_changed(self, store: OffsetStore, name: str, shown: str) -> str:
+    def expect_changed(self, name: str, shown: str) -> str:
         """It is refused with the new plan, whose digest is returned."""
-        before = state(store)
+        before = state(self.store)
         with pytest.raises(PlanChanged, match="nothing was done") as caught:
-            decide(name, store, if_plan=shown)
-        assert state(store) == before
+            decide(name, self.store, if_plan=shown)
+        assert state(self.store) == before
         with pytest.raises(PlanChanged):
-            decide(name, store, dry_run=True, if_plan=shown)
-        plan, planned = caught.value.plan, decide(name, store, dry_run=True)
+            decide(name, self.store, dry_run=True, if_plan=shown)
+        plan, planned = caught.value.plan, decide(name, self.store, dry_run=True)
         assert plan.digest == planned.digest == caught.value.found != shown == caught.value.expected
         assert (plan.executed, planned.executed) == (False, False)
         return plan.digest
@@ -238,363 +252,304 @@ class PlanContract(ContractParts):
 
     @pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
     @pytest.mark.parametrize("name", DECISIONS)
-    def test_what_has_changed_since_the_plan_was_shown_is_shown_first(
-        self, store: OffsetStore, left: None, name: str
-    ) -> None:
-        away(store, name)
-        shown = decide(name, store, dry_run=True).digest
-        assert decide(name, store, dry_run=True, if_plan=shown).digest == shown
+    def test_what_has_changed_since_the_plan_was_shown_is_shown_first(self, left: None, name: str) -> None:
+        away(self.store, name)
+        shown = decide(name, self.store, dry_run=True).digest
+        assert decide(name, self.store, dry_run=True, if_plan=shown).digest == shown
         for change in changes_of(name):
-            with session(store) as one:
+            with session(self.store) as one:
                 change(one)
-            shown = self.expect_changed(store, name, shown)
+            shown = self.expect_changed(name, shown)
         if name in {*LETTERS, *DELETES}:  # letters that come are not decided about unseen
-            run_job(store, 15 if name in DELETES else 10, 17)
-            shown = self.expect_changed(store, name, shown)
+            run_job(self.store, 15 if name in DELETES else 10, 17)
+            shown = self.expect_changed(name, shown)
         if name in LETTERS:  # one that was reopened is another: its error may be
-            store.reset(GROUP, {P0: 0}, reason=REASON)
-            run_job(store, 0, 2, 4)
-            shown = self.expect_changed(store, name, shown)
-        done = decide(name, store, if_plan=shown)
+            self.store.reset(GROUP, {P0: 0}, reason=REASON)
+            run_job(self.store, 0, 2, 4)
+            shown = self.expect_changed(name, shown)
+        done = decide(name, self.store, if_plan=shown)
         assert (done.executed, done.digest) == (name != "resume", shown)
         assert in_words(done).outcome  # a plan without words would fail only after it was carried out
 
     @pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
     @pytest.mark.parametrize("name", [name for name in DECISIONS if name != "prune"])
-    def test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first(
-        self, store: OffsetStore, left: None, name: str
-    ) -> None:
+    def test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first(self, left: None, name: str) -> None:
         """Someone else holds the row, changes it and commits after all that is looked at without a lock."""
-        away(store, name)
-        before = len(store.history(GROUP))
+        away(self.store, name)
+        before = len(self.store.history(GROUP))
         for change in changes_of(name):
-            planned = decide(name, store, dry_run=True)
+            planned = decide(name, self.store, dry_run=True)
             with ThreadPoolExecutor(1) as pool:
-                with session(store) as one:
+                with session(self.store) as one:
                     if name == "copy":  # it locks nothing of the group that it copies
                         one.lock_group(OTHER)
                     change(one)
-                    waiting = pool.submit(decide, name, store, if_plan=planned.digest)
+                    waiting = pool.submit(decide, name, self.store, if_plan=planned.digest)
                     wait_until_locked_out(one, waiting)
                 error = waiting.exception(WAIT)
             assert isinstance(error, PlanChanged)
             assert error.expected == planned.digest
-        assert len(store.history(GROUP)) == before
+        assert len(self.store.history(GROUP)) == before
 
     @pytest.mark.behaviour("OPS-21", "DLQ-18")
-    def test_a_prune_waits_for_another_one_at_the_letters_and_never_for_a_jobs_work(
-        self, store: OffsetStore, left: None
-    ) -> None:
-        store.discard(GROUP, ALL, reason=REASON)
-        planned = decide("prune", store, dry_run=True)
-        with ThreadPoolExecutor(1) as pool, session(store) as job:
+    def test_a_prune_waits_for_another_one_at_the_letters_and_never_for_a_jobs_work(self, left: None) -> None:
+        self.store.discard(GROUP, ALL, reason=REASON)
+        planned = decide("prune", self.store, dry_run=True)
+        with ThreadPoolExecutor(1) as pool, session(self.store) as job:
             job.share_group(GROUP)  # as idle work and a replay hold it, for as long as they take
-            with session(store) as other:
+            with session(self.store) as other:
                 keys = people(other).lock_prunable(GROUP, FINAL, other.now(), limit=1)
                 assert people(other).prune_letters(GROUP, keys) == 1
-                waiting = pool.submit(decide, "prune", store, if_plan=planned.digest)
+                waiting = pool.submit(decide, "prune", self.store, if_plan=planned.digest)
                 with pytest.raises(TimeoutError):
                     waiting.result(0.3)
             assert isinstance(error := waiting.exception(WAIT), PlanChanged)
             assert (planned.count, error.plan.count) == (2, 1)
-            assert decide("prune", store, if_plan=error.plan.digest).count == 1
-        assert store.letter_counts(GROUP) == {}
+            assert decide("prune", self.store, if_plan=error.plan.digest).count == 1
+        assert self.store.letter_counts(GROUP) == {}
 
     @pytest.mark.behaviour("OPS-21", "DLQ-18")
-    def test_a_prune_that_is_repeated_deletes_no_other_letters(self, store: OffsetStore, left: None) -> None:
-        run_job(store, 10, 12, 14)
-        store.discard(GROUP, ALL, reason=REASON)
-        once: dict[str, Any] = {"older_than": timedelta(0), "limit": 1, "reason": REASON}
-        planned = store.prune(GROUP, **once, dry_run=True).digest
-        assert store.prune(GROUP, **once, if_plan=planned).keys == (at(2),)
-        with pytest.raises(PlanChanged) as caught:
-            store.prune(GROUP, **once, if_plan=planned)
-        assert (caught.value.plan.keys, caught.value.plan.more) == ((at(4),), True)
-        assert store.letter_counts(GROUP) == {"discarded": 3}
-
-    @pytest.mark.behaviour("OPS-21", "DLQ-18")
-    def test_a_letter_that_a_job_reopens_while_a_prune_waits_for_it_stays(self, store: OffsetStore, left: None) -> None:
-        store.discard(GROUP, ALL, reason=REASON)
+    def test_a_letter_that_a_job_reopens_while_a_prune_waits_for_it_stays(self, left: None) -> None:
+        self.store.discard(GROUP, ALL, reason=REASON)
         with ThreadPoolExecutor(1) as pool:
-            with session(store) as job:
+            with session(self.store) as job:
                 job.write_letters(GROUP, [dead(2)])
-                waiting = pool.submit(decide, "prune", store)
+                waiting = pool.submit(decide, "prune", self.store)
                 with pytest.raises(TimeoutError):
                     waiting.result(0.3)
             assert waiting.result(WAIT).count == 1
-        assert store.letter_counts(GROUP) == {"dead": 1}
-        assert store.letter(GROUP, P0, 2).times == 2
+        assert self.store.letter_counts(GROUP) == {"dead": 1}
+        assert self.store.letter(GROUP, P0, 2).times == 2
 
     @pytest.mark.behaviour("OPS-21", "DLQ-18")
     def test_a_prune_deletes_the_letters_that_it_has_locked_and_no_other(
-        self, store: OffsetStore, left: None, monkeypatch: pytest.MonkeyPatch
+        self, left: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Someone gives up another letter before the prune begins, and commits after its lock."""
-        store.discard(GROUP, [at(4)], reason=REASON)
+        self.store.discard(GROUP, [at(4)], reason=REASON)
         write = PruneLetters.write
         with ExitStack() as other:
-            settle(other.enter_context(session(store)))
+            settle(other.enter_context(session(self.store)))
 
             def commit_and_write(*given: Any) -> Any:
                 other.close()
                 return write(*given)
 
             monkeypatch.setattr(PruneLetters, "write", commit_and_write)
-            assert decide("prune", store).count == 1
-        assert store.letter(GROUP, P0, 2).state == "discarded"
-        assert store.letter_counts(GROUP) == {"discarded": 1}
+            assert decide("prune", self.store).count == 1
+        assert self.store.letter(GROUP, P0, 2).state == "discarded"
+        assert self.store.letter_counts(GROUP) == {"discarded": 1}
 
     @pytest.mark.behaviour("OPS-10")
-    def test_a_pause_with_an_end_does_not_replace_one_without_that_came_after_the_plan(
-        self, store: OffsetStore, left: None
-    ) -> None:
-        store.resume(GROUP, reason=REASON)
-        planned = store.pause(GROUP, until=UNTIL, reason=REASON, dry_run=True)
-        assert (planned.before, planned.executed) == (None, False)
-        assert planned.after is not None
-        assert planned.after.until == UNTIL
-        unlimited = store.pause(GROUP, reason="a restore runs, do not resume").after
-        with pytest.raises(PlanChanged) as caught:
-            store.pause(GROUP, until=UNTIL, reason=REASON, if_plan=planned.digest)
-        assert store.group_state(GROUP).pause == unlimited == caught.value.plan.before
-
-    @pytest.mark.behaviour("OPS-10")
-    def test_a_pause_that_was_made_anew_is_another_one(self, store: OffsetStore, left: None) -> None:
-        planned = store.resume(GROUP, reason=REASON, dry_run=True)
-        again = store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON).after
+    def test_a_pause_that_was_made_anew_is_another_one(self, left: None) -> None:
+        planned = self.store.resume(GROUP, reason=REASON, dry_run=True)
+        again = self.store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON).after
         with pytest.raises(PlanChanged):
-            store.resume(GROUP, reason=REASON, if_plan=planned.digest)
-        assert store.group_state(GROUP).pause == again
+            self.store.resume(GROUP, reason=REASON, if_plan=planned.digest)
+        assert self.store.group_state(GROUP).pause == again
 
     @pytest.mark.behaviour("OPS-10")
-    def test_a_plan_is_for_one_decision_alone(self, store: OffsetStore, left: None) -> None:
-        digests = [decide(name, store, dry_run=True).digest for name in DECISIONS]
+    def test_a_plan_is_for_one_decision_alone(self, left: None) -> None:
+        digests = [decide(name, self.store, dry_run=True).digest for name in DECISIONS]
         digests += [
-            store.pause(GROUP, until=UNTIL + timedelta(seconds=1), reason=REASON, dry_run=True).digest,
-            store.pause(GROUP, reason=REASON, dry_run=True).digest,
-            store.request_replay(GROUP, ALL, reason=REASON, dry_run=True).digest,
-            store.discard(GROUP, at(2), reason=REASON, dry_run=True).digest,
-            store.reset(GROUP, ShiftBy(-2), partitions={P0.topic: [0]}, reason=REASON, dry_run=True).digest,
-            store.reset(GROUP, ShiftBy(0), partitions="all", reason=REASON, dry_run=True).digest,
-            store.copy_group(GROUP, "another", reason=REASON, dry_run=True).digest,
+            self.store.pause(GROUP, until=UNTIL + timedelta(seconds=1), reason=REASON, dry_run=True).digest,
+            self.store.pause(GROUP, reason=REASON, dry_run=True).digest,
+            self.store.request_replay(GROUP, ALL, reason=REASON, dry_run=True).digest,
+            self.store.discard(GROUP, at(2), reason=REASON, dry_run=True).digest,
+            self.store.reset(GROUP, ShiftBy(-2), partitions={P0.topic: [0]}, reason=REASON, dry_run=True).digest,
+            self.store.reset(GROUP, ShiftBy(0), partitions="all", reason=REASON, dry_run=True).digest,
+            self.store.copy_group(GROUP, "another", reason=REASON, dry_run=True).digest,
         ]
         assert len(set(digests)) == len(digests)
 
     @pytest.mark.behaviour("OPS-10", "START-25")
-    def test_evidence_that_came_after_the_plan_is_not_cleared_unseen(
-        self, store: OffsetStore, left: None, broker: StaticBroker
-    ) -> None:
+    def test_evidence_that_came_after_the_plan_is_not_cleared_unseen(self, left: None) -> None:
         to_current: dict[str, Any] = {"offsets": ShiftBy(0), "partitions": "all", "reason": REASON}
-        planned = store.reset(GROUP, **to_current, dry_run=True)
+        planned = self.store.reset(GROUP, **to_current, dry_run=True)
         assert planned.losses == {}
-        broker.set_log(P0, 0, 5)
+        self.broker.set_log(P0, 0, 5)
         with pytest.raises(OffsetOutOfRange):
-            store.claim(GROUP, broker)
-        broker.set_log(P0, 0, 100)
+            self.store.claim(GROUP, self.broker)
+        self.broker.set_log(P0, 0, 100)
         with pytest.raises(LogTruncated):
-            store.claim(GROUP, broker)
+            self.store.claim(GROUP, self.broker)
 
         with pytest.raises(PlanChanged) as caught:
-            store.reset(GROUP, **to_current, if_plan=planned.digest)
+            self.store.reset(GROUP, **to_current, if_plan=planned.digest)
 
-        found = store.offsets(GROUP)[P0].suspect
+        found = self.store.offsets(GROUP)[P0].suspect
         assert found is not None
         assert caught.value.plan.losses == {P0: found}
-        store.reset(GROUP, **to_current, if_plan=caught.value.plan.digest)
-        assert store.offsets(GROUP)[P0].suspect is None
+        self.store.reset(GROUP, **to_current, if_plan=caught.value.plan.digest)
+        assert self.store.offsets(GROUP)[P0].suspect is None
 
     @pytest.mark.behaviour("OPS-1", "START-26")
     def test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss(
-        self, store: OffsetStore, left: None, broker: StaticBroker
+        self, left: None
     ) -> None:
-        store.claim(GROUP, broker, mirror_every=None).close()
-        before = store.offsets(GROUP)[P0]
+        self.store.claim(GROUP, self.broker, mirror_every=None).close()
+        before = self.store.offsets(GROUP)[P0]
         assert before.pair is not None
-        store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
-        assert store.offsets(GROUP)[P0].pair == before.pair
-        with session(store) as one:
+        self.store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
+        assert self.store.offsets(GROUP)[P0].pair == before.pair
+        with session(self.store) as one:
             suspect(one)
-        store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
-        row = store.offsets(GROUP)[P0]
+        self.store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
+        row = self.store.offsets(GROUP)[P0]
         assert (row.pair, row.suspect) == (None, None)
 
     # -- letters
 
     @pytest.mark.behaviour("DLQ-18")
-    def test_letters_beyond_the_limit_and_those_of_other_errors_change_no_plan(
-        self, store: OffsetStore, left: None
-    ) -> None:
-        planned = store.discard(GROUP, ALL, reason=REASON, limit=1, dry_run=True)
-        run_job(store, 10, 12)
-        assert store.discard(GROUP, ALL, reason=REASON, limit=1, if_plan=planned.digest).letters == (at(2),)
+    def test_letters_beyond_the_limit_and_those_of_other_errors_change_no_plan(self, left: None) -> None:
+        planned = self.store.discard(GROUP, ALL, reason=REASON, limit=1, dry_run=True)
+        run_job(self.store, 10, 12)
+        assert self.store.discard(GROUP, ALL, reason=REASON, limit=1, if_plan=planned.digest).letters == (at(2),)
         rejected = LetterFilter(cause="rejected")
-        planned = store.discard(GROUP, rejected, reason=REASON, dry_run=True)
-        assert not store.discard(GROUP, rejected, reason=REASON, if_plan=planned.digest).executed
+        planned = self.store.discard(GROUP, rejected, reason=REASON, dry_run=True)
+        assert not self.store.discard(GROUP, rejected, reason=REASON, if_plan=planned.digest).executed
 
     @pytest.mark.behaviour("DLQ-17", "DLQ-18")
-    def test_a_letter_that_was_overtaken_since_is_in_the_new_plan_of_a_forced_replay(
-        self, store: OffsetStore, left: None, broker: StaticBroker
-    ) -> None:
+    def test_a_letter_that_was_overtaken_since_is_in_the_new_plan_of_a_forced_replay(self, left: None) -> None:
         """It has no other effect that a plan could show: the replay may now replace later rows."""
-        claim = store.claim(GROUP, broker, mirror_every=None)
-        with store.transaction(claim) as tx:
+        claim = self.store.claim(GROUP, self.broker, mirror_every=None)
+        with self.store.transaction(claim) as tx:
             ranges = tx.lock({P0: OffsetRange(10, 15)})
             tx.write_letters([replace(dead(12), sequence=digest(P0, b"key"))])
             tx.advance({P0: ranges[P0].remaining})
         planned = [
-            store.request_replay(GROUP, which, reason=REASON, forced=True, dry_run=True) for which in (ALL, at(12))
+            self.store.request_replay(GROUP, which, reason=REASON, forced=True, dry_run=True) for which in (ALL, at(12))
         ]
         others = [
-            decide("discard", store, dry_run=True).digest,
-            store.discard(GROUP, at(12), reason=REASON, dry_run=True),
+            decide("discard", self.store, dry_run=True).digest,
+            self.store.discard(GROUP, at(12), reason=REASON, dry_run=True),
         ]
         assert [one.overtaken for one in planned] == [0, 0]
-        with store.transaction(claim) as tx:
+        with self.store.transaction(claim) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(15, 16)})[P0].remaining})
 
         for which, plan in zip((ALL, at(12)), planned, strict=True):
             with pytest.raises(PlanChanged) as caught:
-                store.request_replay(GROUP, which, reason=REASON, forced=True, if_plan=plan.digest)
+                self.store.request_replay(GROUP, which, reason=REASON, forced=True, if_plan=plan.digest)
             assert caught.value.plan.overtaken == 1
         assert others == [
-            decide("discard", store, dry_run=True).digest,
-            store.discard(GROUP, at(12), reason=REASON, dry_run=True),
+            decide("discard", self.store, dry_run=True).digest,
+            self.store.discard(GROUP, at(12), reason=REASON, dry_run=True),
         ]
 
     # -- offsets
 
     @pytest.mark.behaviour("OPS-10")
-    def test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset(
-        self, store: OffsetStore, broker: StaticBroker, give: Give
-    ) -> None:
-        claim = store.claim(GROUP, broker, mirror_every=None)
+    def test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset(self) -> None:
+        claim = self.store.claim(GROUP, self.broker, mirror_every=None)
         targets: list[dict[str, Any]] = [
-            {"offsets": target, "partitions": {P0.topic: None}, "broker": broker}
+            {"offsets": target, "partitions": {P0.topic: None}, "broker": self.broker}
             for target in ("earliest", "latest", 3, ShiftBy(-1))
         ]
-        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
-        planned = [store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]]
-        give(claim, {P0: OffsetRange(40, 50)})
-        broker.set_log(P0, 0, 120)
-        assert [store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]] == planned
+        self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
+        planned = [self.store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]]
+        self.give(claim, {P0: OffsetRange(40, 50)})
+        self.broker.set_log(P0, 0, 120)
+        assert [self.store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]] == planned
         shifted: dict[str, Any] = {**targets[3], "partitions": {P0.topic: [0, 1]}}
-        planned.append(store.reset(GROUP, **shifted, reason=REASON, dry_run=True).digest)
-        give(claim, {P0: OffsetRange(50, 60)})
-        done = store.reset(GROUP, **shifted, reason=REASON, if_plan=planned[3])
+        planned.append(self.store.reset(GROUP, **shifted, reason=REASON, dry_run=True).digest)
+        self.give(claim, {P0: OffsetRange(50, 60)})
+        done = self.store.reset(GROUP, **shifted, reason=REASON, if_plan=planned[3])
         assert [(move.from_offset, move.to_offset) for move in done.moves] == [(60, 59), (30, 29)]
 
-        planned = [store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:2]]
-        broker.set_log(P0, 7, 130)
-        again = [store.reset(GROUP, **one, reason=REASON, dry_run=True) for one in targets[:2]]
+        planned = [self.store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:2]]
+        self.broker.set_log(P0, 7, 130)
+        again = [self.store.reset(GROUP, **one, reason=REASON, dry_run=True) for one in targets[:2]]
         assert (log := again[1].moves[0].log) is not None
         assert (log.beginning, log.end) == (7, 130)
         assert again[0].digest != planned[0]  # the beginning was removed: less is read again than was shown
         assert again[1].digest == planned[1]
 
         at_a_time: dict[str, Any] = {**targets[0], "offsets": datetime.now(UTC)}
-        to_the_end = store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
+        to_the_end = self.store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
         assert to_the_end.moves[0].to_offset == 130
-        broker.set_log(P0, 7, 140)
-        later = store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
+        self.broker.set_log(P0, 7, 140)
+        later = self.store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
         assert (later.moves[0].to_offset, later.digest) == (140, to_the_end.digest)
-        broker.current = replace(broker.current, timestamps={P0: 139})
+        self.broker.current = replace(self.broker.current, timestamps={P0: 139})
         with pytest.raises(PlanChanged):
-            store.reset(GROUP, **at_a_time, reason=REASON, if_plan=to_the_end.digest)
+            self.store.reset(GROUP, **at_a_time, reason=REASON, if_plan=to_the_end.digest)
 
     @pytest.mark.behaviour("OPS-10")
     @pytest.mark.parametrize("from_file", [True, False])
-    def test_a_reset_forwards_is_another_once_the_job_has_passed_its_offset(
-        self, store: OffsetStore, broker: StaticBroker, give: Give, *, from_file: bool
-    ) -> None:
-        claim = store.claim(GROUP, broker, mirror_every=None)
-        give(claim, {P0: OffsetRange(0, 40)})
+    def test_a_reset_forwards_is_another_once_the_job_has_passed_its_offset(self, *, from_file: bool) -> None:
+        claim = self.store.claim(GROUP, self.broker, mirror_every=None)
+        self.give(claim, {P0: OffsetRange(0, 40)})
         to: dict[str, Any] = {"offsets": {P0: 50}} if from_file else {"offsets": 50, "partitions": {P0.topic: [0]}}
-        planned = store.reset(GROUP, **to, reason=REASON, dry_run=True)
+        planned = self.store.reset(GROUP, **to, reason=REASON, dry_run=True)
         assert (planned.passed_over, planned.read_again) == (10, 0)
-        give(claim, {P0: OffsetRange(40, 45)})
-        assert store.reset(GROUP, **to, reason=REASON, dry_run=True).digest == planned.digest
-        give(claim, {P0: OffsetRange(45, 90)})
+        self.give(claim, {P0: OffsetRange(40, 45)})
+        assert self.store.reset(GROUP, **to, reason=REASON, dry_run=True).digest == planned.digest
+        self.give(claim, {P0: OffsetRange(45, 90)})
         with pytest.raises(PlanChanged) as caught:
-            store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
+            self.store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
         assert caught.value.plan.read_again == 40
-        assert store.offsets(GROUP)[P0].next_offset == 90
+        assert self.store.offsets(GROUP)[P0].next_offset == 90
 
     @pytest.mark.behaviour("OPS-10")
-    def test_a_reset_to_the_latest_is_another_once_the_log_ends_below_the_stored_offset(
-        self, store: OffsetStore, broker: StaticBroker, give: Give
-    ) -> None:
-        with store.claim(GROUP, broker, mirror_every=None) as claim:
-            give(claim, {P0: OffsetRange(0, 40)})
-        to: dict[str, Any] = {"offsets": "latest", "partitions": {P0.topic: [0]}, "broker": broker}
-        planned = store.reset(GROUP, **to, reason=REASON, dry_run=True)
-        broker.set_log(P0, 0, 30)
+    def test_a_reset_to_the_latest_is_another_once_the_log_ends_below_the_stored_offset(self) -> None:
+        with self.store.claim(GROUP, self.broker, mirror_every=None) as claim:
+            self.give(claim, {P0: OffsetRange(0, 40)})
+        to: dict[str, Any] = {"offsets": "latest", "partitions": {P0.topic: [0]}, "broker": self.broker}
+        planned = self.store.reset(GROUP, **to, reason=REASON, dry_run=True)
+        self.broker.set_log(P0, 0, 30)
         with pytest.raises(PlanChanged):
-            store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
+            self.store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
 
     @pytest.mark.behaviour("OPS-10")
-    def test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset(
-        self, store: OffsetStore, left: None
-    ) -> None:
+    def test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset(self, left: None) -> None:
         """The reset would write their rows twice."""
-        planned = store.reset(GROUP, {P0: 0}, reason=REASON, dry_run=True)
-        with session(store) as one:
+        planned = self.store.reset(GROUP, {P0: 0}, reason=REASON, dry_run=True)
+        with session(self.store) as one:
             one.decide_letters(GROUP, [at(2)], "requested", actor="bo", reason=REASON)
             assert one.mark_replayed(GROUP, [at(2)], actor="job") == 1
         with pytest.raises(PlanChanged) as caught:
-            store.reset(GROUP, {P0: 0}, reason=REASON, if_plan=planned.digest)
+            self.store.reset(GROUP, {P0: 0}, reason=REASON, if_plan=planned.digest)
         assert (planned.replayed_letters, caught.value.plan.replayed_letters) == (0, 1)
 
     @pytest.mark.behaviour("OPS-10")
-    def test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job(
-        self, store: OffsetStore, left: None, broker: StaticBroker
-    ) -> None:
+    def test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job(self, left: None) -> None:
         fencing = ("reset", "rename", *DELETES)
-        planned = {name: decide(name, store, dry_run=True).digest for name in fencing}
-        newer = store.claim(GROUP, broker, mirror_every=None)
-        with store.transaction(newer) as tx:
+        planned = {name: decide(name, self.store, dry_run=True).digest for name in fencing}
+        newer = self.store.claim(GROUP, self.broker, mirror_every=None)
+        with self.store.transaction(newer) as tx:
             ranges = {P0: OffsetRange(10, 11), NEW: OffsetRange(0, 5)}  # NEW is unknown: the group's row is held
             left_over = {tp: decision.remaining for tp, decision in tx.lock(ranges).items()}
             for name in fencing:
                 with pytest.raises(PlanChanged):
-                    decide(name, store, if_plan=planned[name], takeover="fence", takeover_timeout=0)
+                    decide(name, self.store, if_plan=planned[name], takeover="fence", takeover_timeout=0)
             tx.advance(left_over)
-        assert store.offsets(GROUP)[P0].next_offset == 11
+        assert self.store.offsets(GROUP)[P0].next_offset == 11
 
     @pytest.mark.behaviour("OPS-10")
     def test_a_job_that_claims_while_a_decision_waits_loses_no_transaction(
-        self, store: OffsetStore, left: None, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+        self, left: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It has the partitions' rows; they are not waited for, since the plan is another one anyway."""
-        with session(store) as one:
+        with session(self.store) as one:
             kind = type(one)
         lock = kind.lock_group
         for number, name in enumerate(("reset", "rename", *DELETES), start=10):
-            planned = decide(name, store, dry_run=True)
+            planned = decide(name, self.store, dry_run=True)
             with ExitStack() as job:
                 begun: list[tuple[Transaction, OffsetRange]] = []
 
                 def claim_first(one: Session, group: str) -> Token:
                     monkeypatch.setattr(kind, "lock_group", lock)
-                    tx = job.enter_context(store.transaction(store.claim(GROUP, broker, mirror_every=None)))
+                    tx = job.enter_context(
+                        self.store.transaction(self.store.claim(GROUP, self.broker, mirror_every=None))
+                    )
                     begun.append((tx, tx.lock({P0: OffsetRange(number, number + 1)})[P0].remaining))  # noqa: B023
                     return lock(one, group)
 
                 monkeypatch.setattr(kind, "lock_group", claim_first)
                 with pytest.raises(PlanChanged):
-                    decide(name, store, if_plan=planned.digest, takeover="fence", takeover_timeout=0)
+                    decide(name, self.store, if_plan=planned.digest, takeover="fence", takeover_timeout=0)
                 [(tx, remaining)] = begun
                 tx.advance({P0: remaining})
-            assert store.offsets(GROUP)[P0].next_offset == number + 1
-
-    @pytest.mark.behaviour("OPS-10")
-    def test_a_plan_that_shows_a_live_job_fences_it_only_if_told(
-        self, store: OffsetStore, left: None, broker: StaticBroker
-    ) -> None:
-        newer = store.claim(GROUP, broker, mirror_every=None)
-        planned = store.reset(GROUP, {P0: 0}, reason=REASON, dry_run=True)
-        with pytest.raises(GroupBusy):
-            store.reset(GROUP, {P0: 0}, reason=REASON, takeover="refuse", if_plan=planned.digest)
-        done = store.reset(GROUP, {P0: 0}, reason=REASON, if_plan=planned.digest)
-        assert done.fenced is not None
-        assert done.fenced.token == newer.token
-        assert replace(done, history=()).digest == planned.digest
+            assert self.store.offsets(GROUP)[P0].next_offset == number + 1

@@ -22,7 +22,7 @@ from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import transaction
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, Give
+from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 
 HOUR, DAY, MONTH = timedelta(hours=1), timedelta(days=1), timedelta(days=31)
 SECOND = timedelta(seconds=1)
@@ -43,11 +43,9 @@ class SampleContract(ContractParts):
     """What is kept of measurements, and for how long."""
 
     @pytest.mark.behaviour("DASH-1")
-    def test_a_sample_holds_what_was_measured_and_what_the_run_has_counted(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
-    ) -> None:
+    def test_a_sample_holds_what_was_measured_and_what_the_run_has_counted(self, claim: Claim) -> None:
         ranges = {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)}
-        give(claim, ranges)
+        self.give(claim, ranges)
         claim.observers.on(BatchStarted(group=GROUP, batch=1, ranges=ranges))
         claim.observers.on(
             BatchEnded(
@@ -60,12 +58,12 @@ class SampleContract(ContractParts):
             )
         )
         claim.close()
-        broker.set_log(P1, 10, 100)
-        broker.records[P2] = dict.fromkeys(range(100), int(time.time() * 1000) - 600_000)
-        lag = store.lag(None, broker)
-        store.record_samples(lag)
+        self.broker.set_log(P1, 10, 100)
+        self.broker.records[P2] = dict.fromkeys(range(100), int(time.time() * 1000) - 600_000)
+        lag = self.store.lag(None, self.broker)
+        self.store.record_samples(lag)
 
-        run = store.runs(GROUP)[-1]
+        run = self.store.runs(GROUP)[-1]
         assert (lag.groups[GROUP].seconds or 0) >= 599
         expected = Sample(
             at=lag.store.at,
@@ -81,65 +79,59 @@ class SampleContract(ContractParts):
             epoch=claim.token.epoch,
         )
         for span in (HOUR, DAY, MONTH):
-            assert store.samples([GROUP, "unknown"], span) == {GROUP: [expected], "unknown": []}
+            assert self.store.samples([GROUP, "unknown"], span) == {GROUP: [expected], "unknown": []}
 
     @pytest.mark.behaviour("DASH-1")
-    def test_in_a_slot_the_worst_is_kept_of_the_lag_and_the_last_of_all_else(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
-    ) -> None:
+    def test_in_a_slot_the_worst_is_kept_of_the_lag_and_the_last_of_all_else(self, claim: Claim) -> None:
         at = ago(timedelta(minutes=2))
-        give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30), P2: OffsetRange(0, 20)})
-        store.record_samples(measured(store, broker, at))
-        broker.set_log(P1, 25, 100)
-        store.record_samples(measured(store, broker, at + SECOND))
-        give(claim, {P0: OffsetRange(40, 100), P1: OffsetRange(30, 100), P2: OffsetRange(20, 50)})
-        store.record_samples(measured(store, broker, at + 2 * SECOND))
-        broker.error = BrokerUnavailable("away")
-        store.record_samples(measured(store, broker, at + 3 * SECOND))
-        [sample] = store.samples([GROUP], HOUR)[GROUP]
+        self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30), P2: OffsetRange(0, 20)})
+        self.store.record_samples(measured(self.store, self.broker, at))
+        self.broker.set_log(P1, 25, 100)
+        self.store.record_samples(measured(self.store, self.broker, at + SECOND))
+        self.give(claim, {P0: OffsetRange(40, 100), P1: OffsetRange(30, 100), P2: OffsetRange(20, 50)})
+        self.store.record_samples(measured(self.store, self.broker, at + 2 * SECOND))
+        self.broker.error = BrokerUnavailable("away")
+        self.store.record_samples(measured(self.store, self.broker, at + 3 * SECOND))
+        [sample] = self.store.samples([GROUP], HOUR)[GROUP]
         assert (sample.at, sample.stored, sample.log_end) == (at + 3 * SECOND, 250, None)
         assert (sample.lag, sample.headroom) == (210, 5)
 
-        store.record_samples(measured(store, broker, at + SECOND))
-        assert store.samples([GROUP], HOUR)[GROUP] == [sample], "an older measurement changes nothing"
-        broker.error = None
-        store.record_samples(measured(store, broker, at + 10 * SECOND))
-        _, after = store.samples([GROUP], HOUR)[GROUP]
+        self.store.record_samples(measured(self.store, self.broker, at + SECOND))
+        assert self.store.samples([GROUP], HOUR)[GROUP] == [sample], "an older measurement changes nothing"
+        self.broker.error = None
+        self.store.record_samples(measured(self.store, self.broker, at + 10 * SECOND))
+        _, after = self.store.samples([GROUP], HOUR)[GROUP]
         assert (after.lag, after.headroom) == (50, 50), "of its own slot"
 
     @pytest.mark.behaviour("DASH-1")
-    def test_a_ring_is_written_over_and_keeps_its_size(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim, give: Give
-    ) -> None:
+    def test_a_ring_is_written_over_and_keeps_its_size(self, claim: Claim) -> None:
         first = ago(timedelta(seconds=3_640))
-        store.record_samples(measured(store, broker, first))
-        give(claim, {P0: OffsetRange(0, 100)})
-        lag = measured(store, broker, first)
+        self.store.record_samples(measured(self.store, self.broker, first))
+        self.give(claim, {P0: OffsetRange(0, 100)})
+        lag = measured(self.store, self.broker, first)
         for number in range(1, 365):
             at = first + 10 * number * SECOND
-            store.record_samples(replace(lag, store=replace(lag.store, at=at)))
+            self.store.record_samples(replace(lag, store=replace(lag.store, at=at)))
 
-        hour = store.samples([GROUP], HOUR)[GROUP]
+        hour = self.store.samples([GROUP], HOUR)[GROUP]
         assert 345 < len(hour) <= 360
         assert hour[-1].at == first + 3_640 * SECOND
         assert {after.at - before.at for before, after in pairwise(hour)} == {10 * SECOND}
         assert {one.lag for one in hour} == {200}, "nothing of what was there"
-        assert 60 <= len(store.samples([GROUP], DAY)[GROUP]) <= 62
-        assert 3 <= len(store.samples([GROUP], MONTH)[GROUP]) <= 4
+        assert 60 <= len(self.store.samples([GROUP], DAY)[GROUP]) <= 62
+        assert 3 <= len(self.store.samples([GROUP], MONTH)[GROUP]) <= 4
 
     @pytest.mark.behaviour("DASH-1")
-    def test_the_finest_ring_that_covers_the_span_is_read_and_nothing_before_it(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim
-    ) -> None:
+    def test_the_finest_ring_that_covers_the_span_is_read_and_nothing_before_it(self, claim: Claim) -> None:
         minute, day = timedelta(minutes=1), timedelta(days=1)
         times = [
             ago(span) for span in (30 * day, 2 * day, 23 * HOUR, 50 * minute, 4 * minute, 4 * minute - 10 * SECOND)
         ]
         for at in times:
-            store.record_samples(measured(store, broker, at))
+            self.store.record_samples(measured(self.store, self.broker, at))
 
         def found(span: timedelta) -> list[datetime]:
-            return [one.at for one in store.samples([GROUP], span)[GROUP]]
+            return [one.at for one in self.store.samples([GROUP], span)[GROUP]]
 
         assert found(3 * minute) == []
         assert found(5 * minute) == times[4:]
@@ -152,15 +144,13 @@ class SampleContract(ContractParts):
 
     @pytest.mark.behaviour("DASH-1")
     @pytest.mark.parametrize("points", [1, 7, 60, 1_000])
-    def test_no_more_than_a_number_of_points_and_the_newest_is_among_them(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim, points: int
-    ) -> None:
-        lag, first = store.lag(None, broker), ago(timedelta(minutes=20))
+    def test_no_more_than_a_number_of_points_and_the_newest_is_among_them(self, claim: Claim, points: int) -> None:
+        lag, first = self.store.lag(None, self.broker), ago(timedelta(minutes=20))
         times = [first + 10 * number * SECOND for number in range(120)]
         for at in times:
-            store.record_samples(replace(lag, store=replace(lag.store, at=at)))
+            self.store.record_samples(replace(lag, store=replace(lag.store, at=at)))
 
-        half = store.samples([GROUP], HOUR / 2, points=points)[GROUP]
+        half = self.store.samples([GROUP], HOUR / 2, points=points)[GROUP]
         assert len(half) <= points
         if points > 1:  # the only window may have begun since
             assert len(half) >= min(points, 120) / 4
@@ -169,11 +159,11 @@ class SampleContract(ContractParts):
         assert [one.at for one in half] == sorted({one.at for one in half} & set(times))
 
     @pytest.mark.behaviour("DASH-1")
-    def test_any_number_of_processes_may_record_at_once(self, store: OffsetStore, broker: StaticBroker) -> None:
+    def test_any_number_of_processes_may_record_at_once(self) -> None:
         groups = [f"{GROUP}-{number}" for number in range(20)]
         for group in reversed(groups):
-            store.claim(group, broker, mirror_every=None)
-        lag, first = store.lag(None, broker), ago(timedelta(minutes=10))
+            self.store.claim(group, self.broker, mirror_every=None)
+        lag, first = self.store.lag(None, self.broker), ago(timedelta(minutes=10))
         barrier = threading.Barrier(4)
 
         def record(writer: int) -> None:
@@ -182,66 +172,62 @@ class SampleContract(ContractParts):
             barrier.wait(WAIT)
             for number in range(25):
                 at = first + 10 * number * SECOND + writer * SECOND
-                store.record_samples(replace(ours, store=replace(lag.store, at=at)))
+                self.store.record_samples(replace(ours, store=replace(lag.store, at=at)))
 
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(record, writer) for writer in range(4)]:
                 done.result(60)
 
-        found = store.samples(groups, HOUR)
+        found = self.store.samples(groups, HOUR)
         assert found.keys() == set(groups)
         last = first + 3 * SECOND
         for samples in found.values():
             assert [one.at for one in samples] == [last + 10 * number * SECOND for number in range(25)]
 
     @pytest.mark.behaviour("DASH-1")
-    def test_samples_go_with_a_rename_and_end_with_a_delete(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim
-    ) -> None:
+    def test_samples_go_with_a_rename_and_end_with_a_delete(self, claim: Claim) -> None:
         claim.close()
-        late = measured(store, broker, ago(timedelta(minutes=2)))
-        store.record_samples(measured(store, broker, ago(timedelta(minutes=4))))
-        kept = store.samples([GROUP], HOUR)[GROUP]
+        late = measured(self.store, self.broker, ago(timedelta(minutes=2)))
+        self.store.record_samples(measured(self.store, self.broker, ago(timedelta(minutes=4))))
+        kept = self.store.samples([GROUP], HOUR)[GROUP]
         assert len(kept) == 1
-        store.copy_group(GROUP, "copy", reason="ticket 17")
-        store.rename_group(GROUP, "invoicing", reason="ticket 17")
-        store.record_samples(late)
-        assert store.samples([GROUP, "copy", "invoicing"], HOUR) == {GROUP: [], "copy": [], "invoicing": kept}
-        assert store.samples(["invoicing"], MONTH) == {"invoicing": kept}
+        self.store.copy_group(GROUP, "copy", reason="ticket 17")
+        self.store.rename_group(GROUP, "invoicing", reason="ticket 17")
+        self.store.record_samples(late)
+        assert self.store.samples([GROUP, "copy", "invoicing"], HOUR) == {GROUP: [], "copy": [], "invoicing": kept}
+        assert self.store.samples(["invoicing"], MONTH) == {"invoicing": kept}
 
-        store.record_samples(measured(store, broker, ago(timedelta(minutes=1))))
-        before = {group: len(found) for group, found in store.samples([GROUP, "copy", "invoicing"], HOUR).items()}
+        self.store.record_samples(measured(self.store, self.broker, ago(timedelta(minutes=1))))
+        before = {group: len(found) for group, found in self.store.samples([GROUP, "copy", "invoicing"], HOUR).items()}
         assert before == {GROUP: 0, "copy": 1, "invoicing": 2}
-        store.delete_group("invoicing", reason="ticket 18")
-        store.record_samples(late)
-        store.record_samples(measured(store, broker, ago(timedelta(seconds=30))))
-        assert {group: len(found) for group, found in store.samples(["copy", "invoicing"], HOUR).items()} == {
+        self.store.delete_group("invoicing", reason="ticket 18")
+        self.store.record_samples(late)
+        self.store.record_samples(measured(self.store, self.broker, ago(timedelta(seconds=30))))
+        assert {group: len(found) for group, found in self.store.samples(["copy", "invoicing"], HOUR).items()} == {
             "copy": 2,
             "invoicing": 0,
         }
 
-    def test_a_sample_that_is_in_the_way_of_a_rename_stays(
-        self, store: OffsetStore, broker: StaticBroker, claim: Claim
-    ) -> None:
+    def test_a_sample_that_is_in_the_way_of_a_rename_stays(self, claim: Claim) -> None:
         claim.close()
         for minutes in (4, 2):
-            store.record_samples(measured(store, broker, ago(timedelta(minutes=minutes))))
-        first, second = store.samples([GROUP], HOUR)[GROUP]
-        store.rename_group(GROUP, "invoicing", reason="ticket 17")
-        owner = store.owner(GROUP)
+            self.store.record_samples(measured(self.store, self.broker, ago(timedelta(minutes=minutes))))
+        first, second = self.store.samples([GROUP], HOUR)[GROUP]
+        self.store.rename_group(GROUP, "invoicing", reason="ticket 17")
+        owner = self.store.owner(GROUP)
         assert owner is not None
         late = replace(first, stored=1, epoch=owner.token.epoch)
-        with transaction(store.database, name="test") as session:  # by a statement that has waited for the rename
+        with transaction(self.store.database, name="test") as session:  # by a statement that has waited for the rename
             record_samples(people(session), {GROUP: late})
-        store.rename_group("invoicing", GROUP, reason="a mistake")
+        self.store.rename_group("invoicing", GROUP, reason="a mistake")
 
-        assert store.samples([GROUP], HOUR)[GROUP] == [late, second]
+        assert self.store.samples([GROUP], HOUR)[GROUP] == [late, second]
 
     @pytest.mark.behaviour("DASH-1")
-    def test_invalid_spans_and_numbers_of_points_are_refused(self, store: OffsetStore) -> None:
+    def test_invalid_spans_and_numbers_of_points_are_refused(self) -> None:
         for span in (timedelta(0), -HOUR, MONTH + SECOND):
             with pytest.raises(ConfigurationError, match="at most 31 days"):
-                store.samples([GROUP], span)
+                self.store.samples([GROUP], span)
         with pytest.raises(ConfigurationError, match="points must be 1 or more"):
-            store.samples([GROUP], HOUR, points=0)
-        assert store.samples([], HOUR) == {}
+            self.store.samples([GROUP], HOUR, points=0)
+        assert self.store.samples([], HOUR) == {}

@@ -12,20 +12,20 @@ from tests.contract.suite import JobContract
 
 
 class TestInMemoryOffsetStore(JobContract):
-    @pytest.fixture
-    def store(self) -> Iterator[InMemoryOffsetStore]:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
+    @pytest.fixture(name="store")
+    def make_store(self) -> Iterator[InMemoryOffsetStore]:
         with InMemoryOffsetStore() as store:
             yield store
 
-    @pytest.fixture
-    def write(self) -> Write:
+    @pytest.fixture(name="write")
+    def make_write(self) -> Write:
         def write(tx: Transaction, numbers: Iterable[int]) -> None:
             tx.connection.extend("results", numbers)
 
         return write
 
-    @pytest.fixture
-    def read(self, store: InMemoryOffsetStore) -> Read:  # pyright: ignore[reportIncompatibleMethodOverride] - a fixture
+    @pytest.fixture(name="read")
+    def make_read(self, store: InMemoryOffsetStore) -> Read:
         return lambda: sorted(row for row in store.rows("results") if isinstance(row, int))
 
     @pytest.fixture

@@ -25,21 +25,21 @@ class OnPostgres:
         yield engine
         engine.dispose()
 
-    @pytest.fixture
-    def store(self, engine: Engine) -> Iterator[OffsetStore]:
+    @pytest.fixture(name="store")
+    def make_store(self, engine: Engine) -> Iterator[OffsetStore]:
         with OffsetStore.connect(engine) as store:
             yield store
 
-    @pytest.fixture
-    def write(self) -> Write:
+    @pytest.fixture(name="write")
+    def make_write(self) -> Write:
         def write(tx: Transaction, numbers: Iterable[int]) -> None:
             for number in numbers:
                 tx.connection.execute(text("INSERT INTO results VALUES (:number)"), {"number": number})
 
         return write
 
-    @pytest.fixture
-    def read(self, engine: Engine) -> Read:
+    @pytest.fixture(name="read")
+    def make_read(self, engine: Engine) -> Read:
         def read() -> list[int]:
             with engine.connect() as connection:
                 return list(connection.scalars(text("SELECT number FROM results ORDER BY number")))

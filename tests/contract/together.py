@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from offsetstore.errors import Unadvanced
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.store.claim import Claim
 from tests.contract.parts import (
@@ -16,10 +15,7 @@ from tests.contract.parts import (
     P0,
     WAIT,
     ContractParts,
-    Give,
-    Read,
     Stop,
-    Write,
     assert_untouched,
     write_in_pieces,
 )
@@ -29,111 +25,59 @@ class TogetherContract(ContractParts):
     """Results and offset: both or neither."""
 
     @pytest.mark.behaviour("TX-1")
-    def test_results_and_offset_are_committed_together(
-        self, store: OffsetStore, claim: Claim, give: Give, read: Read
-    ) -> None:
-        give(claim, {P0: OffsetRange(0, 3)})
+    def test_results_and_offset_are_committed_together(self, claim: Claim) -> None:
+        self.give(claim, {P0: OffsetRange(0, 3)})
 
-        assert read() == [0, 1, 2]
-        assert store.offsets(GROUP)[P0].next_offset == 3
+        assert self.read() == [0, 1, 2]
+        assert self.store.offsets(GROUP)[P0].next_offset == 3
 
     @pytest.mark.behaviour("TX-1")
-    def test_nothing_is_visible_before_the_block_ends(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with store.transaction(claim) as tx:
+    def test_nothing_is_visible_before_the_block_ends(self, claim: Claim) -> None:
+        with self.store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(0, 3)})
-            write(tx, [0, 1, 2])
+            self.write(tx, [0, 1, 2])
             tx.advance({P0: plan[P0].remaining})
 
-            assert read() == []
-            assert store.offsets(GROUP)[P0].next_offset == 0
+            assert self.read() == []
+            assert self.store.offsets(GROUP)[P0].next_offset == 0
 
     @pytest.mark.behaviour("TX-2")
-    def test_an_exception_leaves_results_and_offset_as_they_were(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        with pytest.raises(Stop), store.transaction(claim) as tx:
+    def test_an_exception_leaves_results_and_offset_as_they_were(self, claim: Claim) -> None:
+        with pytest.raises(Stop), self.store.transaction(claim) as tx:
             plan = tx.lock({P0: OffsetRange(0, 3)})
-            write(tx, [0, 1, 2])
+            self.write(tx, [0, 1, 2])
             tx.advance({P0: plan[P0].remaining})
             raise Stop
 
-        assert_untouched(store, read)
+        assert_untouched(self.store, self.read)
 
     @pytest.mark.behaviour("TX-2")
-    def test_a_generator_that_is_closed_early_writes_nothing(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        job = write_in_pieces(store, claim, write)
-        next(job)
-        job.close()
-
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-2")
-    def test_a_generator_that_another_thread_closes_leaves_the_first_thread_usable(
-        self, store: OffsetStore, claim: Claim, write: Write, give: Give, read: Read
-    ) -> None:
-        job = write_in_pieces(store, claim, write)
+    def test_a_generator_that_another_thread_closes_leaves_the_first_thread_usable(self, claim: Claim) -> None:
+        job = write_in_pieces(self.store, claim, self.write)
         next(job)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(job.close).result(WAIT)
 
-        assert_untouched(store, read)
-        give(claim, {P0: OffsetRange(0, 1)})
-        assert read() == [0]
+        assert_untouched(self.store, self.read)
+        self.give(claim, {P0: OffsetRange(0, 1)})
+        assert self.read() == [0]
 
     @pytest.mark.behaviour("TX-2")
-    def test_break_before_advance_is_refused_and_writes_nothing(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        def job() -> None:
-            for _ in range(1):
-                with store.transaction(claim) as tx:
-                    tx.lock({P0: OffsetRange(0, 3)})
-                    write(tx, [0])
-                    break
+    def test_a_block_that_is_left_early_commits_if_it_has_advanced_and_is_refused_if_not(self, claim: Claim) -> None:
+        def job(*, advances: bool) -> str:
+            for _ in range(2):
+                with self.store.transaction(claim) as tx:
+                    plan = tx.lock({P0: OffsetRange(0, 3)})
+                    self.write(tx, [0, 1, 2])
+                    if not advances:
+                        break
+                    tx.advance({P0: plan[P0].remaining})
+                    return "done"
+            return "left"
 
         with pytest.raises(Unadvanced):
-            job()
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-2")
-    def test_return_before_advance_is_refused_and_writes_nothing(
-        self, store: OffsetStore, claim: Claim, write: Write, read: Read
-    ) -> None:
-        def job() -> None:
-            with store.transaction(claim) as tx:
-                tx.lock({P0: OffsetRange(0, 3)})
-                write(tx, [0])
-                return
-
-        with pytest.raises(Unadvanced):
-            job()
-        assert_untouched(store, read)
-
-    @pytest.mark.behaviour("TX-2")
-    def test_break_after_advance_commits(self, store: OffsetStore, claim: Claim, write: Write, read: Read) -> None:
-        for _ in range(2):
-            with store.transaction(claim) as tx:
-                plan = tx.lock({P0: OffsetRange(0, 3)})
-                write(tx, [0, 1, 2])
-                tx.advance({P0: plan[P0].remaining})
-                break
-
-        assert read() == [0, 1, 2]
-        assert store.offsets(GROUP)[P0].next_offset == 3
-
-    @pytest.mark.behaviour("TX-2")
-    def test_return_after_advance_commits(self, store: OffsetStore, claim: Claim, write: Write, read: Read) -> None:
-        def job() -> str:
-            with store.transaction(claim) as tx:
-                plan = tx.lock({P0: OffsetRange(0, 3)})
-                write(tx, [0, 1, 2])
-                tx.advance({P0: plan[P0].remaining})
-                return "done"
-
-        assert job() == "done"
-        assert read() == [0, 1, 2]
-        assert store.offsets(GROUP)[P0].next_offset == 3
+            job(advances=False)
+        assert_untouched(self.store, self.read)
+        assert job(advances=True) == "done"
+        assert self.read() == [0, 1, 2]
+        assert self.store.offsets(GROUP)[P0].next_offset == 3

@@ -23,17 +23,12 @@ def test_the_page_of_behaviours_is_up_to_date(request: pytest.FixtureRequest, tm
     assert page == fresh.read_text(encoding="utf-8"), "run `make behaviours`"
 
 
-def test_a_test_of_the_contract_is_listed_once_with_the_classes_that_run_it() -> None:
-    page = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8").splitlines()
-    [line] = [line for line in page if "test_break_after_advance_commits" in line]
-    assert "`tests/contract/together.py::TogetherContract::test_break_after_advance_commits`" in line
-    assert "in `TestInMemoryOffsetStore`, `TestPooledOffsetStore`, `TestPostgresOffsetStore`" in line
-
-
 def test_ids_belong_to_their_area_and_count_up_from_one() -> None:
+    """Those that are left out have no test yet: they are not promised."""
     for area, behaviours in read_texts().items():
         prefix = area.partition(":")[0]
-        assert list(behaviours) == [f"{prefix}-{number}" for number in range(1, len(behaviours) + 1)]
+        numbers = [int(one.removeprefix(f"{prefix}-")) for one in behaviours]
+        assert numbers == sorted({1, *numbers})
 
 
 def test_tests_are_listed_with_their_services_and_the_rest_as_not_yet_proven() -> None:

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from offsetstore.cli.commands import cli
 from offsetstore.cli.consume import consume
 from offsetstore.cli.consume_process import FINAL
-from offsetstore.consumer import Consumer
 from offsetstore.consumer.consumer import checked_settings
 from offsetstore.consumer.records import Record, batch_of
 from offsetstore.errors import ConfigurationError, ExitCode
@@ -45,22 +44,6 @@ def payments(*values: bytes | None) -> pa.RecordBatch:
             for number, value in enumerate(values)
         ]
     )
-
-
-def test_the_example_makes_rows_of_records_and_a_consumer(
-    offsetstore_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OFFSETSTORE_URL", offsetstore_database)
-    monkeypatch.setenv("OFFSETSTORE_BOOTSTRAP_SERVERS", "localhost:9092")
-    names = example()
-    assert names["parse"](payments(b"1.50", b"2.00")).to_pylist() == [
-        {"payer": "ada", "amount": Decimal("1.50")},
-        {"payer": "ada", "amount": Decimal("2.00")},
-    ]
-    assert names["parse"](payments()).num_rows == 0
-    made = names["consumer"]()
-    assert isinstance(made, Consumer)
-    made.store.close()
 
 
 @pytest.mark.behaviour("DLQ-1")

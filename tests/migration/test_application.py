@@ -163,15 +163,6 @@ def test_our_tables_come_with_its_upgrade_and_its_autogenerate_leaves_them_alone
 
 
 @pytest.mark.behaviour("OPS-9")
-def test_a_schema_of_our_own_that_exclude_was_not_told_of_is_left_alone_too(everywhere: Shop) -> None:
-    everywhere.schema = "jobs"
-
-    deploy(everywhere)
-
-    assert everywhere.autogenerate() == []
-
-
-@pytest.mark.behaviour("OPS-9")
 @pytest.mark.parametrize("schema", [None, "jobs"])
 def test_without_exclude_it_would_drop_them(everywhere: Shop, schema: str | None) -> None:
     everywhere.schema, everywhere.include_name = schema, None
@@ -198,16 +189,6 @@ def test_the_applications_own_include_name_is_asked_about_everything_else(shop: 
     assert names(shop.autogenerate()) == {"forgotten"}
     assert {"legacy", "forgotten", "payments"} <= asked
     assert not asked & OURS
-
-
-def test_tables_of_the_application_may_have_our_names_in_another_schema(everywhere: Shop) -> None:
-    everywhere.schema, everywhere.include_name = "jobs", exclude(schema="jobs")
-    everywhere.more_models = ("heartbeats",)
-    assert len(everywhere.autogenerate()) == 2
-
-    assert everywhere.autogenerate() == []
-    everywhere.more_models = ()
-    assert names(everywhere.autogenerate()) == {"heartbeats"}
 
 
 def test_a_revision_of_its_own_may_bring_them_instead(shop: Shop) -> None:

@@ -21,8 +21,12 @@ from offsetstore.postgres.schema import HEAD
 from tests.migration.conftest import ROOT
 from tests.support.earlier_job import Job
 
-# By the revision of its code. The last of them is that of the code before decision 0056.
-COMMITS = {"0006": "c8d9c61c8d8bbf80fb51de3afedd27bfc755e159", "0008": "f084d2b18a6196ad5f6f13c5c703fe5199c2d568"}
+# By the revision of its code; 0008 is that of the code before decision 0056.
+COMMITS = {
+    "0006": "c8d9c61c8d8bbf80fb51de3afedd27bfc755e159",
+    "0008": "f084d2b18a6196ad5f6f13c5c703fe5199c2d568",
+    "0011": "d2d872fde6cade00982a7ff6b28feab84a1fdf5c",
+}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from offsetstore.errors import LockTimeout
-from offsetstore.postgres.migrate import current_revision, downgrade, upgrade
+from offsetstore.postgres.migrate import current_revision, upgrade
 from offsetstore.postgres.schema import HEAD
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
@@ -68,11 +68,6 @@ def test_by_itself_it_holds_others_up_for_two_seconds_at_most(
         assert 0.5 < time.monotonic() - began < 5
         with pytest.raises(LockTimeout):
             migrating.result(60)
-
-
-def test_a_downgrade_does_not_queue_either(earlier: Engine, reader: psycopg.Connection) -> None:
-    with earlier.connect() as connection, pytest.raises(LockTimeout, match="a long report"):
-        downgrade(connection, lock_timeout=0.1)
 
 
 def test_a_setting_of_the_callers_own_is_put_back(earlier: Engine) -> None:

@@ -1,38 +1,44 @@
-"""All named mutants, those that need no server first, and those that need Spark last."""
+"""All named mutants, from the tables beside this file: those that need no server first, those that need Spark last.
+
+A table's name is the mutant's. ``edits`` has [where, old, new] for each; with a fourth, "in text", of what is in the
+strings of a definition, as of SQL. ``tests`` are pytest's node ids, the fewest and fastest that catch it. ``why`` says
+what a user would lose.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-from tests.mutants.consumer_mutants import CONSUMER
-from tests.mutants.end_mutants import END
-from tests.mutants.fleet_mutants import FLEETS
-from tests.mutants.handler_mutants import HANDLERS
-from tests.mutants.letter_mutants import LETTERS
-from tests.mutants.mutant import Mutant
-from tests.mutants.operating_mutants import OPERATING
-from tests.mutants.outbox_mutants import OUTBOX
-from tests.mutants.replay_mutants import REPLAYS
-from tests.mutants.shown_mutants import SHOWN
-from tests.mutants.spark_mutants import SPARK
-from tests.mutants.start_mutants import START
-from tests.mutants.store_mutants import STORE
-from tests.mutants.supervisor_mutants import SUPERVISOR
-from tests.mutants.value_mutants import VALUES
+from tests.mutants.mutant import Change, Mutant
 
-MUTANTS: Final[tuple[Mutant, ...]] = (
-    *START,
-    *STORE,
-    *FLEETS,
-    *CONSUMER,
-    *SUPERVISOR,
-    *OPERATING,
-    *SHOWN,
-    *END,
-    *VALUES,
-    *LETTERS,
-    *REPLAYS,
-    *HANDLERS,
-    *OUTBOX,
-    *SPARK,
+FILES: Final = (
+    "start",
+    "store",
+    "fleet",
+    "consumer",
+    "supervisor",
+    "operating",
+    "shown",
+    "end",
+    "value",
+    "letter",
+    "replay",
+    "handler",
+    "outbox",
+    "spark",
 )
+
+
+def _read(name: str) -> Iterator[Mutant]:
+    tables = tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+    for mutant, table in tables.items():
+        changes = tuple(
+            Change(where, old, new, in_text=rest == ["in text"]) for where, old, new, *rest in table["edits"]
+        )
+        yield Mutant(mutant, changes, tuple(table["tests"]), table["why"])
+
+
+MUTANTS: Final = tuple(mutant for name in FILES for mutant in _read(name))

@@ -21,10 +21,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A copy of the tree that is wrong on purpose.
-
-    ``tests`` are pytest's node ids, the fewest and fastest that catch it. ``why`` says what a user would lose.
-    """
+    """A copy of the tree that is wrong on purpose; see `catalogue`."""
 
     name: str
     changes: tuple[Change, ...]
@@ -35,14 +32,3 @@ class Mutant:
     def needs_spark(self) -> bool:
         """Whether its tests start a Spark."""
         return any(test.startswith("tests/integration/spark/") for test in self.tests)
-
-
-def mutant(name: str, *changes: tuple[str, str, str] | Change, tests: tuple[str, ...], why: str) -> Mutant:
-    """Make one of edits of syntax, which are plain tuples (where, old, new), and of `text`."""
-    made = tuple(change if isinstance(change, Change) else Change(*change) for change in changes)
-    return Mutant(name, made, tests, why)
-
-
-def text(where: str, old: str, new: str) -> Change:
-    """Make an edit of what is in the strings of a definition, as of SQL."""
-    return Change(where, old, new, in_text=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.catalogue import MUTANTS
+from tests.mutants.catalogue import FILES, MUTANTS
 from tests.mutants.edits import mutated
-from tests.mutants.mutant import Change, Mutant, text
+from tests.mutants.mutant import Change, Mutant
 from tests.mutants.mutation import Mutation, explained
 from tests.mutants.running import Failure
 from tests.mutants.trees import ROOT
@@ -18,7 +18,8 @@ from tests.mutants.trees import ROOT
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 
 
-def test_each_mutant_has_a_name_of_its_own_which_can_be_a_directory() -> None:
+def test_each_mutant_has_a_name_of_its_own_which_can_be_a_directory_and_all_tables_are_read() -> None:
+    assert {path.stem for path in (ROOT / "tests/mutants").glob("*.toml")} == {*FILES, "equivalent"}
     names = [mutant.name for mutant in MUTANTS]
     assert len(set(names)) == len(names)
     assert all(name.replace("-", "").isalnum() and name == name.lower() for name in names)
@@ -90,7 +91,11 @@ def package(tmp_path: Path) -> Path:
             "call(1, 2, name='a job')\n\n\n\n\n",
         ),
         (Change("Job.run", "raise Late", ""), "raise Late", ""),
-        (text("QUERY", " FOR UPDATE", ""), "f'''\nSELECT {1} FOR UPDATE\n'''", "(f'\\nSELECT {1}\\n'\n\n)"),
+        (
+            Change("QUERY", " FOR UPDATE", "", in_text=True),
+            "f'''\nSELECT {1} FOR UPDATE\n'''",
+            "(f'\\nSELECT {1}\\n'\n\n)",
+        ),
     ],
 )
 def test_an_edit_leaves_all_else_where_it_is(package: Path, change: Change, before: str, after: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tarfile
@@ -37,8 +36,6 @@ REQUIRED = (
     "sqlalchemy",
     "typing-extensions",
 )
-# Most of pyarrow is for file systems and formats that nothing here touches, and would only be copied.
-LEFT_OUT = re.compile(r"pyarrow/(include|tests|src)/|flight[^/]*\.so|\.pyc$")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +48,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archive(bare: Path, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A packed environment with the wheel and what it requires, made without any network."""
+    """A packed environment with the wheel and links to what it requires, made without any network."""
     packed = tmp_path_factory.mktemp("archive") / "environment.tar.gz"
     packages = f"./lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     wheel = tmp_path_factory.mktemp("wheel")
@@ -61,9 +58,11 @@ def archive(bare: Path, distributions: Distributions, tmp_path_factory: pytest.T
         tar.add(bare.parents[1], ".")
         tar.add(wheel, packages)
         for name in REQUIRED:
-            for file in distribution(name).files or ():
-                if file.parts[0] != ".." and not LEFT_OUT.search(str(file)):
-                    tar.add(os.fspath(file.locate()), f"{packages}/{file}")
+            files = distribution(name).files or ()
+            for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+                link = tarfile.TarInfo(f"{packages}/{top}")
+                link.type, link.linkname = tarfile.SYMTYPE, str(distribution(name).locate_file(top))
+                tar.addfile(link)
     return packed
 
 
@@ -71,7 +70,7 @@ def archive(bare: Path, distributions: Distributions, tmp_path_factory: pytest.T
 def cluster(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster as the recipe says, whose executors see nothing of the checkout."""
     conf = {"spark.archives": f"{archive}#environment"}
-    with Cluster(tmp_path_factory.mktemp("cluster"), conf=conf, pythonpath="") as cluster:
+    with Cluster(tmp_path_factory.mktemp("cluster"), conf=conf, pythonpath="", size=1) as cluster:
         yield cluster
 
 

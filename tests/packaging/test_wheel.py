@@ -14,7 +14,8 @@ from offsetstore import OffsetStore
 from offsetstore.errors import SchemaMissing
 from tests.packaging.building import REQUIREMENTS, ROOT, Distributions, run
 
-PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "install")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python")
+INSTALL = ("--quiet", "install", "--no-compile")
 
 DRIVERS = {"confluent_kafka", "pgpq", "pyarrow", "pyspark"}
 LOADED = "import json, sys, offsetstore; print(json.dumps([offsetstore.__file__, sorted(sys.modules)]))"
@@ -24,17 +25,17 @@ LOADED = "import json, sys, offsetstore; print(json.dumps([offsetstore.__file__,
 def core_venv(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel and the core's own requirements, no extra."""
     directory = tmp_path_factory.mktemp("core")
-    run(sys.executable, "-m", "venv", directory)
+    run(sys.executable, "-m", "venv", "--without-pip", directory)
     python = directory / "bin" / "python"
-    run(python, *PIP, "--require-hashes", "--requirement", REQUIREMENTS / "core.txt")
-    run(python, *PIP, "--no-deps", distributions.wheel)
+    run(*PIP, python, *INSTALL, "--require-hashes", "--requirement", REQUIREMENTS / "core.txt")
+    run(*PIP, python, *INSTALL, "--no-deps", distributions.wheel)
     return python
 
 
 @pytest.fixture(scope="module")
 def wheel_venv(core_venv: Path) -> Path:
     """The same, with the command line, and psycopg with its own libpq, too."""
-    run(core_venv, *PIP, "--require-hashes", "--requirement", REQUIREMENTS / "cli.txt")
+    run(*PIP, core_venv, *INSTALL, "--require-hashes", "--requirement", REQUIREMENTS / "cli.txt")
     return core_venv
 
 
@@ -80,8 +81,8 @@ def test_where_the_drivers_are_installed_importing_offsetstore_loads_none_of_the
 
 
 def test_the_core_has_the_requirements_that_it_names_and_no_driver(core_venv: Path, tmp_path: Path) -> None:
-    run(core_venv, "-m", "pip", "--disable-pip-version-check", "check", cwd=tmp_path)
-    installed = run(core_venv, "-m", "pip", "--disable-pip-version-check", "list", "--format=json", cwd=tmp_path)
+    run(*PIP, core_venv, "check", cwd=tmp_path)
+    installed = run(*PIP, core_venv, "list", "--format=json", cwd=tmp_path)
     names = {entry["name"].lower().replace("-", "_") for entry in json.loads(installed)}
     assert {"alembic", "offsetstore", "psycopg", "sqlalchemy"} <= names
     assert not DRIVERS & names

@@ -61,7 +61,7 @@ def table(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
 def test_any_value_comes_back(table: Database, target: str, arrow: pa.DataType, values: st.SearchStrategy[Any]) -> None:
     table.run(f"DROP TABLE IF EXISTS t; CREATE TABLE t (value {target})")
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(st.lists(st.none() | values, min_size=1, max_size=20), st.integers(0, 3))
     def holds(written: list[Any], start: int) -> None:
         table.run("TRUNCATE t")
@@ -81,7 +81,7 @@ def test_a_time_comes_back_or_is_refused_where_it_has_more_digits_than_the_colum
 ) -> None:
     table.run(f"DROP TABLE IF EXISTS t; CREATE TABLE t (value {target}({digits}))")
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(st.lists(st.none() | micros, min_size=1, max_size=5))
     def holds(written: list[int | None]) -> None:
         table.run("TRUNCATE t")
@@ -163,7 +163,7 @@ def test_a_text_that_is_taken_for_an_interval_is_that_length_in_each_style(table
     )
     taken: set[str] = set()
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(intervals)
     def holds(interval: Part) -> None:
         text, micros = interval

@@ -148,12 +148,6 @@ def test_odd_logs(records: Records, stored: int, age: float | None, *, is_bound:
     assert (found.age(NOW), found.is_bound) == (age, is_bound)
 
 
-def test_the_record_at_the_stored_offset_ends_the_search_at_once() -> None:
-    log = Log(((0, NOW - 5 * DAY), (9, NOW - 60_000)))
-    assert search(log, 9) == FirstUnread(NOW - 60_000)
-    assert log.rounds == 2
-
-
 @pytest.mark.behaviour("OPS-12")
 def test_a_record_at_the_edge_of_the_tolerance_is_found() -> None:
     """Nothing is found within the tolerance of now, and the record below is not within it."""

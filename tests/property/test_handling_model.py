@@ -94,7 +94,7 @@ def handled(handler: Handler, records: Sequence[Record], chunk: int) -> list[Out
 
 
 @pytest.mark.behaviour("HAND-1", "HAND-2", "HAND-3", "HAND-7")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     plan=st.lists(GIVEN, max_size=24),
     concurrency=st.integers(1, 6),

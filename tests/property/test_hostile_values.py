@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -90,7 +89,7 @@ def write(database: Database, values: pa.Array[Any], target: str, form: str) -> 
 @pytest.mark.behaviour("SINK-21")
 @pytest.mark.parametrize("form", ["binary", "text"])
 @pytest.mark.parametrize("case", NUMBERS, ids=lambda case: f"{case[1]} to {case[0]}")
-@settings(max_examples=6)
+@settings(max_examples=3)
 @example(number=LONG[0])
 @example(number=LONG[1])
 @example(number=LONG[0] + TO_2000)
@@ -118,7 +117,7 @@ def test_a_moment_of_any_bits_arrives_or_is_refused(
 @pytest.mark.behaviour("SINK-21")
 @pytest.mark.parametrize("form", ["binary", "text"])
 @pytest.mark.parametrize("target", ["text", "varchar(9)", "char(9)", "json", "jsonb", "uuid", "inet", "text[]"])
-@settings(max_examples=6)
+@settings(max_examples=3)
 @example(bits=b"canary\xff")
 @example(bits=b"\xed\xa0\x80")
 @example(bits=b"canary\0")
@@ -160,13 +159,6 @@ def test_what_json_can_t_hold_is_refused(database: Database, target: str, kind: 
 
 
 @pytest.mark.behaviour("SINK-21")
-def test_invalid_utf_8_inside_json_is_refused(database: Database) -> None:
-    bad = pa.array([b"canary\xff"], pa.binary()).view(pa.string())
-    for form in ("binary", "text"):
-        assert not write(database, cast("Any", pa).StructArray.from_arrays([bad], names=["at"]), "jsonb", form)
-
-
-@pytest.mark.behaviour("SINK-21")
 @pytest.mark.parametrize("value", [[[]], [[], []], [[1], None], [[1, 2], [3]], [None], [[1, 2], []]])
 def test_an_array_of_arrays_that_postgresql_does_not_have_is_refused(database: Database, value: Any) -> None:
     assert not write(database, pa.array([value], pa.list_(pa.list_(pa.int32()))), "integer[]", "text")
@@ -192,22 +184,3 @@ def test_a_letter_that_the_connection_s_encoding_lacks_is_refused(database: Data
     assert isinstance(caught.value, RowsRefused)
     assert (caught.value.table, caught.value.column) == ("t", "value")
     assert "canary" not in shown(caught.value)
-
-
-@pytest.mark.behaviour("SINK-2")
-@pytest.mark.parametrize("form", ["binary", "text"])
-def test_the_ends_of_what_both_have_arrive(database: Database, form: str) -> None:
-    first, last = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001 - a wall clock's
-    assert write(database, pa.array([first, last], pa.timestamp("us")), "timestamp", form)
-    assert database.rows("SELECT value FROM t ORDER BY 1") == [(first,), (last,)]
-    assert write(database, pa.array([dt.time(0), dt.time.max]), "time", form)
-    assert database.rows("SELECT value FROM t ORDER BY 1") == [(dt.time(0),), (dt.time.max,)]
-    if form == "binary":  # Python has neither
-        assert write(database, of_number(-2_440_588, pa.date32()), "date", form)
-        assert database.rows("SELECT value::text FROM t") == [("4714-11-24 BC",)]
-        assert write(database, of_number(2_145_042_905, pa.date32()), "date", form)
-        assert database.rows("SELECT value::text FROM t") == [("5874897-12-31",)]
-        assert write(database, of_number(LONG[1], pa.timestamp("us")), "timestamp", form)
-        assert database.rows("SELECT value::text FROM t") == [("294247-01-10 04:00:54.775807",)]
-        assert write(database, of_number(-210_866_803_200_000_000, pa.timestamp("us")), "timestamp", form)
-        assert database.rows("SELECT value::text FROM t") == [("4714-11-24 00:00:00 BC",)]

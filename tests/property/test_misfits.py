@@ -124,7 +124,7 @@ def test_a_row_is_a_misfit_exactly_where_that_row_alone_is_refused(
     target, held, read, values = case
     encoding = Encoding(TABLE, [Match(target, cast("Any", find_cast(read, target)))])
 
-    @settings(max_examples=100)
+    @settings(max_examples=60)
     @given(st.lists(st.none() | values, max_size=30), st.integers(0, 3), st.integers(0, 30), st.booleans())
     def holds(written: list[Any], start: int, length: int, may_be_binary: bool) -> None:  # noqa: FBT001 - hypothesis'
         binary = encoding.binary and may_be_binary
@@ -142,7 +142,7 @@ def test_a_row_is_a_misfit_exactly_where_that_row_alone_is_refused(
 
 
 @pytest.mark.behaviour("DLQ-8")
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.none() | small, st.none() | bits, st.none() | lists(longs | small), st.none() | uuids),

@@ -21,6 +21,7 @@ from offsetstore.offsets import (
 from offsetstore.protocol.policy import OnDataLoss, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.stamp import Stamp, digest
+from offsetstore.protocol.starting import Reason
 
 P0 = TopicPartition("payments", 0)
 US, THEM = UUID(int=7), UUID(int=8)
@@ -46,53 +47,67 @@ def expected(  # noqa: C901, PLR0911, PLR0912 - the table as it stands, row afte
     adopted: int | None,
     beginning: int,
     policy: StartPolicy,
-) -> int | str:
-    """An offset, or the name of the error."""
+) -> tuple[int, Reason] | str:
+    """An offset and why, or the name of the error."""
     stored = row[0] if row else None
     in_kafka, stamp = committed or (None, None)
-    foreign = False
     others = None if stamp is None else "ForeignStore" if stamp[0] == THEM else None
     if stamp is not None and others is None and stamp[2] == OTHERS:
         others = "KafkaGroupShared"
     if row is not None and row[3] and in_kafka is not None and (stamp is None or others):
         if others or policy.prefer != "stored":
             return others or "KafkaGroupContested"
-        start = row[0]
+        start, why = row[0], Reason.CONTEST_STORED
     elif row is not None and row[3] and stamp is not None and not others and stamp[1] > row[2]:
-        start = row[0]  # a copy of the database
+        start, why = row[0], Reason.COPY_STORED
     elif row is not None and row[1]:
-        start = row[0]
+        start, why = row[0], Reason.PINNED
     elif others:
         return others
     elif stamp is not None and in_kafka is not None and row is not None and (in_kafka <= row[0] or stamp[1] < row[2]):
-        start = row[0]
+        start, why = row[0], Reason.STORED
     elif stamp is not None and in_kafka is not None:
         if policy.on_rewound == "fail":
             return "StoreRewound"
-        start = in_kafka if policy.on_rewound == "kafka" else beginning if stored is None else stored
+        if policy.on_rewound == "kafka":
+            start, why = in_kafka, Reason.REWOUND_KAFKA
+        else:
+            start, why = beginning if stored is None else stored, Reason.REWOUND_STORED
     elif stored is None and adopted is not None:
-        start = adopted
+        start, why = adopted, Reason.CHECKPOINT
     elif stored is not None and in_kafka is not None:
         if policy.prefer == "agree" and stored != in_kafka:
             return "OffsetsDisagree"
-        foreign = policy.prefer == "larger" and in_kafka > stored
-        start = in_kafka if foreign else stored
+        is_larger = policy.prefer == "larger" and in_kafka > stored
+        start, why = (in_kafka, Reason.COMMITTED_IS_LARGER) if is_larger else (stored, Reason.STORED)
     elif stored is not None:
-        start = stored
+        start, why = stored, Reason.ONLY_STORED
     elif in_kafka is not None:
-        foreign, start = True, in_kafka
+        start, why = in_kafka, Reason.ONLY_COMMITTED
     else:
-        start = beginning
+        start, why = beginning, Reason.EARLIEST
     if start > END:
         # The row's topic id is that of the log.
-        return "OffsetOutOfRange" if foreign or row is not None else "TopicRecreated"
+        is_foreign = why in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}
+        return "OffsetOutOfRange" if is_foreign or row is not None else "TopicRecreated"
     if start < beginning:
-        return beginning if policy.on_data_loss == "earliest" else "OffsetOutOfRange"
-    return start
+        return (beginning, Reason.DATA_LOSS_ACCEPTED) if policy.on_data_loss == "earliest" else "OffsetOutOfRange"
+    return start, why
 
 
 @pytest.mark.behaviour(
-    "START-1", "START-2", "START-3", "START-4", "START-6", "START-9", "START-20", "START-21", "START-27"
+    "START-1",
+    "START-2",
+    "START-3",
+    "START-4",
+    "START-6",
+    "START-9",
+    "START-18",
+    "START-20",
+    "START-21",
+    "START-24",
+    "START-27",
+    "MIRROR-7",
 )
 @given(
     rows,
@@ -132,10 +147,11 @@ def test_it_starts_where_the_table_says(  # noqa: PLR0917 - hypothesis fills the
         in_kafka[P0] = CommittedOffset(committed[0], stamp)
     view = BrokerView("cluster", {"payments": TopicLog("id", {0: Watermarks(beginning, END)})}, in_kafka)
 
-    found: int | str
+    found: tuple[int, Reason] | str
     try:
         checkpoint = {} if adopted is None else {P0: adopted}
-        found = resolve(stored, view, policy, store_id=US, group="billing", adopted=checkpoint).offsets[P0]
+        start = resolve(stored, view, policy, store_id=US, group="billing", adopted=checkpoint).starts[P0]
+        found = start.offset, start.reason
     except StartError as error:
         found = type(error).__name__
 

@@ -103,9 +103,9 @@ def start_of(
         return error
 
 
-@pytest.mark.behaviour("START-7", "START-8")
+@pytest.mark.behaviour("START-1", "START-7", "START-8")
 @given(stored_offsets, views(), policies)
-def test_a_start_lies_inside_the_log(
+def test_a_start_lies_inside_the_log_and_off_the_stored_offset_only_by_a_decision(
     stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
 ) -> None:
     start = start_of(stored, view, policy)
@@ -113,31 +113,22 @@ def test_a_start_lies_inside_the_log(
         assert start.topic_partition is not None
         assert start.next_step
         return
-    for one in start.starts.values():
-        assert one.log.beginning <= one.offset <= one.log.end
-
-
-@pytest.mark.behaviour("START-1", "START-7")
-@given(stored_offsets, views(), policies)
-def test_a_stored_record_is_passed_over_only_by_a_decision(
-    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
-) -> None:
-    start = start_of(stored, view, policy)
-    if isinstance(start, StartError):
-        return
     for tp, one in start.starts.items():
-        if tp in stored and one.offset > stored[tp].next_offset:
+        assert one.log.beginning <= one.offset <= one.log.end
+        at = stored[tp].next_offset if tp in stored else one.offset
+        if one.offset > at:
             assert one.reason in MAY_SKIP
             assert (one.skipped is None) == (one.reason is Reason.RECREATED_RESTART)
+        if one.offset < at:
+            assert one.reason is Reason.RECREATED_RESTART
     reasons = {one.reason for one in start.starts.values()}
-    if policy.prefer != "larger":
-        assert Reason.COMMITTED_IS_LARGER not in reasons
-    if policy.on_data_loss == "fail":
-        assert Reason.DATA_LOSS_ACCEPTED not in reasons
-    if policy.on_recreated == "fail":
-        assert Reason.RECREATED_RESTART not in reasons
-    if policy.on_rewound != "kafka":
-        assert Reason.REWOUND_KAFKA not in reasons
+    allowed = {
+        Reason.COMMITTED_IS_LARGER: policy.prefer == "larger",
+        Reason.DATA_LOSS_ACCEPTED: policy.on_data_loss != "fail",
+        Reason.RECREATED_RESTART: policy.on_recreated != "fail",
+        Reason.REWOUND_KAFKA: policy.on_rewound == "kafka",
+    }
+    assert all(allowed.get(reason, True) for reason in reasons)
 
 
 @pytest.mark.behaviour("MIRROR-7", "START-18")
@@ -155,19 +146,6 @@ def test_what_another_application_has_committed_under_the_job_is_never_adopted(
             assert one.reason not in {Reason.COMMITTED_IS_LARGER, Reason.ONLY_COMMITTED}
             ours = (stamp := Stamp.of(one.committed)) is not None and stamp.store_id == US
             assert one.committed is None or ours or one.reason in decided
-
-
-@pytest.mark.behaviour("START-8")
-@given(stored_offsets, views(), policies)
-def test_a_start_lies_below_the_stored_offset_only_after_a_restart(
-    stored: dict[TopicPartition, StoredOffset], view: BrokerView, policy: StartPolicy
-) -> None:
-    start = start_of(stored, view, policy)
-    if isinstance(start, StartError):
-        return
-    for tp, one in start.starts.items():
-        if tp in stored and one.offset < stored[tp].next_offset:
-            assert one.reason is Reason.RECREATED_RESTART
 
 
 @pytest.mark.behaviour("START-11", "START-23")

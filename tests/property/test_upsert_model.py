@@ -103,7 +103,7 @@ def test_any_batches_end_as_their_rows_one_by_one(table: Database, replaced: str
     version = "version" if replaced == "by version" else None
     writer = Upsert("t", key=["b", "a"], add=["total"], greatest=["top"], least=["low"], version=version)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(batches)
     def holds(delivered: list[list[Row]]) -> None:
         table.run("TRUNCATE t")

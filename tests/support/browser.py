@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
@@ -98,6 +98,9 @@ class Pages:
             context.close()
 
     def _console(self, message: ConsoleMessage) -> None:
+        kind = cast("str", message.type)  # Playwright's list of types lacks "verbose"
+        if kind == "verbose":  # a hint of the browser's own, which no script can write: each version has others
+            return
         self._faults.append(f"console, {message.type}: {message.text}")
 
     def _failed(self, request: Request) -> None:

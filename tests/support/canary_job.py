@@ -10,11 +10,13 @@ surfaces as a group's name.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +60,11 @@ CREATE TRIGGER leave BEFORE INSERT ON lost FOR EACH ROW EXECUTE FUNCTION leave()
 """
 """An INSERT into ``slow`` is cancelled in mid COPY: a time limit would also cancel what is slow by itself."""
 
+SECONDS: Final = 540
+"""The job takes a minute or two, on a busy machine some: less than a test may take."""
+
+_STOOD_STILL: Final = "stood-still.txt"
+
 GOOD: Final = "fine"
 """The value of the record that may be seen: a function that fails for the other one does not fail for it."""
 
@@ -74,17 +81,22 @@ rootLogger.appenderRef.console.ref = console
 
 
 def run(directory: Path, *, url: str, servers: str, topic: str, leak: str) -> None:
-    """Run the job as its own process, to its end."""
-    with (directory / "spark.log").open("wb") as log:
-        subprocess.run(
-            [sys.executable, "-m", "tests.support.canary_job", servers, topic, str(directory), leak],
-            cwd=ROOT,
-            env={**os.environ, "OFFSETSTORE_URL": url},
-            stdout=log,
-            stderr=log,
-            check=True,
-            timeout=900,
-        )
+    """Run the job as its own process, to its end: if it stands still, it ends, and says where each thread stood."""
+    (stood_still := directory / _STOOD_STILL).touch()
+    try:
+        with (directory / "spark.log").open("wb") as log:
+            subprocess.run(
+                [sys.executable, "-m", "tests.support.canary_job", servers, topic, str(directory), leak],
+                cwd=ROOT,
+                env={**os.environ, "OFFSETSTORE_URL": url},
+                stdout=log,
+                stderr=log,
+                check=True,
+                timeout=SECONDS + 30,
+            )
+    except subprocess.CalledProcessError as error:
+        error.add_note(stood_still.read_text())
+        raise
 
 
 def everyone(batch: DataFrame) -> DataFrame:
@@ -149,28 +161,19 @@ class Careless:
         return 0
 
 
+_TASKS: Final[dict[str, Any]] = {"atomicity": "partition", "task_threshold": 0}
+
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "refused": {"into": Append("refused")},
-    "refused-task": {"into": Append("refused"), "atomicity": "partition", "task_threshold": 0},
+    "refused-task": {"into": Append("refused"), **_TASKS},
     "cancelled": {"into": Append("slow")},
-    "cancelled-task": {"into": Append("slow"), "atomicity": "partition", "task_threshold": 0},
     "raised": {"into": Append("raised")},
-    "raised-task": {"into": Append("raised"), "atomicity": "partition", "task_threshold": 0},
     "execute": {"into": Execute(insert)},
-    "execute-task": {"into": Execute(insert), "atomicity": "partition", "task_threshold": 0},
     "execute-cancelled": {"into": Execute(insert_slowly)},
-    "execute-cancelled-task": {"into": Execute(insert_slowly), "atomicity": "partition", "task_threshold": 0},
     "careless": {"into": Careless()},
-    "careless-task": {"into": Careless(), "atomicity": "partition", "task_threshold": 0},
+    "careless-task": {"into": Careless(), **_TASKS},
     "lost": {"into": Append("lost")},
-    "lost-task": {"into": Append("lost"), "atomicity": "partition", "task_threshold": 0},
-    "letters-refused": {"into": Append("refused"), "dead_letters": DeadLetters(max_retries=1)},
-    "letters-refused-task": {
-        "into": Append("refused"),
-        "dead_letters": DeadLetters(max_retries=0),
-        "atomicity": "partition",
-        "task_threshold": 0,
-    },
+    "letters-refused-task": {"into": Append("refused"), "dead_letters": DeadLetters(max_retries=0), **_TASKS},
     "letters-rejected": {"into": Append("refused"), "dead_letters": DeadLetters(), "transform": rejecting},
     "letters-raised": {
         "into": Execute(raise_with_value, splittable=True),
@@ -217,6 +220,7 @@ SURFACES: Final[dict[str, Callable[[Shown], str]]] = {
 
 
 def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
+    faulthandler.dump_traceback_later(SECONDS, exit=True, file=(directory / _STOOD_STILL).open("w"))
     logging.basicConfig(filename=directory / "driver.log", level=logging.DEBUG)
     for name in ("sqlalchemy", "sqlalchemy.engine", "sqlalchemy.pool", "psycopg", "py4j"):
         logging.getLogger(name).setLevel(logging.DEBUG)
@@ -230,13 +234,20 @@ def _main(servers: str, topic: str, directory: Path, leak: str) -> None:
     provider.add_span_processor(SimpleSpanProcessor(spans))
     retries = Retries(attempts=2, shortest=0.01, longest=0.02)
     with (
-        (directory / "errors.txt").open("w", encoding="utf-8") as told,
+        (directory / "errors.txt").open("w", buffering=1, encoding="utf-8") as told,
+        ExitStack() as brokers,
         OffsetStore.connect(engine, retries=retries, observers=[metrics, Tracing(provider)]) as store,
     ):
+
+        def broker(**more: str) -> Broker:
+            made = Broker.from_spark({**options, **more})
+            brokers.callback(made.close)
+            return made
+
         for group, way in WAYS.items():
-            claim = store.claim(group, Broker.from_spark({**options, "kafka.debug": "all"}))
+            claim = store.claim(group, broker(**{"kafka.debug": "all"}))
             told.write(f"== {group}: {_failure(spark, claim, options, directory, **way)}\n")
-        claim = store.claim(f"group {leak}", Broker.from_spark(options))
+        claim = store.claim(f"group {leak}", broker())
         told.write(_failure(spark, claim, options, directory, into=Append("refused"), leak=leak))
         shown = Shown(engine, metrics, spans, [*WAYS, claim.group])
         for name, surface in SURFACES.items():
@@ -292,7 +303,7 @@ def _failure(
         .start()
     )
     try:
-        query.awaitTermination(120)
+        assert query.awaitTermination(120), "the query did not end"
     except StreamingQueryException as error:
         logging.getLogger("canary").exception("the query failed")
         assert sink.error is not None

@@ -12,7 +12,7 @@ from offsetstore.errors import FunctionFailed, RowsRefused
 from offsetstore.processing.delivery import Rejected
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.unit import UNNAMED, Coordinates, Ranges, Stored, Written
-from offsetstore.protocol.letters import Headers, Payload, rejected
+from offsetstore.protocol.letters import Headers, LetterError, Payload, rejected
 from offsetstore.store.term import Term, Terms
 
 Row: TypeAlias = tuple[int, int]
@@ -30,7 +30,7 @@ class Records:
     :param missing: offsets without a record.
     :param failing: records that can't be computed.
     :param again: those of them that fail once more.
-    :param are_handled: whether a handler was called for each.
+    :param are_handled: whether a handler was called for each; what is rejected it has failed for then.
     :param headers: of each.
     """
 
@@ -93,6 +93,10 @@ class FakePart:
         failing = self.records.failing
         return {n: failing[row] for n, row in enumerate(self._rows) if row in failing and n in self.numbers}
 
+    @property
+    def is_handled(self) -> bool:
+        return self.records.are_handled
+
     def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
         rows = self._rows
         failing = self.records.failing if self.records.again is None else self.records.again()
@@ -105,7 +109,10 @@ class FakePart:
     @property
     def rejected(self) -> dict[int, Rejected]:
         rejects = self.records.rejects
-        return {number: Rejected(rejected(rejects[row])) for number, row in enumerate(self._rows) if row in rejects}
+        found = {number: rejects[row] for number, row in enumerate(self._rows) if row in rejects}
+        if not self.records.are_handled:
+            return {number: Rejected(rejected(reason)) for number, reason in found.items()}
+        return {n: Rejected(LetterError("ValueError", text), "raised", 3, " at app.py:7") for n, text in found.items()}
 
     def record(self, number: int) -> Coordinates:
         return self._places[number]

@@ -58,7 +58,7 @@ def _help(command: click.Command) -> Iterator[str]:
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if paragraph.startswith("\b\n"):
             title, _, block = paragraph.removeprefix("\b\n").partition("\n")
-            yield f"{_escaped(title)}\n\n```text\n{textwrap.dedent(block)}\n```\n"
+            yield f"{_escaped(title)}\n" + (f"\n```text\n{textwrap.dedent(block)}\n```\n" if block else "")
         else:
             yield f"{textwrap.fill(_escaped(paragraph), _WIDTH, break_on_hyphens=False, break_long_words=False)}\n"
 

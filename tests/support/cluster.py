@@ -1,4 +1,4 @@
-"""Spark with two executors in processes of their own (``local-cluster``), driven by a process of its own.
+"""Spark with executors in processes of their own (``local-cluster``), driven by a process of its own.
 
 A process can have one SparkContext, and that of the tests is on ``local[2]``. So a cluster's driver is another process,
 to which a test sends functions: ``cluster.run(job, topic="payments")`` calls ``job(session, topic="payments")`` there,
@@ -76,12 +76,14 @@ class Cluster:
     :param conf: on top of what a small cluster needs.
     :param environment: on top of this process's, for the driver and so for its executors.
     :param pythonpath: what the executors' Python finds beside its packages; by default the tests.
+    :param size: how many executors it has.
     """
 
     directory: Path
     conf: Mapping[str, str] = field(default_factory=dict[str, str])
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     pythonpath: str = str(ROOT)
+    size: int = 2
 
     def __enter__(self) -> Self:
         home = spark_home(self.directory)
@@ -97,7 +99,7 @@ class Cluster:
                 stderr=subprocess.STDOUT,
             )
         self._connection = Connection(ours.detach())
-        self._connection.send(self._conf())
+        self._connection.send((f"local-cluster[{self.size},1,900]", self._conf()))
         return self
 
     @property
@@ -202,8 +204,8 @@ def serve(descriptor: int) -> None:
     connection = Connection(descriptor)
     session: SparkSession | None = None
     with contextlib.suppress(EOFError):
-        conf = connection.recv()
-        session = local_session("offsetstore-cluster", master="local-cluster[2,1,900]", extra_conf=conf)
+        master, conf = connection.recv()
+        session = local_session("offsetstore-cluster", master=master, extra_conf=conf)
         while True:
             module, name, settings = connection.recv()
             connection.send(_outcome(session, module, name, settings))

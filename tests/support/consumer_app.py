@@ -8,12 +8,14 @@ import signal
 from typing import Any
 
 from offsetstore import Flush, Handler, OffsetStore, Record
+from offsetstore.cli import consume_process
 from offsetstore.consumer import Consumer
 from tests.support.consumer_job import consumer_of, parse
 
 
 def consumer() -> Consumer:
     """Make the consumer of `tests.support.consumer_job`."""
+    consume_process._EVERY = 0.2  # seconds from one report to the next
     given: dict[str, Any] = json.loads(os.environ["CONSUMER_APP"])
     return consumer_of(
         OffsetStore.connect(),

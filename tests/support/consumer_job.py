@@ -50,6 +50,7 @@ def _handler(calls: str) -> Handler:
 
 def _main(url: str, bootstrap: str, topic: str, calls: str | None = None) -> None:
     changes: dict[str, Any] = {} if calls is None else {"transform": _handler(calls)}
+    changes["kafka"] = {"group.instance.id": "killed"}  # after a kill the next one has its place at once
     with OffsetStore.connect(url, retries=Retries(shortest=0.001)) as store:
         consumer_of(store, bootstrap, topic, **changes).run()
 

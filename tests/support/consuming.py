@@ -34,13 +34,16 @@ class Consuming:
     """The command, and what it has printed; it is killed at the end of the block, with its processes.
 
     :param given: for CONSUMER_APP.
+    :param before: what Python does first, such as to shorten an interval.
     """
 
-    def __init__(self, *arguments: str, url: str, given: Mapping[str, Any], log: Path, app: str = APP) -> None:
+    def __init__(
+        self, *arguments: str, url: str, given: Mapping[str, Any], log: Path, app: str = APP, before: str = ""
+    ) -> None:
         self._log = log
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "consume", app, *arguments],
+                [sys.executable, "-c", f"{before}{_MAIN}", "consume", app, *arguments],
                 cwd=ROOT,
                 env={**os.environ, "OFFSETSTORE_URL": url, "CONSUMER_APP": json.dumps(given)},
                 stderr=out,

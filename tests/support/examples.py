@@ -11,10 +11,10 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from unittest.mock import patch
 
 from sqlalchemy import make_url
@@ -23,9 +23,8 @@ from offsetstore.kafka import admin
 from offsetstore.local.spark.java import QUICK
 from offsetstore.local.spark.launch import quick_conf, spark_conf, spark_environment
 from offsetstore.testing.job_process import JobProcess
+from tests.support.background import in_background
 from tests.support.waiting import wait_until
-
-WaitUntil = Callable[[Callable[[], object]], object]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -114,6 +113,22 @@ class Examples:
         ):
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
+    def stop_here(self, name: str, when: Callable[[], object]) -> None:
+        """Run a job in this process until the condition holds, and send it SIGTERM, which it must heed."""
+
+        def stop() -> None:
+            wait_until(lambda: ended.is_set() or when(), timeout=SECONDS)
+            if not ended.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        ended = Event()
+        stopping = in_background(stop)
+        try:
+            self.run_here(name)
+        finally:
+            ended.set()
+            stopping.result(timeout=60)
+
     def python(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         """Run Python where the examples run, to its end; it must be a good one."""
         done = self._call(*command)
@@ -125,18 +140,6 @@ class Examples:
         done = self.with_environment(OFFSETSTORE_FAILPOINT=failpoint)._call(EXAMPLES / name, *arguments)
         assert done.returncode == -signal.SIGKILL, done.stderr[-4000:]
         assert f"failpoint {failpoint.partition(':')[0]}" in done.stderr
-
-    @contextmanager
-    def running(self, name: str) -> Generator[WaitUntil]:
-        """Start one that runs until it is stopped, and kill it at the end of the block."""
-        with self._process(name) as process:
-
-            def holds(condition: Callable[[], object]) -> bool:
-                assert process.exit_status is None, process.end_of_log
-                return bool(condition())
-
-            yield lambda condition: wait_until(lambda: holds(condition), timeout=SECONDS)
-        self._check_origins()
 
     def stop(self, name: str, when: Callable[[], object]) -> None:
         """Start one that runs until it is stopped, send it SIGTERM when the condition holds; its end must be good."""

@@ -46,10 +46,12 @@ ROWS: Final = {
               "Offsets from the stored ones to the high watermarks."),
         Panel("Lag in time", "s", {"{{consumergroup}} {{topic}}": "offsetstore_group_lag_seconds{G}"},
               "The age of the oldest unread record."),
-        Panel("Partitions that no job reads", "short",
+        Panel("Partitions that no job reads, or that stand", "short",
               {"{{consumergroup}} unread": "offsetstore_group_unread_partitions{G}",
+               "{{consumergroup}} standing": "offsetstore_group_standing_partitions{G}",
                "{{consumergroup}} pinned": "offsetstore_group_pinned_partitions{G}"},
-              "Unread: without a stored offset. Pinned: set by a decision, not copied to Kafka yet."),
+              "Unread: without a stored offset. Standing: for 15 minutes, while others advance. "
+              "Pinned: set by a decision, not copied to Kafka yet."),
     ),
     "Headroom": (
         Panel("Headroom", "short", {"{{consumergroup}} {{topic}}": "offsetstore_group_headroom_offsets{G}"},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -114,6 +114,7 @@ class Part:
     values: Mapping[int, bytes | None]
     failed: Mapping[int, FunctionFailed]
     replaces_in_order: bool = False
+    is_handled: bool = False
 
     @property
     def numbers(self) -> list[int]:
@@ -222,7 +223,12 @@ class MemorySource:
     """Hands a log over, from where the claim's job begins; a sort of `Source` with a runner."""
 
     def __init__(
-        self, claim: Claim, writer: Writer, settings: Settings, log: Mapping[TopicPartition, Sequence[bytes]]
+        self,
+        claim: Claim,
+        writer: Writer,
+        settings: Settings,
+        log: Mapping[TopicPartition, Sequence[bytes]],
+        while_working: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.log = log
         self.repeats = True
@@ -230,7 +236,7 @@ class MemorySource:
         """Those of each record."""
         self.writer = writer
         self.stopping = threading.Event()
-        self.runner = Runner(claim, self, settings)
+        self.runner = Runner(claim, self, settings, while_working)
         self.runner.begin()
         if self.runner.requests is not None:
             self.runner.requests.compute = self.compute

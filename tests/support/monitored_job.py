@@ -1,9 +1,8 @@
 """A job that tells of its health, as a process that a test can break.
 
-``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS [--wait]``, run from the top of the
-checkout, with the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a
-failpoint to set. SIGTERM stops it cleanly. With ``--wait`` it prints ``waiting`` when its Spark runs, and waits
-for a line before it claims the group.
+``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS``, run from the top of the checkout, with
+the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a failpoint to
+set. SIGTERM stops it cleanly.
 
 ``spark-submit tests/support/monitored_job.py … [--end] [--on-dead]`` is for the exit codes: the job ends as its query
 does, with ``--end`` in the way that docs/health.md shows, with ``--on-dead`` also when it is dead.
@@ -64,9 +63,6 @@ def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) 
         signal.signal(signal.SIGTERM, _leave)
     jvm: Any = session._jvm
     java = jvm.java.lang.ProcessHandle.current().pid()
-    if "--wait" in how:
-        print_event("waiting", jvm=java)
-        sys.stdin.readline()
     heartbeat.INTERVAL = 0.5
     limits = replace(LIMITS, batch=20, polling=60, jvm=60) if is_submitted else LIMITS  # several start at a time
     monitoring = Monitoring(port=0, limits=limits, on_dead="exit" if "--on-dead" in how else None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from offsetstore import Broker, OffsetStore, Relay
+from offsetstore import Broker, OffsetStore, Relay, relay
 from offsetstore.kafka.admin import read_committed
+from offsetstore.protocol import refusals
 from offsetstore.protocol.outbox import OutboxRecord
 
 
@@ -43,6 +44,8 @@ def by_key(servers: str, topic: str) -> dict[bytes, list[int]]:
 
 
 def _main(url: str, servers: str, anchor: str, most: str) -> None:
+    relay._TRIAL = refusals.TRIAL = 0.1
+    refusals._BLOCKED = 0.5
     broker = Broker({"bootstrap.servers": servers})
     with OffsetStore.connect(url) as store:
         Relay(store, broker, anchor=anchor, most=int(most)).drain()

@@ -15,6 +15,7 @@ import yaml
 
 from offsetstore.monitoring import exporter
 from offsetstore.monitoring.exporter import Gauge
+from offsetstore.monitoring.whole import FAILURES, READY
 from tests.support.grafana_board import text
 
 RULES: Final[dict[str, Any]] = yaml.safe_load(
@@ -41,7 +42,10 @@ def _of_driver() -> dict[str, set[str]]:
 OURS: Final = _of_driver() | {one.name: set(one.labels) for one in vars(exporter).values() if isinstance(one, Gauge)}
 """The labels of each metric of the drivers and of the exporter."""
 
-METRICS: Final = OURS | {"ALERTS": {"alertname", "alertstate", "consumergroup"}}
+OF_SUPERVISORS: Final[dict[str, set[str]]] = {f"{FAILURES}_total": {"instance"}, READY: set()}
+"""Those of `offsetstore consume --port`, which its processes don't have."""
+
+METRICS: Final = OURS | OF_SUPERVISORS | {"ALERTS": {"alertname", "alertstate", "consumergroup"}}
 """And of Prometheus's own that the board shows."""
 
 

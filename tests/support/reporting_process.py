@@ -16,7 +16,9 @@ import signal
 import struct
 import sys
 import time
+import zlib
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from types import FrameType
 
@@ -35,8 +37,9 @@ def _start_child(file: str) -> None:
         opened.write(str(child))
 
 
-def _write(page: int, words: bytes) -> None:
-    os.pwrite(page, struct.pack("<Q", len(words)) + words, 0)
+def _write(page: int, number: int, words: bytes) -> None:
+    head = struct.pack("<QQI", number, len(words), zlib.crc32(words, number))
+    os.pwrite(page, head + words, number % 2 * (1 << 26))
 
 
 def _repeat(connection: Connection, report: bytes) -> None:
@@ -48,7 +51,7 @@ def _repeat(connection: Connection, report: bytes) -> None:
 def _main(steps: str, descriptor: int, page: int) -> None:  # noqa: C901 - one case for each word
     connection = Connection(descriptor)
     kept: list[bytearray] = []
-    last = b""
+    last, told = b"", count(1)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         sys.exit(0)
@@ -62,7 +65,7 @@ def _main(steps: str, descriptor: int, page: int) -> None:  # noqa: C901 - one c
                 last = base64.b64decode(value)
                 connection.send_bytes(last)
             case "words":
-                _write(page, base64.b64decode(value))
+                _write(page, next(told), base64.b64decode(value))
             case "kill" | "stop":
                 number = int(value or signal.SIGSTOP)
                 if signal.getsignal(number) is signal.SIG_IGN:  # as a run in the background has it

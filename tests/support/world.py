@@ -51,8 +51,8 @@ _SINKS: Final = (
     "propagate",
 )
 
-# An idempotent producer asks for an id first, which takes up to half a second. The leader of a new topic may not know
-# yet that it leads: what is sent again then must not come after later records.
+# An idempotent producer asks for an id first. The leader of a new topic may not know yet that it leads: what is sent
+# again then must not come after later records.
 _QUICKLY: Final = {"enable.idempotence": False, "max.in.flight": 1}
 
 # Of the recommended settings (docs/performance.md) those that save each query a second. Spark's own, which the examples

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.monitoring.dashboard.context import Dashboard, dashboard_of, show
 from offsetstore.monitoring.dashboard.forms import read_fields
-from offsetstore.monitoring.dashboard.security import SESSION, Guard, own_address
+from offsetstore.monitoring.dashboard.security import SESSION, Guard, note_sign_in, note_wrong_token, own_address
 from offsetstore.monitoring.dashboard.views import actions, group, groups, history, letters, runs, store
 from offsetstore.postgres.errors import of_database
 
@@ -59,8 +59,13 @@ async def _login(request: Request) -> Response:
     access = dashboard_of(request).access
     fields = await read_fields(request)
     if not access.is_token(fields.get("token", "")):
-        await asyncio.sleep(_PAUSE)
+        note_wrong_token(request.scope)
+        if access.pauses.locked():
+            return PlainTextResponse("Too many wrong tokens are being sent; try again.\n", 429)
+        async with access.pauses:
+            await asyncio.sleep(_PAUSE)
         return _login_page(request, fields.get("next", ""), is_wrong=True)
+    note_sign_in(request.scope)
     answer = RedirectResponse(own_address(fields.get("next", "")), 303)
     # What the browser speaks, also with a proxy before us; the guard has compared it with the host.
     is_https = request.headers["origin"].startswith("https:")

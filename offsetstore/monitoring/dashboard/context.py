@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -109,16 +109,11 @@ def group_of(request: Request) -> tuple[str, GroupLag]:
     :raises HTTPException: there is no such group.
     """
     groups = lag_of(request).groups
-    name = as_sent(request.query_params.get("group", ""), groups)
+    name = request.query_params.get("group", "")
     found = groups.get(name)
     if found is None:
         raise HTTPException(404, "There is no group of this name. A new one appears within ten seconds of its claim.")
     return name, found
-
-
-def as_sent(text: str, names: Container[str]) -> str:
-    """The one of these names that a field of a form holds: browsers send a line break in it as CR LF."""
-    return next((name for end in ("\r\n", "\n", "\r") if (name := text.replace("\r\n", end)) in names), text)
 
 
 def page_of(request: Request, name: str = "page") -> int:

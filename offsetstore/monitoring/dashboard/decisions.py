@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from offsetstore.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from offsetstore.operations.letters import DiscardLetters, ReplayLetters
 from offsetstore.operations.operation import Operation, Plan
-from offsetstore.operations.outbox import DiscardRefused, RetryRefused
+from offsetstore.operations.outbox import DiscardRefused, RetryRefused, SetAside
 from offsetstore.operations.pauses import PauseGroup, ResumeGroup
 from offsetstore.operations.resets import ResetOffsets, ResetTarget, ShiftBy
 from offsetstore.protocol.letters import Cause, LetterKey
@@ -37,8 +37,12 @@ DECISIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "discard": ("topic", "partition", *_OF_LETTERS, "erase"),
     "outbox-retry": ("row", "topic"),
     "outbox-discard": ("row", "topic"),
+    "outbox-set-aside": ("row", "topic"),
 }
 """Their names, in addresses, and the fields that each is made of."""
+
+
+_OF_ROWS: Final = {"outbox-retry": RetryRefused, "outbox-discard": DiscardRefused, "outbox-set-aside": SetAside}
 
 
 class Invalid(Exception):
@@ -105,8 +109,8 @@ def read(name: str, given: Mapping[str, str], answers: Answers) -> Decision:
             return ResumeGroup(group)
         case "replay":
             return ReplayLetters(group, _which(given), forced=given.get("forced") == _YES)
-        case "outbox-retry" | "outbox-discard":
-            return _refused(RetryRefused if name == "outbox-retry" else DiscardRefused, group, given)
+        case "outbox-retry" | "outbox-discard" | "outbox-set-aside":
+            return _OF_ROWS[name](group, *_rows(given))
         case "discard":
             return DiscardLetters(group, _which(given), erase=given.get("erase") == _YES)
         case _:
@@ -176,14 +180,12 @@ def _which(given: Mapping[str, str]) -> LetterKey | LetterFilter:
     )
 
 
-def _refused(
-    kind: type[RetryRefused | DiscardRefused], group: str, given: Mapping[str, str]
-) -> RetryRefused | DiscardRefused:
-    """A decision about rows that Kafka refuses: one, those of a topic, or all of the group."""
+def _rows(given: Mapping[str, str]) -> tuple[list[int] | None, str | None]:
+    """Rows of the outbox: one, those of a topic, or all of the group."""
     row, topic = given.get("row", "").strip(), given.get("topic", "").strip()
     if row and topic:
         raise Invalid("topic", "Name a row or a topic, not both.")
-    return kind(group, [_number("row", row, MAX_OFFSET)] if row else None, topic or None)
+    return [_number("row", row, MAX_OFFSET)] if row else None, topic or None
 
 
 def _partition(given: Mapping[str, str]) -> int | None:

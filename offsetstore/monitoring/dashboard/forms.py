@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 LONGEST: Final = 65_536
 """Bytes of a form."""
 
+_QUOTED: Final = "~"  # begins the name of a field whose text is quoted
 _PATIENCE: Final = 10  # seconds for the whole body
 
 LIFETIME: Final = 15 * 60
@@ -38,6 +40,23 @@ class TicketRefused(Exception):
     """The form must not be carried out; the text says why."""
 
 
+def hidden(name: str, text: str) -> Markup:
+    """A hidden field of a form. Browsers send every line break as CR LF, so a text with any is quoted."""
+    if "\n" in text or "\r" in text:
+        name, text = f"{_QUOTED}{name}", quote(text)
+    return Markup('<input type="hidden" name="{}" value="{}">').format(name, text)
+
+
+def _read(sent: str) -> list[tuple[str, str]]:
+    pairs = parse_qsl(sent, keep_blank_values=True)
+    return [(name[1:], unquote(text)) if name.startswith(_QUOTED) else (name, text) for name, text in pairs]
+
+
+def plain_query(sent: bytes) -> bytes:
+    """The query of an address, of a form or a link, with no text quoted twice."""
+    return urlencode(_read(sent.decode("latin-1"))).encode() if _QUOTED in unquote(sent.decode("latin-1")) else sent
+
+
 async def read_fields(request: Request) -> dict[str, str]:
     """Read a form that was sent urlencoded: the first value of each field, those that are empty too.
 
@@ -52,8 +71,7 @@ async def read_fields(request: Request) -> dict[str, str]:
                     raise HTTPException(413, "The form is too long.")
     except TimeoutError:
         raise HTTPException(408, f"The form did not arrive within {_PATIENCE} s.") from None
-    found = parse_qs(body.decode(errors="replace"), keep_blank_values=True)
-    fields = {name: values[0] for name, values in found.items()}
+    fields = dict(reversed(_read(body.decode(errors="replace"))))
     if any("\0" in text for pair in fields.items() for text in pair):
         raise HTTPException(400, "A field has a null character in it.")
     return fields

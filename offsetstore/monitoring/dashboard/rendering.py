@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 
+from offsetstore.monitoring.dashboard.forms import hidden
 from offsetstore.text import NOTHING, counted, short, visible
 
 _WIDTH: Final = 120
@@ -40,7 +41,7 @@ def environment() -> Environment:
         "visible": visible,
     }
     made.filters.update(filters)
-    helpers: dict[str, Any] = {"link": link}
+    helpers: dict[str, Any] = {"hidden": hidden, "link": link}
     made.globals.update(helpers)
     return made
 

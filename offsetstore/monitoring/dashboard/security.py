@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -21,14 +22,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from offsetstore.text import visible
+from offsetstore.monitoring.dashboard.forms import plain_query
+from offsetstore.monitoring.web import LOCAL, Seldom, host_name
+from offsetstore.text import logger, visible
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
+_access = logging.getLogger(f"{__name__}.access")
+_access.addFilter(Seldom())
 
 SESSION: Final = 12 * 3600
 """Seconds for which a token that was entered is remembered."""
 
-LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
+AT_WORK: Final = "offsetstore.at-work"
+"""Where a request's state says that it may see the page, so that no stranger takes its connection's place."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -45,20 +51,23 @@ HEADERS: Final = {
 
 _OWN: Final = re.compile(r"/(?!/)[!-\[\]-~]*")
 _SAFE: Final = ("GET", "HEAD")
-_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+_MOST_PAUSES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may see the pages.
 
-    :param hosts: the names under which browsers may ask for the server, without a port: a page of elsewhere that has
-        its own name lead here (DNS rebinding) is refused.
+    :param hosts: the names under which browsers may ask for the server, without a port: see `own_names`.
     :param token: who enters it may see the pages; ``None``: all who can connect.
+    :param pauses: one for each wrong token; where all are taken, the next one is refused at once.
     """
 
     hosts: Collection[str] = LOCAL
     token: str | None = field(default=None, repr=False)
+    pauses: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(_MOST_PAUSES), repr=False, compare=False
+    )
     _sessions: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False, compare=False)
     """When each ends. They are in this process's memory alone: a restart signs everyone out."""
 
@@ -100,6 +109,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         is_answered = False
+        scope["query_string"] = plain_query(scope["query_string"])
 
         async def send_guarded(message: Message) -> None:
             nonlocal is_answered
@@ -129,7 +139,9 @@ class Guard:
             return PlainTextResponse("The request comes from another page; nothing was done.\n", 403)
         if b"%00" in scope["query_string"]:
             return PlainTextResponse("The address has a null character in it.\n", 400)
-        if self._access.token is None or is_open(scope["path"]) or self._is_known(scope, headers):
+        is_known = self._access.token is None or self._is_known(scope, headers)
+        scope.setdefault("state", {})[AT_WORK] = is_known
+        if is_known or is_open(scope["path"]):
             return None
         if scope["method"] in _SAFE and "text/html" in headers.get("accept", ""):
             return RedirectResponse(login_address(scope["path"], scope["query_string"].decode("latin-1")), 303)
@@ -137,8 +149,21 @@ class Guard:
 
     def _is_known(self, scope: Scope, headers: Headers) -> bool:
         scheme, _space, sent = headers.get("authorization", "").partition(" ")
-        is_sent = scheme.lower() == "bearer" and self._access.is_token(sent.strip())
-        return is_sent or self._access.has_session(Request(scope).cookies.get(self._access.cookie, ""))
+        if scheme.lower() == "bearer":
+            if self._access.is_token(sent.strip()):
+                return True
+            note_wrong_token(scope)
+        return self._access.has_session(Request(scope).cookies.get(self._access.cookie, ""))
+
+
+def note_wrong_token(scope: Scope) -> None:
+    """Log it, at most once a minute."""
+    _access.warning("a wrong token was sent from %s", (scope.get("client") or ["?"])[0])
+
+
+def note_sign_in(scope: Scope) -> None:
+    """Log it, at most once a minute."""
+    _access.info("someone has signed in from %s", (scope.get("client") or ["?"])[0])
 
 
 def is_same_origin(headers: Headers, host: str) -> bool:
@@ -167,9 +192,3 @@ def own_address(text: str) -> str:
     Browsers read ``//x`` as another host, a backslash as a slash, and leave out tabs and line breaks.
     """
     return text if _OWN.fullmatch(text) else "/"
-
-
-def host_name(host: str) -> str | None:
-    """The host without its port, ``None`` if it is none."""
-    found = _HOST.fullmatch(host)
-    return None if found is None else found[1].lower()

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Thread
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.dashboard.application import make_application
 from offsetstore.monitoring.dashboard.context import Dashboard, Deciding
-from offsetstore.monitoring.dashboard.security import LOCAL, Access, host_name
+from offsetstore.monitoring.dashboard.security import AT_WORK, Access
 from offsetstore.monitoring.dashboard.snapshots import Snapshots
-from offsetstore.monitoring.web import MAKE_A_TOKEN, check_token, family, is_loopback, listening, url_host
+from offsetstore.monitoring.web import (
+    HEAD_SECONDS,
+    MAKE_A_TOKEN,
+    QUEUE,
+    Seldom,
+    check_token,
+    family,
+    host_name,
+    is_loopback,
+    listening,
+    most_connections,
+    own_names,
+    url_host,
+)
 from offsetstore.offset_store import OffsetStore
 from offsetstore.protocol.ports import BrokerOverview
 
 PORT: Final = 9466
 
 _PATIENCE: Final = 5  # seconds for requests that are being answered
+_ANSWER_SECONDS: Final = 120.0  # for the whole answer; a browser's person has gone by then
+_BURST: Final = 8  # connections that asyncio takes at once: it reads from none of them before
+_LOUD: Final = ("asyncio", "uvicorn.error")
+"""Loggers of what a stranger can bring about: what is no request, and what comes while no more files can be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +82,57 @@ class Settings:
     @property
     def access(self) -> Access:
         """What is asked of requests. The address that it listens on is a name of the server, too."""
-        return Access((*LOCAL, url_host(self.host.lower()), *(name.lower() for name in self.allowed_hosts)), self.token)
+        return Access((*own_names(self.host), *(name.lower() for name in self.allowed_hosts)), self.token)
+
+
+class _Connection(H11Protocol):
+    """A browser's connection. It has `HEAD_SECONDS` for each request's head, and `_ANSWER_SECONDS` for its answer.
+
+    If there are too many, the oldest is closed that is not at work for someone who may see the pages.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place, and begin to count."""
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        self._timed: object = None
+        self._timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
+        ours = cast("set[_Connection]", self.connections)
+        if len(ours) > most_connections():
+            oldest = min(ours, key=lambda one: (one.is_at_work, one.began))
+            ours.discard(oldest)  # or the next one would choose it again
+            oldest.transport.abort()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a request that may see the page is being answered."""
+        return self._answering() is not None and bool(self.scope.get("state", {}).get(AT_WORK))
+
+    def data_received(self, data: bytes) -> None:
+        """Count anew for a head that has begun, or an answer."""
+        super().data_received(data)
+        if (answering := self._answering()) is not self._timed:
+            self._timed = answering
+            self._timer.cancel()
+            seconds = HEAD_SECONDS if answering is None else _ANSWER_SECONDS
+            self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count no more."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _answering(self) -> object:
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        return None if cycle is None or cycle.response_complete else cycle
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let the kernel keep more than a burst."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)
 
 
 class DashboardServer:
@@ -91,6 +161,9 @@ class DashboardServer:
         app = make_application(Dashboard(store, self._snapshots, self._settings.access, actions))
         config = uvicorn.Config(
             app,
+            http=_Connection,  # and so h11: httptools would take a head without an end
+            loop="asyncio",
+            backlog=_BURST,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -99,7 +172,7 @@ class DashboardServer:
             server_header=False,
             timeout_graceful_shutdown=_PATIENCE,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._socket = _listen(self._settings)
         self._thread: Thread | None = None
 
@@ -116,10 +189,15 @@ class DashboardServer:
     def run(self) -> None:
         """Answer until SIGINT or SIGTERM."""
         self._snapshots.start()
+        seldom, loggers = Seldom(), [logging.getLogger(name) for name in _LOUD]
+        for logger in loggers:
+            logger.addFilter(seldom)
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self._snapshots.close()
+            for logger in loggers:
+                logger.removeFilter(seldom)
 
     def start(self) -> None:
         """Answer in a thread of its own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -20,8 +19,9 @@ from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.ports import BrokerOverview
+from offsetstore.text import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 INTERVAL: Final = 10.0
 """Seconds from one snapshot to the next."""
@@ -87,7 +87,7 @@ class Snapshots:
         """The last one. It never waits: if the next one hangs, the last one says that it is old."""
         latest = self._latest
         if latest.trouble is None and latest.taken_at is not None and datetime.now(UTC) - latest.taken_at > _LATE:
-            return replace(latest, trouble="the database or Kafka has not answered since")
+            return replace(latest, trouble=f"no answer from the database or Kafka since {latest.taken_at:%H:%M:%S} UTC")
         return latest
 
     def take(self) -> None:

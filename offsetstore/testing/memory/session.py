@@ -435,10 +435,18 @@ class MemorySession(LetterMemory):
 
     # -- runs, of which only the ending is kept, by claim: the rest is for people alone
 
-    def begin_run(self, group: str, token: Token, run: NewRun) -> None:  # noqa: ARG002
+    def begin_run(self, group: str, token: Token, run: NewRun, *, of_member: bool = False) -> None:  # noqa: ARG002
         self.put(_ENDINGS, (token.claim_id,), (None,))
 
-    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:  # noqa: ARG002
+    def write_run(
+        self,
+        group: str,  # noqa: ARG002
+        token: Token,
+        status: RunStatus,  # noqa: ARG002
+        ending: Ending | None,
+        *,
+        of_member: bool = False,  # noqa: ARG002
+    ) -> None:
         if self.get(_ENDINGS, token.claim_id) is not None:
             self.put(_ENDINGS, (token.claim_id,), (ending,))
 

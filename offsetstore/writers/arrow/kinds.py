@@ -36,6 +36,10 @@ _EXACT: Final[dict[int, frozenset[type]]] = {
 """Types of which Arrow keeps each value as it is, or says that it can't; most rows have no others."""
 
 
+class Inexact(TypeError):
+    """A column would not hold one of Python's values as it is. The text has types, and no value."""
+
+
 class SparkType(pa.ExtensionType):
     """Stands, where a DataFrame is compared with a table, for a Spark type that Arrow can't hold by value.
 
@@ -150,7 +154,7 @@ def replacement(kind: Any, form: Callable[[Any], pa.DataType | None] = plain) ->
 def check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> None:
     """Refuse Python's values that a column of the type would not hold as they are, or Arrow would not refuse.
 
-    :raises TypeError: there is one.
+    :raises Inexact: there is one.
     """
     found = [one for one in values if one is not None] if nullable else [*values]
     if {type(one) for one in found} <= _EXACT.get(kind.id, frozenset()):
@@ -158,7 +162,7 @@ def check_exact(values: Iterable[Any], kind: Any, *, nullable: bool = True) -> N
     exact = _exact(kind)
     for one in found:
         if one is None or exact is None or not exact.fits(one, kind):
-            raise TypeError(_unfit(one, kind))
+            raise Inexact(_unfit(one, kind))
 
 
 def plain_values(array: _Array) -> _Array:

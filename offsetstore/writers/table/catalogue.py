@@ -337,9 +337,12 @@ def interval_keeps_seconds(modifier: int) -> bool:
     return bool(modifier >> 16 & _SECOND)
 
 
-# LOCK TABLE takes a privilege on the whole table.
+# LOCK TABLE takes a privilege on the whole table: `of_columns` tells a role that lacks nothing else.
 _MISSING = """
-SELECT wanted, CURRENT_USER
+SELECT wanted, CURRENT_USER, wanted = 'INSERT' AND (
+    SELECT bool_and(pg_catalog.has_column_privilege(target, name, 'INSERT'))
+    FROM pg_catalog.unnest(%(columns)s::text[]) AS name
+) AS of_columns
 FROM pg_catalog.to_regclass(%(name)s) AS target, pg_catalog.unnest(%(wanted)s::text[]) AS wanted
 WHERE NOT CASE wanted
     WHEN 'TEMPORARY' THEN pg_catalog.has_database_privilege(pg_catalog.current_database(), wanted)
@@ -350,6 +353,11 @@ WHERE NOT CASE wanted
     ELSE pg_catalog.has_any_column_privilege(target, wanted)
 END
 """
+
+
+_OF_COLUMNS = (
+    " on the table, only on its columns; it is locked while rows are written, which needs the right on all of it"
+)
 
 
 def check_rights(connection: Connection, table: TableName, wanted: Collection[str], columns: Sequence[str]) -> None:
@@ -364,6 +372,6 @@ def check_rights(connection: Connection, table: TableName, wanted: Collection[st
     if rows:
         raise MissingPrivilege(
             f"the role {rows[0][1]} may not write to the table {table}",
-            found=f"no {', '.join(row[0] for row in rows)}",
+            found=f"no {', '.join(row[0] + (_OF_COLUMNS if row[2] else '') for row in rows)}",
             expected=", ".join(wanted),
         )

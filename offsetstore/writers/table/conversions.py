@@ -1,6 +1,7 @@
 """What to do about a column whose type does not fit: an expression for the transform, or another type in the table.
 
-A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists them.
+A test computes each expression, and compares what PostgreSQL then holds; docs/types.md lists Spark's. Who makes the
+rows decides in which `Words` it is told.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from offsetstore.writers.arrow.casts import find_cast, is_variant
 from offsetstore.writers.arrow.kinds import SparkType, is_json, is_uuid, plain
 from offsetstore.writers.arrow.values import has_type, is_binary, is_list, is_string, value_type
+from offsetstore.writers.table.arrow_conversions import arrow_expressions
 from offsetstore.writers.table.catalogue import Column, numeric_precision, numeric_scale
+
+Words: TypeAlias = Literal["spark", "pyarrow", "schema"]
+"""What makes rows: Spark's transform, a consumer's, or a handler with a schema."""
 
 _MOST_DIGITS = 38  # of Spark's decimals
 _LEAST_SCALE = 6  # that Spark's own arithmetic keeps where digits are too many
@@ -86,34 +91,67 @@ _UNITS = ("seconds", "millis", "micros")
 _ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX"  # before 1900, offsets have seconds
 
 
+# What a handler's schema has for a column, beside `_SPARK_TYPES`.
+_DECLARED = {"time": "time", "interval": "interval day to second"}
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """The next step.
 
-    :param expressions: Spark's, in Python; if there are several, the unit of the values decides.
+    :param expressions: in Python; if there are several, what the values mean decides, such as their unit. With a
+        handler, the type in its schema.
     :param instead: the type that the column would need if there are none.
     """
 
     column: str
     expressions: tuple[str, ...]
     instead: str
+    words: Words = "spark"
 
     def __str__(self) -> str:
         if not self.expressions:
             return f"Change {self.column} to {self.instead} in the table."
         *others, last = self.expressions
-        if not others:
-            return f"Convert it in the transform; in Spark: {last}."
-        return f"Convert it in the transform, by its unit; in Spark: {', '.join(others)} or {last}."
+        if self.words == "schema":
+            return f'Write "{self.column} {last}" in the handler\'s schema, and return such values.'
+        made = f"{', '.join(others)} or {last}" if others else last
+        if self.words == "pyarrow":
+            with_ = "with pyarrow.compute as pc" if "pc." in made else "with pyarrow"
+            zone = ", with the zone of these times in place of UTC" if "assume_timezone" in made else ""
+            return f"Convert it in the transform, {with_}: {made}{zone}."
+        return f"Convert it in the transform{', by its unit' if others else ''}; in Spark: {made}."
 
 
-def conversion(name: str, source: pa.DataType, column: Column) -> Conversion:
+def conversion(name: str, source: pa.DataType, column: Column, words: Words = "spark") -> Conversion:
     """Find the next step for a column that `find_cast` knows no cast for, and that has a plain type."""
     source = plain(source) or source
-    expressions = _expressions(f"col({quoted(name)})", source, column)
+    if words == "spark":
+        expressions = _expressions(f"col({quoted(name)})", source, column)
+    elif words == "pyarrow":
+        expressions = _of_arrow(f"batch[{json.dumps(name, ensure_ascii=False)}]", source, column)
+    else:
+        expressions = [_declared(column)]
     # PostgreSQL would round such a string: only a column without a precision keeps it.
     is_rounded = _family(source) in _OF_TEXT and column.kind in {"interval", "time", "timetz"}
-    return Conversion(name, tuple(expressions), column.kind if is_rounded else _natural(source))
+    return Conversion(name, tuple(expressions), column.kind if is_rounded else _natural(source), words)
+
+
+def _declared(column: Column) -> str:
+    """The type that a handler's schema has for a column; PostgreSQL reads a string as what Spark has no type for."""
+    if column.kind == "array":
+        return f"array<{_declared(_element(column, pa.string()))}>"
+    return _DECLARED.get(column.kind) or (_spark_type(column) if column.kind in _SPARK_TYPES else "string")
+
+
+def _of_arrow(x: str, source: Any, column: Column) -> list[str]:
+    if not is_list(source) or column.kind != "array":
+        return arrow_expressions(x, source, _family(source), column)
+    inner = value_type(source)
+    inside = arrow_expressions("", inner, _family(inner), _element(column, inner))
+    # Arrow casts the elements of a list; its functions do not look into one.
+    kinds = [one.removeprefix(".cast(")[:-1] for one in inside if one.startswith(".cast(") and one.count(".cast(") == 1]
+    return [f"{x}.cast(pa.list_({kind}))" for kind in kinds]
 
 
 def _expressions(x: str, source: Any, column: Column) -> list[str]:  # noqa: PLR0911 - a table, row by row

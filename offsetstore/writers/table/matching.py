@@ -13,7 +13,7 @@ from offsetstore.protocol.letters import REJECT
 from offsetstore.writers.arrow.casts import Cast, find_cast, lossless_type
 from offsetstore.writers.arrow.kinds import plain, replacement, unknown
 from offsetstore.writers.table.catalogue import Column, TableName
-from offsetstore.writers.table.conversions import conversion
+from offsetstore.writers.table.conversions import Words, conversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,12 @@ class _Mismatch:
             )
 
 
-def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: TableName) -> list[Match]:
+def match_columns(
+    schema: pa.Schema, columns: Mapping[str, Column], table: TableName, words: Words = "spark"
+) -> list[Match]:
     """Match the rows' columns, in their order, with the table's.
 
+    :param words: in which the error tells how to convert a column.
     :raises ColumnMismatch: the two don't fit; the error names all such columns.
     :raises MissingPrivilege: the default of another column takes from a sequence that the role may not use.
     """
@@ -68,7 +71,7 @@ def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: Table
         )
     mismatch = _Mismatch()
     fields = zip(schema.names, schema.types, strict=True)
-    matches = [match for name, arrow in fields if (match := _match(name, arrow, columns, mismatch))]
+    matches = [match for name, arrow in fields if (match := _match(name, arrow, columns, mismatch, words))]
     for name in sorted({name for name in schema.names if schema.names.count(name) > 1}):
         mismatch.add(name, "appears more than once", next_step="Keep each column once.")
     for column in columns.values():
@@ -88,7 +91,9 @@ def match_columns(schema: pa.Schema, columns: Mapping[str, Column], table: Table
     return matches
 
 
-def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatch: _Mismatch) -> Match | None:
+def _match(
+    name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatch: _Mismatch, words: Words
+) -> Match | None:
     column = columns.get(name)
     if column is None:
         near = _near(name, columns)
@@ -110,7 +115,7 @@ def _match(name: str, arrow: pa.DataType, columns: Mapping[str, Column], mismatc
         step = f"Change {name} to {instead} in the table."
         mismatch.add(name, problem, found=str(arrow), expected=instead, next_step=step)
     elif cast is None:
-        step = str(conversion(name, arrow, column))
+        step = str(conversion(name, arrow, column, words))
         mismatch.add(name, "has another type", found=str(arrow), expected=column.type_name, next_step=step)
     else:
         return Match(column, cast)

@@ -20,8 +20,7 @@ from offsetstore.store.fleet import Member, join
 from offsetstore.store.identity import ClaimInfo, TaskClaim, name_prefix
 from offsetstore.testing import StaticBroker
 from tests.faults.interleavings.endings import Found, check_database, check_refused, expected_endings
-from tests.faults.interleavings.interleaving import Actor, Part, Played, play
-from tests.faults.interleavings.orders import Known, orders
+from tests.faults.interleavings.interleaving import Actor, Part, Played, every_order, play
 from tests.faults.interleavings.stepped import SteppedDatabase
 from tests.support.postgres import Database
 
@@ -112,20 +111,7 @@ class Run:
 
     def __str__(self) -> str:
         steps = ", ".join(f"{name} {step}" for name, step in self.played.steps)
-        return f"order {' '.join(self.played.order)}\nsteps {steps}\nended {self.endings}"
-
-
-@dataclass(frozen=True)
-class Explored:
-    """How many orders there are, those that were played, and the ways in which the jobs ended."""
-
-    orders: int
-    runs: list[Run]
-
-    @property
-    def endings(self) -> set[tuple[str, ...]]:
-        """The endings that there were, each in order of the jobs."""
-        return {tuple(run.endings.values()) for run in self.runs}
+        return f"order {' '.join(turn.actor for turn in self.played.turns)}\nsteps {steps}\nended {self.endings}"
 
 
 class Jobs:
@@ -139,29 +125,27 @@ class Jobs:
         self._members: dict[str, Member] = {}
         self._watch = psycopg.connect(database.url, autocommit=True)
 
-    def explore(self, **jobs: Job) -> Explored:
-        """Play every order of the jobs' steps, and check each.
+    def explore(self, **jobs: Job) -> list[Run]:
+        """Play the jobs' steps in every order, and check each; return those that come to something different.
 
         :raises AssertionError: naming the order.
         """
         name = uuid4().hex[:8]
-        known = Known()
         runs: list[Run] = []
-        walked = 0
-        for order in orders({one: len(job.steps) for one, job in jobs.items()}):
-            walked += 1
-            if known.has(order):
-                continue
-            run = self._play(f"{name}-{len(runs)}", jobs, order)
-            known.add(run.played.turns)
-            runs.append(run)
+
+        def play_next(order: Sequence[str]) -> Played:
+            runs.append(run := self._play(f"{name}-{len(runs)}", jobs, order))
+            return run.played
+
+        for played in every_order(play_next):
+            run = runs[-1]
             lost = {one for one, job in jobs.items() if job.may_be_lost and run.endings[one] == "PartitionLost"}
-            expected = expected_endings(jobs, KNOWN_PARTITIONS, run.played.steps, lost)
+            expected = expected_endings(jobs, KNOWN_PARTITIONS, played.steps, lost)
             assert run.endings == expected, f"{run}\nexpected {expected}"
         self._check(name, runs)
-        return Explored(walked, runs)
+        return runs
 
-    def _play(self, group: str, jobs: Mapping[str, Job], order: tuple[str, ...]) -> Run:
+    def _play(self, group: str, jobs: Mapping[str, Job], order: Sequence[str]) -> Run:
         tokens = {} if any(job.member for job in jobs.values()) else self._new_group(group)
         if not tokens:
             self._new_fleet(group, {job.member for job in jobs.values() if job.member})
@@ -218,7 +202,7 @@ class Jobs:
             return f"claimed {_process(store, claim, job, actor)}" if job.ranges else "claimed"
 
         rollbacks = ("rollback", *(f"{what}'s rollback" for what in ("claim", "join", "assign")))
-        return Part(work, (*job.steps, *rollbacks), len(job.steps))
+        return Part(work, (*job.steps, *rollbacks))
 
     def _process_as_member(self, store: OffsetStore, job: Job, actor: Actor) -> str:
         member = self._members[job.member]

@@ -86,10 +86,7 @@ class Work:
 
 
 class Model:
-    """One group, under one name after the other, and the log of its topic, which begins at 0 and never ends.
-
-    ``copies`` are what it was copied to: names that no job claims.
-    """
+    """One group, under one name after the other, and the log of its topic, which begins at 0 and never ends."""
 
     def __init__(self, name: str, partitions: int) -> None:
         self.name = name
@@ -100,13 +97,11 @@ class Model:
         self.history: dict[str, list[tuple[int, Event]]] = {name: []}
         self.kafka: dict[tuple[str, int], Copy] = {}
         self.open: list[Work] = []
-        self.copies: list[dict[int, tuple[int, object]]] = []
         self._deleted: dict[str, int] = {}
         self._holders: dict[str, int] = {}
         self._claims: dict[int, Claim] = {}
         self._fleets: dict[int, str] = {}
         self._members: list[Claim] = []
-        self._is_paused = False
         self._decided = self._begun = self._told = 0
 
     def rows_of(self, name: str) -> dict[int, Row]:
@@ -131,7 +126,6 @@ class Model:
         return claim
 
     def join(self, name: str, kafka_group: str, *, politely: bool) -> Claim | str:
-        """Join the fleet of this group in Kafka, or found one."""
         if politely and self._is_live(name):
             return "GroupBusy"
         starts = self._starts(name, kafka_group, range(self.partitions))
@@ -147,7 +141,6 @@ class Model:
         return member
 
     def assign(self, member: Claim, partitions: set[int]) -> dict[int, int] | str:
-        """Take partitions, whoever has them; open transactions that hold them are terminated."""
         member.known -= partitions
         starts = self._starts(member.group, self._fleets[member.fleet], partitions)
         if isinstance(starts, str):
@@ -175,7 +168,6 @@ class Model:
         return any(one.fleet == self._holders.get(name, 0) and not one.left for one in self._members)
 
     def _take(self, name: str, starts: dict[int, int]) -> int:
-        """Give the whole group to a new number."""
         number = self._decide(name)
         self._tell(name, ("claim", None, None, None))
         for partition, offset in starts.items():
@@ -283,7 +275,6 @@ class Model:
         return DONE if work.is_complete else "Unadvanced"
 
     def commit(self, work: Work) -> None:
-        """All of it happens at once."""
         self.open.remove(work)
         left = work.left or {}
         for partition, offset in work.made.items():
@@ -304,7 +295,6 @@ class Model:
             work.claim.known |= (work.left or {}).keys()
 
     def roll_back(self, work: Work) -> None:
-        """Nothing of it happens."""
         self.open.remove(work)
 
     def answers(self, work: Work, *, happened: bool) -> set[str]:
@@ -358,14 +348,6 @@ class Model:
                 row.pinned, row.decided = True, number
         return DONE
 
-    def copy(self, *, happens: bool = True) -> str:
-        if not self.rows:
-            return "UnknownGroup"
-        if happens:
-            self.copies.append({partition: (row.next_offset, row.metadata) for partition, row in self.rows.items()})
-            self._tell(self.name, ("copy", None, None, None))
-        return DONE
-
     def delete(self, *, happens: bool = True) -> str:
         if not self.rows and self._holders[self.name] == self._deleted.get(self.name):
             return "UnknownGroup"
@@ -376,18 +358,6 @@ class Model:
             for partition, row in sorted(self.rows.items()):
                 self._tell(self.name, ("delete", partition, row.next_offset, None))
             self.rows.clear()
-            self._is_paused = False
-        return DONE
-
-    def pause(self, *, ends: bool) -> str:
-        """Pause the group, or resume it; that takes the group from nobody."""
-        if not self.rows and self._holders[self.name] == self._deleted.get(self.name):
-            return "UnknownGroup"
-        if any(work.shares_group and not work.is_lost and work.claim.group == self.name for work in self.open):
-            return "LockTimeout"
-        if not ends or self._is_paused:
-            self._tell(self.name, ("resume" if ends else "pause", None, None, None))
-        self._is_paused = not ends
         return DONE
 
     def _decide(self, name: str) -> int:

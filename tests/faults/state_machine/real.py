@@ -32,6 +32,7 @@ ATTEMPTS = 3
 """Of `OffsetStore.run`."""
 
 _SECONDS = 120
+_OURS = ("kafka_partitions", "offset_history", "consumer_groups", "heartbeats", "group_members")
 _TABLES = """
 CREATE TABLE results (example text, work integer, partition integer, "offset" bigint);
 CREATE TABLE moves (id bigserial, example text, partition integer, "from" bigint, "to" bigint);
@@ -78,7 +79,6 @@ class Kafka(StaticBroker):
 
     @property
     def committed(self) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """By group."""
         found: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         for group, offsets in self.commits:
             found.setdefault(group, {}).update(offsets)
@@ -143,7 +143,6 @@ class Job:
 
     @property
     def backend(self) -> int:
-        """The number of the server's process."""
         return self._psycopg.info.backend_pid
 
     @property
@@ -167,7 +166,6 @@ class Job:
         return self.call(run)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Run it in the job's thread."""
         return self.thread.submit(function).result(_SECONDS)
 
 
@@ -201,7 +199,6 @@ class Found:
 
     ``rows`` by group and partition, ``history`` by group, ``results`` how often each (partition, offset) is there,
     ``writers`` the transactions that wrote them, ``moves`` of each partition's offset, as (from, to), in order.
-    ``copies`` the offsets and metadata of each copy.
     """
 
     rows: dict[tuple[str, int], FoundRow]
@@ -209,7 +206,6 @@ class Found:
     results: Counter[tuple[int, int]]
     writers: set[int]
     moves: dict[int, list[tuple[int | None, int | None]]]
-    copies: list[dict[int, tuple[int, object]]]
 
     def decisions(self) -> list[tuple[int, int, int]]:
         """What was decided about offsets that were there, as (partition, from, to), and to 0 if they were deleted."""
@@ -237,15 +233,7 @@ class Side:
     def new_example(self) -> tuple[str, OffsetStore]:
         """Return its name, and a store that closes its claims."""
         self.examples += 1
-        for table in (
-            "results",
-            "kafka_partitions",
-            "moves",
-            "offset_history",
-            "consumer_groups",
-            "heartbeats",
-            "group_members",
-        ):
+        for table in ("results", "moves", *_OURS):
             self.outside.execute(f"DELETE FROM {table}")
         store = OffsetStore(
             self._store.database,
@@ -260,7 +248,6 @@ class Side:
         return {*self.outside.column(f"SELECT pid FROM pg_stat_activity WHERE {ours} AND xact_start IS NOT NULL")}
 
     def look(self, example: str) -> Found:
-        """All that is committed."""
         ours = f"WHERE consumer_group LIKE '{example}/%'"
         rows = self.outside.rows(
             "SELECT consumer_group, partition, next_offset, metadata, pinned, epoch, claim_id "
@@ -276,12 +263,6 @@ class Side:
             f'SELECT partition, "from", "to" FROM moves WHERE example = \'{example}\' ORDER BY id'
         ):
             moves.setdefault(partition, []).append((start, to))
-        copies: dict[int, dict[int, tuple[int, object]]] = {}
-        for number, partition, offset, note in self.outside.rows(
-            "SELECT CAST(split_part(consumer_group, '/', 2) AS integer) AS number, partition, next_offset, metadata "
-            f"FROM kafka_partitions WHERE consumer_group LIKE '{example}-copy/%' ORDER BY number"
-        ):
-            copies.setdefault(number, {})[partition] = (offset, JSON.load(note))
         results = self.outside.rows('SELECT work, partition, "offset" FROM results')
         return Found(
             {(row[0], row[1]): FoundRow(row[2], JSON.load(row[3]), row[4], Token(row[5], row[6])) for row in rows},
@@ -289,7 +270,6 @@ class Side:
             Counter((partition, offset) for _, partition, offset in results),
             {work for work, _, _ in results},
             moves,
-            [*copies.values()],
         )
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class Steps(RuleBasedStateMachine):
 
         found = self._losing(None if isinstance(expected, str) else lost, CLAIM, claim)
         if isinstance(expected, str) or isinstance(found, str):
-            assert found == expected, f"{found}, and the model says {expected}"
+            _same(found, expected)
             return -1
         if found.starting is not None:
             assert {one.partition: offset for one, offset in found.starting.offsets.items()} == expected.starts
@@ -100,7 +100,7 @@ class Steps(RuleBasedStateMachine):
         # If it was told that it failed, it looks again, and finds itself a member, or its fleet.
         found = self._losing(None if isinstance(expected, str) else lost, JOIN, lambda: join(self.store, request))
         if isinstance(expected, str) or isinstance(found, str):
-            assert found == expected, f"{found}, and the model says {expected}"
+            _same(found, expected)
             return
         self.members.append(found)
         self.tokens |= {expected.number: found.token, expected.fleet: found.fleet}
@@ -114,7 +114,7 @@ class Steps(RuleBasedStateMachine):
             return {one.partition: at for one, at in member.assign([tp(one) for one in partitions]).offsets.items()}
 
         found = self._losing(None if isinstance(expected, str) else lost, CLAIM, assign)
-        assert found == expected, f"{found}, and the model says {expected}"
+        _same(found, expected)
 
     def _release(self, number: int, partitions: set[int]) -> None:
         member, of_model = self._member(number)
@@ -159,7 +159,7 @@ class Steps(RuleBasedStateMachine):
     def _lock(self, number: int, wanted: Ranges) -> None:
         expected = self.model.lock(self.work[number], wanted)
         found = told(lambda: self.jobs[number].lock(wanted))
-        assert found == expected, f"{found}, and the model says {expected}"
+        _same(found, expected)
         self._ends_if(number, expected)
 
     def _write(self, number: int) -> None:
@@ -185,7 +185,7 @@ class Steps(RuleBasedStateMachine):
             self.model.roll_back(work)
         found = told(self.jobs[number].commit) or DONE
         self._report(number, found)
-        assert found == expected, f"{found}, and the model says {expected}"
+        _same(found, expected)
 
     def _roll_back(self, number: int) -> None:
         self.model.roll_back(self.work.pop(number))
@@ -295,7 +295,7 @@ class Steps(RuleBasedStateMachine):
             self.reported |= dict.fromkeys(tried[-1:], UNKNOWN if is_unknown else found)
         elif set(found.values()) - {"skip"}:
             self.reported[tried[-1]] = DONE
-        assert found == expected, f"{found}, and the model says {expected}"
+        _same(found, expected)
         assert len(tried) == ATTEMPTS if found == "LockTimeout" else len(tried) <= 2
 
     def _try(self, claim: model.Claim, ranges: Ranges, note: object) -> tuple[Work, dict[int, str] | str]:
@@ -341,11 +341,6 @@ class Steps(RuleBasedStateMachine):
             expected, lost, lambda: self.store.rename_group(name, new, reason="because", takeover_timeout=0.05)
         )
 
-    def _copy(self, lost: Lost | None) -> None:
-        name, new = self.model.name, f"{self.example}-copy/{len(self.model.copies)}"
-        expected = self.model.copy(happens=lost is not Lost.COMMIT)
-        self._decide(expected, lost, lambda: self.store.copy_group(name, new, reason="because"))
-
     def _delete(self, lost: Lost | None) -> None:
         name = self.model.name
         expected = self.model.delete(happens=lost is not Lost.COMMIT)
@@ -354,12 +349,6 @@ class Steps(RuleBasedStateMachine):
             lost,
             lambda: self.store.delete_group(name, reason="because", takeover_timeout=0.05, takeover="fence"),
         )
-
-    def _pause(self, *, ends: bool) -> None:
-        name = self.model.name
-        expected = self.model.pause(ends=ends)
-        decide = self.store.resume if ends else self.store.pause
-        self._decide(expected, None, lambda: decide(name, reason="because"))
 
     def _decide(self, expected: str, lost: Lost | None, decide: Callable[[], object]) -> None:
         if expected == DONE and lost is not None:
@@ -402,7 +391,7 @@ class Steps(RuleBasedStateMachine):
     def _do(self, number: int, step: Callable[[], object], expected: str) -> bool:
         """Make a step of the job's open transaction, which ends if it fails."""
         found = told(step) or DONE
-        assert found == expected, f"{found}, and the model says {expected}"
+        _same(found, expected)
         self._ends_if(number, expected)
         return expected == DONE
 
@@ -435,6 +424,10 @@ class Steps(RuleBasedStateMachine):
             self.jobs[number].roll_back()
         for claim in [*self.store._claims, *self.members]:
             claim.close()
+
+
+def _same(found: object, expected: object) -> None:
+    assert found == expected, f"{found}, and the model says {expected}"
 
 
 def told(function: Callable[[], _T]) -> _T | str:

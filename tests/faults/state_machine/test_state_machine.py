@@ -34,7 +34,7 @@ asked = st.dictionaries(
     max_size=3,
 )
 steps = st.dictionaries(st.integers(0, MOST_PARTITIONS - 1), st.integers(-5, 5), min_size=1, max_size=2)
-decisions = st.sampled_from(("reset", "rename", "rename back", "copy", "delete", "pause", "resume"))
+decisions = st.sampled_from(("reset", "rename", "rename back", "delete"))
 some = st.sets(st.integers(0, MOST_PARTITIONS - 1), min_size=1, max_size=2)
 metadata = st.sampled_from((KEEP, KEEP, None, "a", {"n": [1]}))
 mostly = st.sampled_from((True, True, True, False))
@@ -56,7 +56,13 @@ class StoreMachine(Steps):
     def begin_with_a_job(self, *, sees_kafka: bool) -> None:
         self._claim(sees_kafka=sees_kafka)
 
-    @precondition(lambda self: self.calm > 3 or not self._has_owner())
+    is_fleet = False
+
+    def _now_and_then(self, calm: int) -> bool:
+        """Whether a claim or a decision may come in: among members of a fleet seldom."""
+        return self.calm % 9 == 8 if self.is_fleet else self.calm > calm
+
+    @precondition(lambda self: self._now_and_then(3) or not self._has_owner())
     @rule(sees_kafka=mostly, politely=seldom, lost=seldom_lost)
     def claim(self, *, sees_kafka: bool, politely: bool, lost: Lost | None) -> None:
         if len(self.jobs) == 3:
@@ -176,24 +182,13 @@ class StoreMachine(Steps):
         else:
             self._kill(number)
 
-    @precondition(lambda self: self.calm > 5)
-    @rule(
-        decision=decisions,
-        changes=steps,
-        lost=seldom_lost,
-    )
+    @precondition(lambda self: self._now_and_then(5))
+    @rule(decision=decisions, changes=steps, lost=seldom_lost)
     def decide(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
-        self._carry_out(decision, changes, lost)
-
-    def _carry_out(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
         if decision == "reset":
             self._reset(changes, lost)
-        elif decision == "copy":
-            self._copy(lost)
         elif decision == "delete":
             self._delete(lost)
-        elif decision in {"pause", "resume"}:
-            self._pause(ends=decision == "resume")
         else:
             self._rename(lost, is_back=decision == "rename back")
 
@@ -237,7 +232,6 @@ class StoreMachine(Steps):
             assert row.token == token if token else row.token not in self.tokens.values()
         assert found.history == {name: events for name in self.model.names if (events := self.model.events(name))}
         assert found.results == Counter(self.model.results)
-        assert found.copies == self.model.copies
         copies = {
             (group, one.partition): (copy.next_offset, Stamp.of(copy) is not None)
             for group, offsets in self.kafka.committed.items()
@@ -255,29 +249,14 @@ class StoreMachine(Steps):
 class FleetMachine(StoreMachine):
     """The same, where most processes are members of a fleet, and few jobs come in between."""
 
+    is_fleet = True
+    claim_more = None
+
     @initialize()
     def begin_with_a_job(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - it begins in its place
         for number in range(2):
             self._join(elsewhere=False, politely=True)
             self._assign(number, {number}, None)
-
-    @precondition(lambda self: self.calm % 10 == 9 or not self._has_owner())
-    @rule(sees_kafka=mostly, politely=seldom, lost=seldom_lost)
-    def claim(self, *, sees_kafka: bool, politely: bool, lost: Lost | None) -> None:
-        if len(self.jobs) == 3:
-            self._kill(max(self.jobs, key=self._is_stale))
-        self._claim(sees_kafka=sees_kafka, politely=politely, lost=lost)
-
-    claim_more = None
-
-    @precondition(lambda self: self.calm % 8 == 7)
-    @rule(
-        decision=decisions,
-        changes=steps,
-        lost=seldom_lost,
-    )
-    def decide(self, decision: str, changes: dict[int, int], lost: Lost | None) -> None:
-        self._carry_out(decision, changes, lost)
 
 
 def assert_each_record_is_there_once(found: Found) -> None:

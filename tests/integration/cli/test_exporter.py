@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,27 +17,26 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.testing.fixtures import NewTopic
 from tests.integration.cli.conftest import Run
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.waiting import wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "exporter.md"
 GROUP = "billing"
-P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
 
 
 @pytest.fixture
-def private_kafka() -> Iterator[KafkaBroker]:
-    """A broker of this test alone, which it may stop: ten records in each of two partitions."""
-    with KafkaBroker(heap="256m") as kafka:
-        create_topic(kafka.bootstrap_servers, "payments", partitions=2)
-        old = int((time.time() - 3600) * 1000)
-        records = (Record(b"x", partition=number % 2, timestamp_ms=old + number) for number in range(20))
-        produce(kafka.bootstrap_servers, "payments", records)
-        yield kafka
+def topic(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> str:
+    """Ten records in each of two partitions."""
+    name = offsetstore_topic(2)
+    old = int((time.time() - 3600) * 1000)
+    records = (Record(b"x", partition=number % 2, timestamp_ms=old + number) for number in range(20))
+    produce(offsetstore_kafka.bootstrap_servers, name, records)
+    return name
 
 
 def blocks(language: str) -> list[str]:
@@ -83,20 +82,24 @@ def scrape(address: str) -> dict[tuple[str, ...], float]:
 
 @pytest.mark.behaviour("OPS-5", "OPS-7", "OPS-12")
 def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
-    private_postgres: PostgresServer, private_kafka: KafkaBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    private_postgres: PostgresServer,
+    offsetstore_kafka: KafkaBroker,
+    topic: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = private_postgres.url
-    broker = Broker({"bootstrap.servers": private_kafka.bootstrap_servers})
-    with OffsetStore.connect(url) as store, store.claim(GROUP, broker, topics=["payments"]) as claim:
-        ranges = {P0: OffsetRange(0, 4), P1: OffsetRange(0, 10)}
+    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
+    with OffsetStore.connect(url) as store, store.claim(GROUP, broker, topics=[topic]) as claim:
+        ranges = {TopicPartition(topic, 0): OffsetRange(0, 4), TopicPartition(topic, 1): OffsetRange(0, 10)}
         with store.transaction(claim) as tx:
             tx.lock(ranges)
             tx.advance(ranges)
         [example] = blocks("python")
         exec(example, {"store": store, "broker": broker})  # noqa: S102 - the page's own words
-        assert re.fullmatch(r"payments 6 3[56]\d\d\.\d+ \n", capsys.readouterr().out)
+        assert re.fullmatch(rf"{topic} 6 3[56]\d\d\.\d+ \n", capsys.readouterr().out)
     broker.close()
-    of_tool = consumer_groups_tool(private_kafka, GROUP)
+    of_tool = consumer_groups_tool(offsetstore_kafka, GROUP)
 
     def once(*, database: int, kafka: int) -> dict[tuple[str, ...], float]:
         """The page of a refresh that these have answered, or have not."""
@@ -110,11 +113,11 @@ def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
         assert found is not None
         return found
 
-    with running(url, private_kafka, tmp_path) as address:
+    with running(url, offsetstore_kafka, tmp_path) as address:
         found = once(database=1, kafka=1)
-        lags = {number: found["kafka_consumergroup_lag", GROUP, "payments", str(number)] for number in range(2)}
-        assert lags == {number: int(of_tool["payments", str(number)]["LAG"]) for number in range(2)} == {0: 6, 1: 0}
-        assert found["offsetstore_group_lag_seconds", GROUP, "payments"] == pytest.approx(3600, rel=0.03)
+        lags = {number: found["kafka_consumergroup_lag", GROUP, topic, str(number)] for number in range(2)}
+        assert lags == {number: int(of_tool[topic, str(number)]["LAG"]) for number in range(2)} == {0: 6, 1: 0}
+        assert found["offsetstore_group_lag_seconds", GROUP, topic] == pytest.approx(3600, rel=0.03)
         assert found["offsetstore_group_mirror_lag_offsets", GROUP] == 0
 
         private_postgres.stop()
@@ -122,14 +125,14 @@ def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
         private_postgres.start()
         once(database=1, kafka=1)
 
-        private_kafka.stop()
+        offsetstore_kafka.stop()
         down = once(database=1, kafka=0)
         assert down["offsetstore_group_live", GROUP] == 0
-        assert ("kafka_consumergroup_lag_sum", GROUP, "payments") not in down
-        private_kafka.start()
+        assert ("kafka_consumergroup_lag_sum", GROUP, topic) not in down
+        offsetstore_kafka.start()
         once(database=1, kafka=1)
         # A broker that has just started may know of no leader yet.
-        wait_until(lambda: scrape(address).get(("kafka_consumergroup_lag_sum", GROUP, "payments")) == 6, timeout=60)
+        wait_until(lambda: scrape(address).get(("kafka_consumergroup_lag_sum", GROUP, topic)) == 6, timeout=60)
 
 
 def test_what_can_never_work_ends_it_with_an_error(

@@ -30,7 +30,7 @@ def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetS
 
 
 @pytest.mark.behaviour("OPS-1")
-def test_the_table_has_a_line_for_each_decision_the_newest_last(
+def test_each_decision_has_a_line_the_newest_last_and_they_can_be_limited(
     run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
 ) -> None:
     result = run("history", "-g", offsetstore_group, url=offsetstore_database)
@@ -45,11 +45,6 @@ def test_the_table_has_a_line_for_each_decision_the_newest_last(
     ]
     assert [line[5:] for line in lines[2:]] == [["ana", "ticket 17"], ["ana", "ticket 18"]]
 
-
-@pytest.mark.behaviour("OPS-1")
-def test_as_json_it_holds_all_the_facts_and_can_be_limited(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
-) -> None:
     def found(*arguments: str) -> list[dict[str, object]]:
         result = run("history", "-g", offsetstore_group, "--format", "json", *arguments, url=offsetstore_database)
         assert result.exit_code == 0, result.output
@@ -57,32 +52,27 @@ def test_as_json_it_holds_all_the_facts_and_can_be_limited(
         assert document.keys() == {"group", "events"}
         return document["events"]
 
-    lines = store.history(offsetstore_group)
+    kept = store.history(offsetstore_group)
     assert [line["event"] for line in found()] == ["claim", "adopt", "reset", "pause"]
     [reset] = found("--event", "reset")
-    assert lines[2].at is not None
+    assert kept[2].at is not None
     assert reset == {
-        "at": lines[2].at.isoformat(),
+        "at": kept[2].at.isoformat(),
         "event": "reset",
         "topic": "payments",
         "partition": 0,
         "from": 4,
         "to": 2,
         "epoch": 2,
-        "claim_id": str(lines[2].token.claim_id),
+        "claim_id": str(kept[2].token.claim_id),
         "actor": "ana",
         "reason": "ticket 17",
         "db_role": "postgres",
     }
     assert [line["event"] for line in found("--limit", "1")] == ["pause"]
-    assert [line["event"] for line in found("--since", lines[2].at.isoformat())] == ["reset", "pause"]
+    assert [line["event"] for line in found("--since", kept[2].at.isoformat())] == ["reset", "pause"]
     assert [line["event"] for line in found("--event", "reset", "--event", "claim")] == ["claim", "reset"]
     assert found("--event", "rename") == []
-
-
-def test_a_group_that_nobody_has_and_an_event_that_is_none(run: Run, offsetstore_database: str) -> None:
-    result = run("history", "-g", "nobody", url=offsetstore_database)
-    assert (result.exit_code, result.stderr) == (1, "The store has no group 'nobody'.\n")
     assert run("history", "-g", "nobody", "--event", "pauze", url=offsetstore_database).exit_code == 2
 
 

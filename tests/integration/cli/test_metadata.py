@@ -44,23 +44,14 @@ def test_get_shows_a_topic_or_one_partition(
         "topic": "payments",
         "partitions": [{"partition": 0, "stored": 4, "metadata": '{"trace":"7f3a"}'}],
     }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+    for given, named in (
         (["-g", "nobody", "payments"], "payments for group 'nobody'"),
-        (["-g", "GROUP", "refunds"], "refunds for group"),
-        (["-g", "GROUP", "payments", "7"], "payments-7 for group"),
-    ],
-)
-def test_get_of_what_is_not_there_is_an_answer_of_no(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str, *, arguments: list[str], named: str
-) -> None:
-    given = [offsetstore_group if one == "GROUP" else one for one in arguments]
-    result = run("metadata", "get", *given, url=offsetstore_database)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"The store has no offset of {named}")
+        (["-g", offsetstore_group, "refunds"], "refunds for group"),
+        (["-g", offsetstore_group, "payments", "7"], "payments-7 for group"),
+    ):
+        result = run("metadata", "get", *given, url=offsetstore_database)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"The store has no offset of {named}")
 
 
 @pytest.mark.behaviour("META-4")
@@ -93,30 +84,18 @@ def test_set_writes_json_or_text_or_clears(
     assert [(line.topic_partition, line.to_offset, line.reason) for line in lines] == [(P0, 4, "ticket 17")] * 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (["payments", "0", "not JSON"], 2, "VALUE is not JSON"),
-        (["payments", "0"], 2, "Give a VALUE, or --clear"),
-        (["payments", "0", "1", "--clear"], 2, "Give a VALUE, or --clear"),
-        (["payments", "0", "--clear", "--text"], 2, "Give a VALUE, or --clear"),
-        (["payments", "0", "1", "-g", "nobody"], 1, "no offsets of group 'nobody'"),
-        (["payments", "0", f'"{"x" * MAX_BYTES}"'], 5, "the metadata is too large"),
-    ],
-    ids=["not JSON", "no value", "two", "text of none", "group", "too large"],
-)
-def test_set_refuses(
-    run: Run,
-    store: OffsetStore,
-    offsetstore_group: str,
-    offsetstore_database: str,
-    *,
-    arguments: list[str],
-    code: int,
-    told: str,
-) -> None:
+def test_set_refuses(run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str) -> None:
     before = store.offsets(offsetstore_group)
-    result = run("metadata", "set", "-g", offsetstore_group, *REASON, *arguments, url=offsetstore_database)
-    assert result.exit_code == code, result.output
-    assert told in result.stderr
+    for arguments, code, told in (
+        (["not JSON"], 2, "VALUE is not JSON"),
+        ([], 2, "Give a VALUE, or --clear"),
+        (["1", "--clear"], 2, "Give a VALUE, or --clear"),
+        (["--clear", "--text"], 2, "Give a VALUE, or --clear"),
+        (["1", "-g", "nobody"], 1, "no offsets of group 'nobody'"),
+        ([f'"{"x" * MAX_BYTES}"'], 5, "the metadata is too large"),
+    ):
+        given = ["-g", offsetstore_group, *REASON, "payments", "0", *arguments]
+        result = run("metadata", "set", *given, url=offsetstore_database)
+        assert result.exit_code == code, result.output
+        assert told in result.stderr
     assert store.offsets(offsetstore_group) == before

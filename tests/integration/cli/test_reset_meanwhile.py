@@ -10,7 +10,6 @@ import psycopg
 import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import Run
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
@@ -64,35 +63,3 @@ def test_what_a_job_stores_between_the_plan_and_the_fence_is_what_is_moved_print
     assert (moved["stored"], moved["new"]) == (recorded.from_offset, recorded.to_offset) == (1500, 1400)
     assert done == 1400
     assert printed["fenced"] == {"name": claim.owner, "epoch": 1, "claim_id": str(claim.token.claim_id)}
-
-
-@pytest.mark.behaviour("OPS-10")
-def test_a_job_that_claims_between_the_look_and_the_fence_is_not_fenced_unless_it_is_forced(
-    run: Run, offsetstore_database: str, offsetstore_group: str
-) -> None:
-    has_locked = Event()
-
-    def hold() -> None:
-        has_locked.set()
-        wait_for_the_reset(offsetstore_database)
-
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    with OffsetStore.connect(offsetstore_database) as store:
-        with store.claim(offsetstore_group, topics=["payments"]) as claim:
-            advance(store, claim, 50)
-        broker.script = [None, hold]  # the second look at Kafka is under the group's lock
-        claiming = in_background(lambda: store.claim(offsetstore_group, broker, mirror_every=None))
-        assert has_locked.wait(60)
-        arguments = ["reset", "-g", offsetstore_group, "-t", "payments", "--to-offset", "10", *REASON]
-        refused = run(*arguments, url=offsetstore_database)
-        claim = claiming.result(60)
-
-        assert refused.exit_code == 1, refused.output
-        assert f"a job of group '{offsetstore_group}' is live; nothing was written" in refused.stderr
-        assert "--force" in refused.stderr
-        assert {row.next_offset for row in store.offsets(offsetstore_group).values()} == {50}
-        assert [line.event for line in store.history(offsetstore_group)].count("reset") == 0
-        with store.transaction(claim) as tx:
-            tx.advance({P0: tx.lock({P0: OffsetRange(50, 60)})[P0].remaining})
-        assert run(*arguments, "--force", url=offsetstore_database).exit_code == 0
-        assert store.offsets(offsetstore_group)[P0].next_offset == 10

@@ -13,12 +13,23 @@ from tests.integration.cli.conftest import Run
 
 
 @pytest.mark.behaviour("START-23")
-def test_the_table_says_for_each_partition_where_it_would_start_and_why(
+def test_it_says_for_each_partition_where_it_would_start_and_why_and_writes_nothing(
     run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
 ) -> None:
     servers = offsetstore_kafka.bootstrap_servers
-    result = run("resolve", "-g", billing, "-t", payments, url=offsetstore_database, brokers=servers)
+
+    def everything() -> object:
+        with OffsetStore.connect(offsetstore_database) as store:
+            owner = store.owner(billing)
+            kept = store.offsets(billing), store.history(billing), owner and (owner.token, owner.claimed_at)
+        return kept, Broker({"bootstrap.servers": servers}).view(billing, [payments]).committed
+
+    before = everything()
+    arguments = ["resolve", "-g", billing, "-t", payments]
+    read_only = f"{offsetstore_database}?options=-c%20default_transaction_read_only%3Don"
+    result = run(*arguments, url=read_only, brokers=servers)
     assert result.exit_code == 0, result.output
+    assert everything() == before
     partitions, meanings, summary = [part.splitlines() for part in result.stdout.split("\n\n")]
     assert [line.split() for line in partitions] == [
         ["partition", "start", "stored", "committed", "beginning", "end", "reason"],
@@ -37,27 +48,13 @@ def test_the_table_says_for_each_partition_where_it_would_start_and_why(
         f"{billing} would start with 18 offsets to read in 3 partitions.",
     ]
 
-
-@pytest.mark.behaviour("START-23")
-def test_for_spark_it_prints_exactly_what_the_resolver_says(
-    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
-) -> None:
-    servers = offsetstore_kafka.bootstrap_servers
-    arguments = ["resolve", "-g", billing, "-t", payments, "--format", "spark"]
-    result = run(*arguments, url=offsetstore_database, brokers=servers)
+    result = run(*arguments, "--format", "spark", url=offsetstore_database, brokers=servers)
     with OffsetStore.connect(offsetstore_database) as store:
         broker = Broker({"bootstrap.servers": servers})
         expected = resolve_starting_offsets(broker, group=billing, topics=[payments], store=store).json()
-    assert result.stdout == f"{expected}\n"
-    assert result.stderr == ""
+    assert (result.stdout, result.stderr) == (f"{expected}\n", "")
 
-
-@pytest.mark.behaviour("START-23")
-def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
-    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
-) -> None:
-    arguments = ["resolve", "-g", billing, "-t", payments, "--format", "json"]
-    result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    result = run(*arguments, "--format", "json", url=offsetstore_database, brokers=servers)
     found: dict[str, Any] = json.loads(result.stdout)
     assert found.keys() == {"group", "kafka_group", "records", "partitions", "vanished", "warning", "starting_offsets"}
     assert found["warning"] is None
@@ -78,33 +75,6 @@ def test_as_json_it_holds_all_the_facts_under_the_documented_keys(
 
 
 @pytest.mark.behaviour("START-23")
-def test_it_writes_nothing_and_leaves_the_running_job_its_claim(
-    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
-) -> None:
-    servers = offsetstore_kafka.bootstrap_servers
-
-    def everything() -> object:
-        with OffsetStore.connect(offsetstore_database) as store:
-            owner = store.owner(billing)
-            kept = store.offsets(billing), store.history(billing), owner and (owner.token, owner.claimed_at)
-        return kept, Broker({"bootstrap.servers": servers}).view(billing, [payments]).committed
-
-    before = everything()
-    read_only = f"{offsetstore_database}?options=-c%20default_transaction_read_only%3Don"
-    result = run("resolve", "-g", billing, "-t", payments, url=read_only, brokers=servers)
-    assert result.exit_code == 0, result.output
-    assert everything() == before
-
-
-@pytest.mark.behaviour("START-23")
-def test_without_a_store_it_goes_by_what_kafka_has_committed(
-    run: Run, billing: str, payments: str, offsetstore_kafka: KafkaBroker
-) -> None:
-    arguments = ["resolve", "-g", billing, "-t", payments, "--no-store", "--format", "spark"]
-    result = run(*arguments, brokers=offsetstore_kafka.bootstrap_servers)
-    assert json.loads(result.stdout) == {payments: {"0": 2, "1": 8, "2": 0}}
-
-
 def test_the_policy_is_that_of_the_options(
     run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
 ) -> None:
@@ -120,12 +90,20 @@ def test_the_policy_is_that_of_the_options(
     assert starts("--auto-offset-reset", "latest", group="nobody") == {"0": 10, "1": 10, "2": 10}
     assert starts("--auto-offset-reset", "2020-01-01T00:00Z", group="nobody") == {"0": 0, "1": 0, "2": 0}
     assert starts("--kafka-group", billing, group="nobody") == {"0": 2, "1": 8, "2": 0}
+    no_store = run("resolve", "-g", billing, "-t", payments, "--no-store", "--format", "spark", brokers=servers)
+    assert json.loads(no_store.stdout) == {payments: {"0": 2, "1": 8, "2": 0}}
 
 
+@pytest.mark.behaviour("MIRROR-7", "START-23")
 def test_where_a_job_would_refuse_to_start_the_answer_is_no_with_the_option_that_shows_the_way(
     run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
 ) -> None:
     servers = offsetstore_kafka.bootstrap_servers
+    agree = ["resolve", "-g", billing, "-t", payments, "--prefer", "agree"]
+    result = run(*agree, url=offsetstore_database, brokers=servers)
+    assert result.exit_code == 1
+    assert "  found:     4 stored, 2 committed\n" in result.stderr
+
     delete_records(servers, payments, {2: 6})
     arguments = ["resolve", "-g", billing, "-t", payments, "--format", "spark"]
     refused = run(*arguments, url=offsetstore_database, brokers=servers)
@@ -136,42 +114,12 @@ def test_where_a_job_would_refuse_to_start_the_answer_is_no_with_the_option_that
     shown = run(*arguments, "--on-data-loss", "earliest", url=offsetstore_database, brokers=servers)
     assert json.loads(shown.stdout)[payments]["2"] == 6
 
-
-@pytest.mark.behaviour("MIRROR-7", "START-23")
-def test_what_another_application_has_committed_under_the_job_is_an_answer_of_no(
-    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
-) -> None:
     with psycopg.connect(offsetstore_database, autocommit=True) as connection:
         connection.execute("UPDATE kafka_partitions SET contested = true")
-    arguments = ["resolve", "-g", billing, "-t", payments, "--format", "spark"]
-    refused = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
+    arguments += ["--on-data-loss", "earliest"]
+    refused = run(*arguments, url=offsetstore_database, brokers=servers)
     assert refused.exit_code == 1
     assert "  found:     2 committed, 4 stored\n" in refused.stderr
     assert "--prefer stored" in refused.stderr
-    shown = run(*arguments, "--prefer", "stored", url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
-    assert json.loads(shown.stdout)[payments] == {"0": 4, "1": 5, "2": 0}
-
-
-def test_stores_that_differ_and_must_not_are_an_answer_of_no(
-    run: Run, billing: str, payments: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker
-) -> None:
-    arguments = ["resolve", "-g", billing, "-t", payments, "--prefer", "agree"]
-    result = run(*arguments, url=offsetstore_database, brokers=offsetstore_kafka.bootstrap_servers)
-    assert result.exit_code == 1
-    assert "  found:     4 stored, 2 committed\n" in result.stderr
-
-
-def test_settings_with_a_password_come_from_a_file_as_the_job_has_them(
-    run: Run, billing: str, payments: str, offsetstore_kafka: KafkaBroker, tmp_path: Any
-) -> None:
-    user = offsetstore_kafka.user
-    file = tmp_path / "client.properties"
-    file.write_text(
-        "kafka.security.protocol=SASL_PLAINTEXT\n"
-        "kafka.sasl.mechanism=PLAIN\n"
-        "kafka.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required "
-        f'username="{user.name}" password="{user.password}";\n'
-    )
-    arguments = ["resolve", "-g", billing, "-t", payments, "--no-store", "--broker-config", str(file)]
-    result = run(*arguments, brokers=offsetstore_kafka.sasl_bootstrap_servers)
-    assert result.exit_code == 0, result.output
+    shown = run(*arguments, "--prefer", "stored", url=offsetstore_database, brokers=servers)
+    assert json.loads(shown.stdout)[payments] == {"0": 4, "1": 5, "2": 6}

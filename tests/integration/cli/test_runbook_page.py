@@ -24,7 +24,8 @@ OUTBOX = """
 INSERT INTO outbox_relays (shard, token, owner) VALUES (0, gen_random_uuid(), 'relay-1');
 INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error)
 SELECT id, '{group}', topic, now(), 'Kafka refuses it'
-FROM (VALUES (16, 'payment-events'), (17, 'tests')) AS rows (id, topic)
+FROM (VALUES (16, 'payment-events'), (17, 'tests')) AS rows (id, topic);
+INSERT INTO outbox (id, consumer_group, topic) OVERRIDING SYSTEM VALUE VALUES (19, '{group}', 'small')
 """
 
 
@@ -55,7 +56,7 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
     for language, text in blocks():
         if language == "sql":
             with psycopg.connect(offsetstore_database) as connection:
-                assert connection.execute(text.encode()).fetchall()
+                assert connection.execute(text.replace("'billing'", f"'{billing}'").encode()).fetchall()
             continue
         for line in text.splitlines():
             prompt, program, *words = shlex.split(line, comments=True)
@@ -78,7 +79,7 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
     with OffsetStore.connect(offsetstore_database) as store:
         assert store.group_state(billing).pause is None
     assert query("SELECT topic FROM outbox") == [("payment-events",)]
-    assert query("SELECT id FROM outbox_refused") == []
+    assert query("SELECT id FROM outbox_refused") == [(19,)]
 
 
 @pytest.mark.behaviour("OPS-13")

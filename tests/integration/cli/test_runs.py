@@ -45,7 +45,7 @@ def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetS
 
 
 @pytest.mark.behaviour("OPS-11", "OPS-1")
-def test_the_runs_have_a_line_each_the_newest_last(
+def test_the_runs_have_a_line_each_the_newest_last_and_hold_all_that_is_recorded(
     run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
 ) -> None:
     result = run("runs", "-g", offsetstore_group, url=offsetstore_database)
@@ -60,13 +60,7 @@ def test_the_runs_have_a_line_each_the_newest_last(
     ]
     assert lines[2][1] == "-"
 
-
-@pytest.mark.behaviour("OPS-11", "OPS-1")
-def test_as_json_a_run_holds_all_that_is_recorded(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
-) -> None:
     result = run("runs", "-g", offsetstore_group, "-n", "2", "--format", "json", url=offsetstore_database)
-
     document = json.loads(result.stdout)
     assert document["group"] == offsetstore_group
     failed, running = document["runs"]
@@ -83,11 +77,6 @@ def test_as_json_a_run_holds_all_that_is_recorded(
     text = run("runs", "--help").stdout
     assert [key for key in running if key not in text] == []
 
-
-@pytest.mark.behaviour("OPS-11")
-def test_a_run_that_can_t_copy_its_offsets_says_so_below_the_table(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
-) -> None:
     claim = store.claim(offsetstore_group, topics=["payments"])
     claim.observers.on(MirrorTried(group=offsetstore_group, reason="no answer", is_over=False))
     claim.close()
@@ -120,14 +109,8 @@ def test_the_errors_of_jobs_that_are_gone(
     assert [key for key in error if key not in text] == []
 
 
-@pytest.mark.parametrize("command", ["runs", "errors"])
-def test_an_unknown_group_is_told(run: Run, offsetstore_database: str, command: str) -> None:
-    result = run(command, "-g", "biling", url=offsetstore_database)
-    assert (result.exit_code, "'biling'" in result.stderr) == (1, True)
-
-
-@pytest.mark.behaviour("OPS-11")
-def test_consumers_record_what_they_meet_and_no_runs(
+@pytest.mark.behaviour("OPS-11", "CONS-21")
+def test_consumers_record_their_runs_and_what_they_meet(
     run: Run, offsetstore_database: str, offsetstore_group: str
 ) -> None:
     group, broker = offsetstore_group, StaticBroker.with_topics({"payments": 1}, end=40)
@@ -138,5 +121,8 @@ def test_consumers_record_what_they_meet_and_no_runs(
         member.close()
 
     told = {name: run(name, "-g", group, url=offsetstore_database).stdout for name in ("runs", "errors")}
-    assert "0 runs: consumers record none" in told["runs"]
+    assert [word in told["runs"] for word in ("failed", member.owner)] == [True] * 2
     assert "OffsetGap" in told["errors"]
+    for command in told:
+        result = run(command, "-g", "biling", url=offsetstore_database)
+        assert (result.exit_code, "'biling'" in result.stderr) == (1, True)

@@ -37,11 +37,3 @@ def test_what_is_there_is_overwritten_only_by_force(run: Callable[..., Result], 
 
     assert run("assets", "kubernetes", "--out", str(tmp_path), "--force").exit_code == 0
     assert edited.read_text() != "mine"
-
-
-def test_where_nothing_can_be_written_it_says_why(run: Callable[..., Result], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    result = run("assets", "alerts", "--out", str(tmp_path / "file" / "directory"))
-    assert result.exit_code == 2
-    assert "could not write" in result.stderr
-    assert "Not a directory" in result.stderr

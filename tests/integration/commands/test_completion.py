@@ -98,18 +98,13 @@ def test_the_database_is_the_one_that_the_line_names(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.behaviour("OPS-1")
-def test_a_shell_does_not_wait_for_a_database_that_does_not_answer_and_shows_no_error(tmp_path: Path) -> None:
+def test_bash_completes_with_the_script_and_does_not_wait_for_a_database_that_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         began = time.monotonic()
         assert in_bash(tmp_path, "status", "-g", "b", url=f"postgresql://127.0.0.1:{port}/sales") == ("", "")
         assert time.monotonic() - began < 30
-    assert in_bash(tmp_path, "status", "-g", "b", url="no url") == ("", "")
-
-
-@pytest.mark.behaviour("OPS-1")
-def test_bash_completes_with_the_script(tmp_path: Path) -> None:
-    assert in_bash(tmp_path, "dead-letters", "re", url="") == ("replay", "")
+    assert in_bash(tmp_path, "dead-letters", "re", url="no url") == ("replay", "")
 
 
 @pytest.mark.parametrize(

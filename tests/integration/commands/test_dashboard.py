@@ -57,15 +57,6 @@ def test_nothing_can_be_decided_unless_it_is_asked_for(
     assert served[0]["actions"] is None
 
 
-def test_a_command_leaves_the_garbage_collector_as_it_was(
-    run: Callable[..., Result], stores: dict[str, InMemoryOffsetStore], served: list[dict[str, Any]]
-) -> None:
-    before = gc.get_threshold()
-    assert run(*READING).exit_code == 0
-    assert served[0]["garbage"] > before[0]
-    assert gc.get_threshold() == before
-
-
 def test_decisions_have_a_role_of_their_own(
     run: Callable[..., Result],
     stores: dict[str, InMemoryOffsetStore],

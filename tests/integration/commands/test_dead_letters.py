@@ -13,6 +13,7 @@ from click.testing import Result
 from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.errors import StoreUnavailable
+from offsetstore.operations.group_checks import check_group
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.protocol.runs import RunStatus
 from offsetstore.protocol.stored_letters import FailedReplay
@@ -80,21 +81,6 @@ def test_a_list_as_json_has_what_the_help_says(run: Callable[..., Result]) -> No
     assert [key for key in letter if key not in told] == []
 
 
-def test_a_list_shows_open_letters_unless_it_is_told_another_state(
-    run: Callable[..., Result], store: OffsetStore
-) -> None:
-    store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
-
-    def listed(*options: str) -> list[str]:
-        return [line[1] for line in words(run("dead-letters", "list", "-g", "billing", *options))[1:]]
-
-    assert listed() == ["payments:1:2", "payments:0:3"]
-    assert listed("--state", "discarded") == ["payments:0:1"]
-    assert listed("--state", "all") == ["payments:1:2", "payments:0:3", "payments:0:1"]
-    assert listed("--constraint", "") == ["payments:1:2"]
-    assert listed("-t", "payments", "-p", "0") == ["payments:0:3"]
-
-
 def test_errors_have_a_line_each_with_how_many_letters_and_an_example(run: Callable[..., Result]) -> None:
     _, first, second = words(run("dead-letters", "list", "-g", "billing", "--by", "error"))
     assert (first[:7], first[-1]) == (
@@ -119,7 +105,7 @@ def test_a_letter_is_shown_as_text_where_it_is_utf_8_and_without_control_charact
         "Error:      RowsRefused (SQLSTATE 23514, table public.results, constraint positive)",
         "            refused:",
         "            two lines",
-        "Timestamp:  1700000000000 (type 0)",
+        "Timestamp:  2023-11-14T22:13:20.000+00:00 (CreateTime)",
         "Key:        schlüssel",
         'Value:      {"amount": -1}\\x1b[31m',
         "  trace: base64 /w==",
@@ -132,13 +118,6 @@ def test_a_letter_is_shown_as_text_where_it_is_utf_8_and_without_control_charact
     assert "Record:     left out" in run("dead-letters", "show", "-g", "billing", "payments:0:3").stdout
 
 
-def test_a_letter_as_json_has_its_contents(run: Callable[..., Result]) -> None:
-    found = document(run("dead-letters", "show", "-g", "billing", "payments:0:1", "--format", "json"))
-    assert found["key"] == {"text": "schlüssel"}
-    assert found["headers"] == [["trace", {"base64": "/w=="}], ["note", None]]
-    assert (found["error_text"], found["timestamp_ms"]) == ("refused:\ntwo lines", 1700000000000)
-
-
 def test_an_export_is_one_line_for_each_letter_with_all_bytes(run: Callable[..., Result]) -> None:
     result = run("dead-letters", "export", "-g", "billing")
     newest, middle, oldest = map(json.loads, result.stdout.splitlines())
@@ -148,85 +127,6 @@ def test_an_export_is_one_line_for_each_letter_with_all_bytes(run: Callable[...,
     assert (middle["key"], middle["payload"]) == (None, "left out")
     assert (newest["key"], newest["value"], newest["headers"]) == (None, "AP8=", None)
     assert (newest["traceback"], newest["error_text"]) == ("line 1\nline 2", "no")
-
-
-@pytest.mark.behaviour("DLQ-17")
-def test_the_plan_of_a_forced_replay_counts_the_letters_that_were_overtaken(
-    run: Callable[..., Result], store: OffsetStore, claim: Claim
-) -> None:
-    replay = ("dead-letters", "replay", "-g", "billing", *REASON, "--all")
-    assert "gone on" not in run(*replay, "--force").stdout
-    with store.transaction(claim) as tx:
-        tx.advance({P0: tx.lock({P0: OffsetRange(5, 6)})[P0].remaining})
-    assert "A job has gone on without waiting for 1 letter of these" in run(*replay, "--force").stdout
-    assert document(run(*replay, "--force", "--format", "json"))["overtaken"] == 1
-    assert document(run(*replay, "--format", "json"))["overtaken"] == 0
-
-
-def test_a_replay_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
-    replay = ("dead-letters", "replay", "-g", "billing", *REASON)
-    assert run(*replay, "--all").stdout.splitlines()[:-1] == [
-        "letter",
-        "payments:0:1",
-        "payments:1:2",
-        "2 dead letters would be replayed.",
-        "1 letter can't be replayed: their records are not kept.",
-        REPLAYS,
-        "Nothing was written. Add --execute to do it.",
-    ]
-    assert store.letter_counts("billing") == {"dead": 3}
-
-    done = document(run(*replay, "--all", "-n", "1", "--execute", "--format", "json"))
-    assert (done["executed"], done["more"], done["without_payload"]) == (True, True, 1)
-    assert [letter["offset"] for letter in done["letters"]] == [1]
-    assert run(*replay, "payments:1:2", "--execute", "--force").stdout.splitlines() == [
-        "letter",
-        "payments:1:2",
-        "1 dead letter requested.",
-        "Forced: rows of later records may be replaced by older ones.",
-        REPLAYS,
-    ]
-    assert store.letter("billing", P1, 2).forced
-    assert run(*replay, "--all", "--execute").stdout.splitlines()[0] == "No dead letters match."
-
-
-def test_a_discard_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
-    discard = ("dead-letters", "discard", "-g", "billing", "--constraint", "positive", *REASON)
-    assert run(*discard).stdout.splitlines()[3:-1] == [
-        "2 dead letters would be discarded.",
-        "Their records stay out of the results. A requested replay is withdrawn.",
-        "Nothing was written. Add --execute to do it.",
-    ]
-    assert run(*discard, "--erase", "--execute", "-n", "1").stdout.splitlines() == [
-        "letter",
-        "payments:0:1",
-        "1 dead letter erased.",
-        "More letters match than the limit allows: repeat this for them.",
-        "Their keys, values, headers and error texts are deleted, for good.",
-    ]
-    assert store.letter("billing", P0, 1).payload_state == "erased"
-    assert store.letter_counts("billing") == {"dead": 2, "discarded": 1}
-
-
-def test_a_prune_counts_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
-    store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
-    prune = ("dead-letters", "prune", "-g", "billing", *REASON, "--older-than")
-    assert run(*prune, "30d").stdout == "No dead letters match.\n"
-    plan = document(run(*prune, "0m", "--format", "json"))["plan"]
-    assert run(*prune, "0m").stdout.splitlines() == [
-        "1 dead letter would be deleted.",
-        "Nothing was written. Add --execute to do it.",
-        f"Plan {plan}: --execute --if-plan {plan} does this, or nothing.",
-    ]
-    assert document(run(*prune, "0m", "--execute", "--format", "json")) == {
-        "group": "billing",
-        "reason": "ticket 17",
-        "executed": True,
-        "plan": plan,
-        "letters": 1,
-        "more": False,
-    }
-    assert store.letter_counts("billing") == {"dead": 2}
 
 
 @pytest.mark.parametrize(
@@ -259,25 +159,35 @@ def test_what_cant_be_meant_is_refused(
     assert store.letter_counts("billing") == {"dead": 3}
 
 
-def test_status_counts_open_letters(run: Callable[..., Result], store: OffsetStore) -> None:
-    store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17")
-    assert "3 dead letters, 1 to be replayed." in run("status", "-g", "billing").stdout.splitlines()
-    found = document(run("status", "-g", "billing", "--format", "json"))
-    assert found["dead_letters"] == {"dead": 2, "requested": 1, "job_replays": None}
-
-
-@pytest.mark.behaviour("DLQ-19")
+@pytest.mark.behaviour("DLQ-19", "OPS-24")
 def test_letters_that_no_job_will_replay_are_reported_as_such(
     run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
     with transaction(store.database, name="test") as session:
         session.write_run("billing", claim.token, RunStatus(replays_letters=False), None)
     asked = run("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute").stdout.splitlines()
-    assert asked[-1] == "The running job has no dead_letters=, and replays none: start it with dead_letters=."
+    assert asked[-1] == "Requested letters are to be replayed by no one: the job has no dead_letters=."
     told = "3 dead letters, 1 to be replayed by no one: the job has no dead_letters=."
     assert told in run("status", "-g", "billing").stdout.splitlines()
     found = document(run("status", "-g", "billing", "--format", "json"))
     assert found["dead_letters"] == {"dead": 2, "requested": 1, "job_replays": False}
+
+
+@pytest.mark.behaviour("OPS-24")
+def test_requested_letters_of_a_topic_that_the_job_no_longer_reads_are_reported_as_such(
+    run: Callable[..., Result], store: OffsetStore
+) -> None:
+    """By the command that requests them, by status, and by the check of the group's page."""
+    claim = store.claim("billing", StaticBroker.with_topics({"refunds": 1}), mirror_every=None)
+    with transaction(store.database, name="test") as session:
+        session.write_run("billing", claim.token, RunStatus(replays_letters=True), None)
+    told = "to be replayed by the job, but for 1 letter of payments-0, which it does not read."
+    asked = run("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute").stdout.splitlines()
+    assert asked[-1] == f"Requested letters are {told}"
+    assert f"3 dead letters, 1 {told}" in run("status", "-g", "billing").stdout.splitlines()
+    lag = store.lag(["billing"], StaticBroker.with_topics({"payments": 2, "refunds": 1}, end=10))
+    [found] = [one for one in check_group("billing", lag, store.runs("billing")[-1]) if one.name == "dead letters"]
+    assert (found.verdict, found.text) == ("attention", f"2 dead letters wait for a decision, 1 {told}")
 
 
 @pytest.mark.behaviour("DLQ-7")
@@ -291,15 +201,6 @@ def test_what_is_requested_is_printed_though_the_database_is_gone_right_after(
     result = run("dead-letters", "replay", "-g", "billing", *REASON, "payments:0:1", "--execute")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == ["letter", "payments:0:1", "1 dead letter requested.", REPLAYS]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_request_says_if_no_job_runs_to_replay_it(run: Callable[..., Result], claim: Claim) -> None:
-    hint = "No job of the group is running: the next one replays them, or sink.drain(spark) in a program."
-    replay = ("dead-letters", "replay", "-g", "billing", *REASON)
-    assert hint not in run(*replay, "payments:0:1", "--execute").stdout.splitlines()
-    claim.close()
-    assert run(*replay, "payments:1:2", "--execute").stdout.splitlines()[-1] == hint
 
 
 @pytest.mark.behaviour("DLQ-7")
@@ -359,15 +260,16 @@ def test_a_wait_that_fails_prints_what_was_requested_all_the_same(
     assert "was renamed" in result.stderr
 
 
-def test_a_reset_warns_of_replayed_letters_in_its_range(
-    run: Callable[..., Result], store: OffsetStore, claim: Claim
+def test_a_list_shows_open_letters_unless_it_is_told_another_state(
+    run: Callable[..., Result], store: OffsetStore
 ) -> None:
-    [key] = store.request_replay("billing", LetterKey(P0, 1), reason="ticket 17").letters
-    with transaction(store.database, name="test") as session:
-        session.mark_replayed("billing", [key], actor="the job")
-    claim.close()
-    warning = "1 replayed dead letter in this range: their rows are in the results and would be written twice."
-    reset = ("reset", "-g", "billing", "-t", "payments", *REASON, "--to-offset")
-    assert warning in run(*reset, "1").stdout.splitlines()
-    assert warning not in run(*reset, "2").stdout.splitlines()
-    assert document(run(*reset, "1", "--execute", "--format", "json"))["replayed_letters"] == 1
+    store.discard("billing", LetterKey(P0, 1), reason="ticket 17")
+
+    def listed(*options: str) -> list[str]:
+        return [line[1] for line in words(run("dead-letters", "list", "-g", "billing", *options))[1:]]
+
+    assert listed() == ["payments:1:2", "payments:0:3"]
+    assert listed("--state", "discarded") == ["payments:0:1"]
+    assert listed("--state", "all") == ["payments:1:2", "payments:0:3", "payments:0:1"]
+    assert listed("--constraint", "") == ["payments:1:2"]
+    assert listed("-t", "payments", "-p", "0") == ["payments:0:3"]

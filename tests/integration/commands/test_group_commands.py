@@ -14,14 +14,11 @@ import pytest
 from click.testing import Result
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import BrokerUnavailable, OffsetGap
+from offsetstore.errors import BrokerUnavailable
 from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol import runs as protocol_runs
-from offsetstore.protocol.events import BatchEnded
 from offsetstore.testing import StaticBroker
 
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
-R0 = TopicPartition("refunds", 0)
 REASON = ("--reason", "ticket 17")
 
 
@@ -66,21 +63,6 @@ def test_status_shows_what_is_pinned_and_what_is_contested(
     ]
 
 
-@pytest.mark.behaviour("OPS-22")
-def test_a_job_that_has_failed_is_told_as_failed_while_its_claim_is_open(
-    run: Callable[..., Result], claim: Claim
-) -> None:
-    failed = BatchEnded(
-        outcome="failed", group="billing", batch=3, ranges={P0: OffsetRange(4, 9)}, error=OffsetGap("a gap")
-    )
-    claim.observers.on(failed)
-    claim.record_run()
-    assert run("status", "-g", "billing").stdout.splitlines()[0].endswith(", failed")
-    owner = json.loads(run("status", "-g", "billing", "--format", "json").stdout)["owner"]
-    assert (owner["live"], owner["ending"]) == (False, "failed")
-    assert run("groups", "list").stdout.splitlines()[1].split()[:2] == ["billing", "failed"]
-
-
 @pytest.mark.behaviour("OPS-16")
 def test_status_tells_of_an_offset_beyond_the_end_and_of_evidence_of_loss_and_of_no_lag(
     run: Callable[..., Result], store: OffsetStore, broker: StaticBroker, claim: Claim
@@ -119,27 +101,6 @@ def test_status_shows_what_is_stored_although_kafka_does_not_answer(
 
 
 @pytest.mark.parametrize(
-    ("to", "told"),
-    [
-        (["-t", "payments", "--to-earliest"], "would read 9 offsets again, in 3 partitions."),
-        (["-t", "payments:0", "--to-offset", "3"], "would read 1 offset again, in 1 partition."),
-        (["-t", "payments", "--to-offset", "1"], "would read 7 offsets again and pass over 1, in 3 partitions."),
-        (["-t", "payments:2", "--to-offset", "1"], "would pass over 1 offset, in 1 partition."),
-        (["-t", "payments", "--shift-by", "0"], "is already there, in 3 partitions."),
-    ],
-)
-def test_reset_says_what_the_next_start_would_read(
-    run: Callable[..., Result], claim: Claim, to: list[str], told: str
-) -> None:
-    claim.close()
-    result = run("reset", "-g", "billing", *to, "-b", "kafka:1", *REASON)
-    assert result.exit_code == 0, result.output
-    [said] = [line for line in result.stdout.splitlines() if line.startswith("billing ")]
-    assert said == f"billing {told}"
-    assert ("Remove their results" in result.stdout) is ("again" in told)
-
-
-@pytest.mark.parametrize(
     ("named", "lines"),
     [
         (
@@ -167,23 +128,6 @@ def test_a_reset_of_what_the_group_does_not_have_says_what_it_has(
     assert (result.exit_code, result.stderr.splitlines()) == (2, lines)
 
 
-@pytest.mark.behaviour("OPS-1")
-def test_reset_to_current_pins_every_topic_where_it_is(
-    run: Callable[..., Result], store: OffsetStore, claim: Claim
-) -> None:
-    claim.close()
-    with store.claim("billing", topics=["refunds"]) as other, store.transaction(other) as tx:
-        tx.advance({R0: tx.lock({R0: OffsetRange(0, 7)})[R0].remaining})
-    result = run("reset", "-g", "billing", "--all-topics", "--to-current", *REASON, "--execute")
-    assert "billing is already there, in 4 partitions." in result.stdout
-    assert {tp: (row.next_offset, row.pinned) for tp, row in store.offsets("billing").items()} == {
-        P0: (4, True),
-        P1: (5, True),
-        P2: (0, True),
-        R0: (7, True),
-    }
-
-
 @pytest.mark.behaviour("OPS-1", "OPS-10")
 def test_the_plan_of_a_duration_is_repeated_with_the_time_that_it_has_led_to(
     run: Callable[..., Result], store: OffsetStore, broker: StaticBroker, claim: Claim
@@ -197,31 +141,6 @@ def test_the_plan_of_a_duration_is_repeated_with_the_time_that_it_has_led_to(
     assert json.loads(run(*reset, "--to-datetime", time, "--format", "json").stdout)["to_datetime"] == time
     assert run(*reset, "--to-datetime", time, "--execute", "--if-plan", digest).exit_code == 0
     assert store.offsets("billing")[P0].next_offset == 20
-
-
-@pytest.mark.behaviour("OPS-1", "START-25")
-def test_reset_says_which_evidence_of_loss_it_accepts(
-    run: Callable[..., Result], store: OffsetStore, claim: Claim
-) -> None:
-    claim.close()
-    session = store.database.begin(name="test")
-    session.write_suspects("billing", claim.token, {P0: "the log ended at 3, below the stored offset 4"})
-    session.commit()
-    reset = ("reset", "-g", "billing", "--all-topics", "--to-current", *REASON)
-    loss = "payments-0: the log lost records that had been read: the log ended at 3, below the stored offset 4."
-    assert loss in run("groups", "delete", "-g", "billing", *REASON).stdout
-    assert [one["suspect"] for one in json.loads(run(*reset, "--format", "json").stdout)["partitions"]] == [
-        "the log ended at 3, below the stored offset 4",
-        None,
-        None,
-    ]
-    planned, done = run(*reset).stdout, run(*reset, "--execute").stdout
-    assert loss in planned
-    assert loss in done
-    assert "The reset would accept this loss" in planned
-    assert "accepts the loss below" in planned
-    assert "The reset accepted this loss" in done
-    assert "loss" not in run(*reset).stdout
 
 
 @pytest.mark.behaviour("OPS-1")
@@ -287,20 +206,6 @@ def test_reset_says_what_does_not_go_together(run: Callable[..., Result], option
     assert (result.exit_code, told in " ".join(result.stderr.split())) == (2, True), result.output
 
 
-def test_reset_asks_for_brokers_where_only_kafka_knows_the_target(run: Callable[..., Result], claim: Claim) -> None:
-    result = run("reset", "-g", "billing", "-t", "payments", "--to-latest", *REASON)
-    assert result.exit_code == 2
-    assert "  next step: Name its brokers with --bootstrap-servers.\n" in result.stderr
-
-
-def test_resolve_counts_what_the_job_would_read(run: Callable[..., Result], claim: Claim) -> None:
-    result = run("resolve", "-g", "billing", "-t", "payments", "-b", "kafka:1")
-    assert result.stdout.splitlines()[-2:] == [
-        "Would skip 3 offsets that the store has not seen: payments-1 [5, 8).",
-        "billing would start with 18 offsets to read in 3 partitions.",
-    ]
-
-
 @pytest.mark.behaviour("START-29")
 @pytest.mark.usefixtures("claim")
 def test_resolve_warns_of_a_group_that_the_store_does_not_know(
@@ -317,13 +222,20 @@ def test_resolve_warns_of_a_group_that_the_store_does_not_know(
     assert f"A warning: {found}" in run(*arguments).stdout.splitlines()
 
 
-@pytest.mark.behaviour("OPS-22")
-def test_the_figures_of_a_run_that_was_killed_are_said_to_be_old(
-    run: Callable[..., Result], store: OffsetStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("to", "told"),
+    [
+        (["-t", "payments", "--to-earliest"], "would read 9 offsets again, in 3 partitions."),
+        (["-t", "payments:0", "--to-offset", "3"], "would read 1 offset again, in 1 partition."),
+        (["--all-topics", "--to-current"], "is already there, in 3 partitions."),
+    ],
+)
+def test_reset_says_what_the_next_start_would_read(
+    run: Callable[..., Result], claim: Claim, to: list[str], told: str
 ) -> None:
-    store.claim("billing", topics=["payments"])
-    assert len(run("runs", "-g", "billing").stdout.splitlines()) == 2
-    monkeypatch.setattr(protocol_runs, "LIVE", timedelta(0))
-    *_, silent, said = run("runs", "-g", "billing").stdout.splitlines()
-    assert silent.split()[2] == "silent"
-    assert said == "The figures of a silent run are as of its last heartbeat."
+    claim.close()
+    result = run("reset", "-g", "billing", *to, "-b", "kafka:1", *REASON)
+    assert result.exit_code == 0, result.output
+    [said] = [line for line in result.stdout.splitlines() if line.startswith("billing ")]
+    assert said == f"billing {told}"
+    assert ("Remove their results" in result.stdout) is ("again" in told)

@@ -51,43 +51,6 @@ def test_all_groups_are_listed_with_their_state(run: Callable[..., Result], stor
 
 
 @pytest.mark.behaviour("OPS-3")
-def test_a_copy_shows_its_plan_and_needs_execute(run: Callable[..., Result], store: OffsetStore) -> None:
-    copy = ("groups", "copy", "-g", "billing", "--to", "billing-v2", *REASON)
-    assert lines(run(*copy))[-3:-1] == [
-        "The offsets of 3 partitions would be copied from billing to billing-v2.",
-        "Nothing was written. Add --execute to do it.",
-    ]
-    assert store.offsets("billing-v2") == {}
-
-    done = json.loads(run(*copy, "--execute", "--format", "json").stdout)
-    assert (done["group"], done["new"], done["executed"]) == ("billing", "billing-v2", True)
-    assert done["offsets"][0] == {"topic": "payments", "partition": 0, "stored": 5}
-    assert store.offsets("billing-v2")[P0].next_offset == 5
-    assert "copied by" in run("status", "-g", "billing-v2").stdout
-    again = run(*copy, "--execute")
-    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
-
-
-@pytest.mark.behaviour("OPS-3")
-def test_a_rename_needs_execute_and_with_a_live_job_force(run: Callable[..., Result], store: OffsetStore) -> None:
-    rename = ("groups", "rename", "-g", "billing", "--to", "invoicing", *REASON)
-    plan = lines(run(*rename))
-    assert plan[-5] == "The offsets of 3 partitions would be renamed from billing to invoicing."
-    assert plan[-4].startswith("A job is live: ")
-
-    refused = run(*rename, "--execute")
-    assert (refused.exit_code, "is live; nothing was written" in refused.stderr) == (1, True)
-    *_, done, fenced = lines(run(*rename, "--execute", "--force"))
-    assert done == "The offsets of 3 partitions were renamed from billing to invoicing."
-    assert fenced.startswith("Fenced the live job: ")
-    assert store.offsets("billing") == {}
-    assert [line.split()[:4] for line in lines(run("groups", "list"))[1:]] == [
-        ["billing", "ended", "2", "0"],
-        ["invoicing", "ended", "2", "3"],
-    ]
-
-
-@pytest.mark.behaviour("OPS-3")
 def test_a_delete_needs_execute_and_says_what_stays_in_kafka(
     run: Callable[..., Result], store: OffsetStore, claim: Claim
 ) -> None:
@@ -144,10 +107,3 @@ def test_of_a_topic_that_the_job_no_longer_reads_the_offsets_are_deleted(
         refused = run(*delete, topic, "--execute")
         assert (refused.exit_code, what in refused.stderr) == (2, True)
     assert run(*delete, "").exit_code == 2
-
-
-@pytest.mark.parametrize("command", ["copy", "rename"])
-def test_a_group_that_is_not_there_is_told(run: Callable[..., Result], command: str) -> None:
-    told = run("groups", command, "-g", "nobody", "--to", "other", *REASON)
-    assert told.exit_code == 1
-    assert "no offsets of group 'nobody'" in told.stderr

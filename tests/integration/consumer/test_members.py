@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,30 +29,18 @@ from offsetstore import (
     OffsetRange,
     OffsetStore,
     Record,
-    StartingOffsets,
-    Tick,
     TopicPartition,
-    Work,
 )
 from offsetstore.cli.commands import cli
-from offsetstore.consumer import Consumer, Context, Kept, SkipIf, Throttle
-from offsetstore.consumer.feed import Feed
+from offsetstore.consumer import Consumer, Context, Kept, commits
 from offsetstore.errors import (
-    BrokerUnavailable,
     ConfigurationError,
-    FunctionFailed,
-    GroupBusy,
-    LockTimeout,
-    OffsetOutOfRange,
     PartitionLost,
-    StaleClaim,
-    StoreUnavailable,
-    TopicMissing,
 )
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.protocol.events import MirrorTried, RecordsDropped
+from offsetstore.protocol.events import BatchEnded, MirrorTried, PauseChanged
 from offsetstore.protocol.observers import Observers
-from offsetstore.store.fleet import Member, join
+from offsetstore.store.fleet import join
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
 from tests.integration.consumer.conftest import Cluster, numbers, owners
@@ -119,52 +106,21 @@ def stored(store: OffsetStore) -> int:
     return sum(row.next_offset for row in store.offsets("billing").values())
 
 
-@pytest.mark.behaviour("CONS-1", "CONS-2", "CONS-8")
-def test_a_consumer_starts_where_the_last_one_ended_and_writes_what_it_polled_when_it_is_stopped(
-    store: OffsetStore,
-    cluster: Cluster,
-    query: Query,
-    starts: Callable[..., Running],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    add, polled = Feed.add, set[tuple[TopicPartition, int]]()
-
-    def add_noting(feed: Feed, tp: TopicPartition, records: Collection[Any], topic_id: str = "") -> None:
-        add(feed, tp, records, topic_id)
-        polled.update((tp, record.offset) for record in records)
-
-    cluster.produce(1000)
-    first = starts()
-    wait_for(query, cluster, first)
-    first.stop()
-    monkeypatch.setattr(Feed, "add", add_noting)
-
-    cluster.produce(500)
-    second = starts(flush=Flush(rows=500, seconds=600.0))
-    wait_for(query, cluster, second)
-    cluster.produce(10)
-    wait_until(lambda: len(polled) == 510)  # and no limit is reached
-    assert len(numbers(query)) == 1500
-    second.stop()
-    wait_for(query, cluster)
-    assert stored(store) == cluster.count
-
-
 @pytest.mark.behaviour("CONS-3", "CONS-5")
 def test_members_take_partitions_from_each_other_and_write_each_record_once(
     store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
 ) -> None:
     running = [starts()]
-    for round_ in range(3):
-        cluster.produce(2000)
-        wait_until(lambda before=cluster.count - 2000: len(numbers(query)) > before, timeout=60.0)
+    for round_ in range(2):
+        cluster.produce(1000)
+        wait_until(lambda before=cluster.count - 1000: len(numbers(query)) > before, timeout=60.0)
         running.append(starts())
-        cluster.produce(2000)
+        cluster.produce(1000)
         wait_for(query, cluster, *running)
         wait_until(lambda: owners(query) == len(running), timeout=60.0)
-        if round_ == 1:
+        if round_ == 0:
             running.pop(0).stop()
-    cluster.produce(2000)
+    cluster.produce(1000)
     wait_for(query, cluster, *running)
     for one in running:
         one.stop()
@@ -186,18 +142,26 @@ def committed(cluster: Cluster) -> dict[int, tuple[int, str | None]]:
 
 @pytest.mark.behaviour("CONS-5", "CONS-8", "CONS-14")
 def test_what_is_stored_is_committed_to_kafka_with_a_stamp_and_at_once_when_partitions_are_given_back(
-    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+    store: OffsetStore,
+    cluster: Cluster,
+    query: Query,
+    starts: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(commits, "INTERVAL", 0.2)
     recorder = Recorder()
     store.observers = Observers([recorder])
     cluster.produce(400)
     first = starts(metadata=noted)
     wait_for(query, cluster, first)
     wait_until(lambda: {at for at, _ in committed(cluster).values()} == {100})
+    query("UPDATE kafka_partitions SET pinned = true")  # as a reset does
     cluster.produce(200)
     second = starts(metadata=noted)
     wait_for(query, cluster, first, second)
     wait_until(lambda: owners(query) == 2, timeout=60.0)
+    wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)])
+    monkeypatch.setattr(commits, "INTERVAL", 600.0)  # what follows is committed at the end alone
     first.stop()
     wait_until(lambda: owners(query) == 1, timeout=60.0)
     cluster.produce(100)
@@ -284,20 +248,6 @@ def test_a_group_goes_from_another_program_to_consumers_and_back_as_the_page_say
     assert {at for at, _ in committed(cluster).values()} == {100}
 
 
-@pytest.mark.behaviour("CONS-14")
-def test_offsets_that_kafka_had_are_believed_again_once_the_stored_ones_are_committed(
-    cluster: Cluster, query: Query, starts: Callable[..., Running]
-) -> None:
-    cluster.produce(100)
-    running = starts()
-    wait_for(query, cluster, running)
-    query("UPDATE kafka_partitions SET pinned = true")  # as a reset does
-    cluster.produce(100)
-    wait_for(query, cluster, running)
-    wait_until(lambda: query("SELECT count(*) FROM kafka_partitions WHERE pinned") == [(0,)])
-    assert not running.ended.done()
-
-
 @pytest.mark.behaviour("CONS-7")
 def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
     cluster: Cluster, query: Query, starts: Callable[..., Running]
@@ -307,11 +257,11 @@ def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
 
     def slowly(records: Any) -> Any:
         sizes.append(records.num_rows)
-        time.sleep(13.0 if len(sizes) == 2 else 0.0)
+        time.sleep(3.5 if len(sizes) == 2 else 0.0)
         return parse(records)
 
     running = starts(
-        {"max.poll.interval.ms": 12_000, "session.timeout.ms": 12_000},
+        {"max.poll.interval.ms": 2500, "session.timeout.ms": 2500},
         transform=slowly,
         flush=Flush(rows=200, seconds=0.2),
     )
@@ -321,81 +271,53 @@ def test_slow_work_never_keeps_kafka_waiting_and_what_waits_is_limited(
     assert sum(sizes) == 900  # none was computed twice: it was never taken for dead
 
 
-@pytest.mark.behaviour("CONS-10", "CONS-7")
-def test_filters_drop_records_and_defer_others_and_another_member_gets_what_waits(
+@pytest.mark.behaviour("CONS-19", "CONS-7")
+def test_no_partition_waits_for_long_beside_others_with_a_backlog(
     store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
 ) -> None:
+    """Two with many small records, of which one fetch brings 24 flushes; one with large records, and one with few."""
     recorder = Recorder()
     store.observers = Observers([recorder])
-    cluster.produce(400)
-    odd = SkipIf(lambda record: int(record.value or b"") % 2)
-    running = starts(filters=[odd, Throttle(50, per=20.0)])
-    wait_until(lambda: len(numbers(query)) >= 50, timeout=60.0)
-    running.stop()
-    assert 50 <= len(numbers(query)) < 200
-    running = starts(filters=[odd])
-    wait_until(lambda: len(numbers(query)) >= 200, timeout=60.0)
-    wait_until(lambda: stored(store) == cluster.count)
-    assert numbers(query) == [*range(0, 400, 2)]
-    dropped = recorder.of(RecordsDropped)
-    assert {one.by for one in dropped} == {"SkipIf"}
-    assert sum(one.records for one in dropped) >= 200
+    backlog = {0: 6000, 1: 6000, 2: 12, 3: 48}
+    waiting = deque[tuple[int, int]]()
+    for partition, count in backlog.items():
+        for _ in range(count):
+            value = str(cluster.count).encode().ljust(300_000 if partition == 2 else 1)
+            if partition == 3:
+                waiting.append((partition, cluster.count))
+            else:
+                cluster.producer.produce(cluster.topic, value, partition=partition)
+            cluster.count += 1
+        cluster.producer.flush(30)
 
-
-@pytest.mark.behaviour("CONS-1", "OPS-6")
-def test_a_tick_is_called_once_a_group_however_many_members_there_are(
-    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
-) -> None:
-    query("CREATE TABLE ticks (began timestamptz)")
-
-    def tick(work: Work) -> None:
-        work.connection.exec_driver_sql("INSERT INTO ticks SELECT updated_at FROM batch_marks, pg_sleep(0.2)")
-
-    running = [starts(tick=Tick(tick, every=0.5)) for _ in range(3)]
-    wait_until(lambda: query("SELECT count(*) FROM ticks")[0][0] >= 6, timeout=60.0)
-    for one in running:
-        one.stop()
-
-    gaps = query("SELECT extract(epoch FROM began - lag(began) OVER (ORDER BY began))::float FROM ticks")
-    assert min(gap for (gap,) in gaps if gap is not None) >= 0.5
-
-
-@pytest.mark.behaviour("CONS-4")
-def test_a_claim_ends_the_consumer_and_a_consumer_spares_a_live_claim(
-    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
-) -> None:
-    cluster.produce(100)
-    running = starts()
-    wait_for(query, cluster, running)
-    with store.claim("billing", topics=[cluster.topic]):
-        cluster.produce(10)
-        with pytest.raises(StaleClaim):
-            running.ended.result(timeout=60)
-        with pytest.raises(GroupBusy):
-            starts().ended.result(timeout=60)
-    assert len(numbers(query)) == 100
-
-
-@pytest.mark.behaviour("CONS-1")
-def test_an_error_of_the_transform_ends_it_and_names_the_record(
-    cluster: Cluster, query: Query, starts: Callable[..., Running]
-) -> None:
-    cluster.produce(100)
-
-    def fails(records: Any) -> Any:
-        if b"42" in records.column("value").to_pylist():
-            raise ValueError
+    def slowly(records: Any) -> Any:
+        time.sleep(0.02)
+        for partition, number in waiting and [waiting.popleft()]:  # the fourth gets one record in each flush
+            cluster.producer.produce(cluster.topic, str(number).encode(), partition=partition)
+            cluster.producer.poll(0)
         return parse(records)
 
-    with pytest.raises(FunctionFailed, match=f"first refused at record {cluster.topic}-2@10"):
-        starts(transform=fails).ended.result(timeout=60)
-    assert 42 not in numbers(query)
+    running = starts(transform=slowly, flush=Flush(rows=250, seconds=0.5, bytes=1 << 20))
+    wait_for(query, cluster, running)
+    running.stop()
+    written = [one.done for one in recorder.of(BatchEnded)]
+    assert max(sum(range_.size for range_ in done.values()) for done in written) <= 250
+    for partition in (0, 1, 2):
+        mine = [number for number, done in enumerate(written) if TopicPartition(cluster.topic, partition) in done]
+        # The model proves three. A busy broker may let a partition's turn pass; without turns it is 24.
+        assert max(after - before for before, after in zip([-1, *mine], mine, strict=False)) <= 12
 
 
 @pytest.mark.behaviour("CONS-6")
 def test_a_partition_that_another_member_takes_too_late_is_taken_again(
-    store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
+    store: OffsetStore,
+    cluster: Cluster,
+    query: Query,
+    starts: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("offsetstore.consumer.consumer._AGAIN", 3.0)
+    monkeypatch.setattr("offsetstore.consumer.consumer._HEARD", 3.0)
     running = starts()
     cluster.produce(100)
     wait_for(query, cluster, running)
@@ -403,68 +325,12 @@ def test_a_partition_that_another_member_takes_too_late_is_taken_again(
     with join(store, other.request) as late:
         late.assign([cluster.tps[1]])
         cluster.produce(100)
-        wait_until(lambda: len(numbers(query)) == 175, timeout=60.0)  # the others go on
         wait_for(query, cluster, running)
+        written = [number % 4 for (number,) in query("SELECT record FROM results ORDER BY ctid")]
+        assert written[-25:] == [1] * 25  # the others have gone on meanwhile
         with pytest.raises(PartitionLost), store.transaction(late) as tx:
             tx.lock({cluster.tps[1]: OffsetRange(50, 51)})
     running.stop()
-
-
-@pytest.mark.behaviour("CONS-6")
-def test_partitions_that_cant_be_taken_at_once_are_taken_later(
-    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assign, refused = Member.assign, [LockTimeout("locked"), TopicMissing("not known yet")]
-
-    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
-        if refused:
-            raise refused.pop()
-        return assign(member, partitions)
-
-    monkeypatch.setattr(Member, "assign", refuse)
-    cluster.produce(100)
-    running = starts()
-    wait_for(query, cluster, running)
-    assert not refused
-    cluster.produce(100)
-    wait_for(query, cluster, running)
-
-
-@pytest.mark.behaviour("CONS-6")
-@pytest.mark.parametrize("error", [LockTimeout("locked"), StoreUnavailable("gone"), BrokerUnavailable("gone")])
-def test_one_partition_that_cant_be_taken_keeps_no_other_waiting(
-    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    assign, is_locked = Member.assign, [True]
-
-    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
-        if is_locked and cluster.tps[1] in partitions:
-            raise error
-        return assign(member, partitions)
-
-    monkeypatch.setattr(Member, "assign", refuse)
-    cluster.produce(100)
-    running = starts()
-    wait_until(lambda: len(numbers(query)) == 75, timeout=60.0)
-    is_locked.clear()
-    wait_for(query, cluster, running)
-
-
-@pytest.mark.behaviour("CONS-13")
-def test_a_partition_that_kafkas_client_has_stopped_reading_is_read_on(
-    cluster: Cluster, query: Query, starts: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assign, beyond = Member.assign, [10**6]
-
-    def assigned(member: Member, partitions: Collection[TopicPartition]) -> Any:
-        starting = assign(member, partitions)
-        return SimpleNamespace(offsets=dict.fromkeys(starting.offsets, beyond.pop())) if beyond else starting
-
-    monkeypatch.setattr(Member, "assign", assigned)
-    cluster.produce(100)
-    running = starts()
-    wait_for(query, cluster, running)
-    assert not beyond
 
 
 @dataclass
@@ -497,49 +363,22 @@ def test_a_partition_that_is_given_back_while_it_is_paused_is_read_when_it_comes
     first.stop()
 
 
-@pytest.mark.behaviour("CONS-13")
-@pytest.mark.parametrize("is_doubtful", [True, False], ids=["perhaps a new leader", "records that are gone"])
-def test_a_short_log_is_looked_at_again_and_one_whose_records_are_gone_ends_the_consumer(
-    cluster: Cluster,
-    query: Query,
-    starts: Callable[..., Running],
-    monkeypatch: pytest.MonkeyPatch,
-    is_doubtful: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
-    assign, refused = Member.assign, ["the log ends too early, or begins too late"]
-
-    def refuse(member: Member, partitions: Collection[TopicPartition]) -> StartingOffsets:
-        if not refused:
-            return assign(member, partitions)
-        first = min(partitions)
-        others = {TopicPartition("of another topic", 0): 0.0}  # which is in doubt since long ago
-        member.doubts = {**others, **({first: time.monotonic()} if is_doubtful else {})}
-        raise OffsetOutOfRange(refused.pop(), topic_partition=first)
-
-    monkeypatch.setattr(Member, "assign", refuse)
-    cluster.produce(100)
-    running = starts()
-    if is_doubtful:
-        wait_for(query, cluster, running)
-    else:
-        wait_until(lambda: running.ended.done() or len(numbers(query)) == cluster.count)
-        assert isinstance(running.ended.exception(timeout=0) if running.ended.done() else None, OffsetOutOfRange)
-
-
 @pytest.mark.behaviour("CONS-1", "CONS-5", "OPS-2")
 def test_a_paused_group_is_polled_and_written_when_it_is_resumed_and_members_come_and_go_meanwhile(
     store: OffsetStore, cluster: Cluster, query: Query, starts: Callable[..., Running]
 ) -> None:
     cluster.produce(100)
+    recorder = Recorder()
+    store.observers = Observers([recorder])
     first = starts(patience=100_000.0)
     wait_for(query, cluster, first)
     store.pause("billing", reason="maintenance")
     cluster.produce(350)  # more than one flush
-    time.sleep(2.0)
+    wait_until(lambda: recorder.of(PauseChanged), timeout=60.0)
     second = starts()
     wait_until(lambda: owners(query) == 2, timeout=60.0)
     first.stop()
-    time.sleep(4.0)
+    wait_until(lambda: owners(query) == 1, timeout=60.0)
     assert len(numbers(query)) == 100
     store.resume("billing", reason="done")
     wait_for(query, cluster, second)
@@ -567,20 +406,11 @@ def test_the_stored_offset_reaches_the_end_beyond_transactions_that_were_aborted
 
 
 @contextmanager
-def job(
-    url: str, cluster: Cluster, failpoint: str | None = None, calls: Path | None = None
-) -> Generator[subprocess.Popen[str]]:
+def job(url: str, cluster: Cluster, calls: Path, failpoint: str | None = None) -> Generator[subprocess.Popen[str]]:
+    """A consumer with a handler, as a process of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "OFFSETSTORE_FAILPOINT"}
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tests.support.consumer_job",
-            url,
-            cluster.bootstrap,
-            cluster.topic,
-            *([] if calls is None else [str(calls)]),
-        ],
+        [sys.executable, "-m", "tests.support.consumer_job", url, cluster.bootstrap, cluster.topic, str(calls)],
         cwd=ROOT,
         env=environment | ({} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}),
         stderr=subprocess.PIPE,
@@ -607,39 +437,18 @@ def test_a_member_whose_instance_id_another_takes_ends_and_says_so(
     wait_for(query, cluster)
 
 
-@pytest.mark.behaviour("CONS-1", "CONS-8")
-def test_a_consumer_that_is_killed_writes_each_record_once_and_sigterm_ends_it_well(
-    store: OffsetStore, cluster: Cluster, query: Query, offsetstore_database: str
-) -> None:
-    for failpoint in ("in_claim:2", "after_lock:2", "before_commit:3", "after_commit:2"):
-        cluster.produce(1000)
-        with job(offsetstore_database, cluster, failpoint) as killed:
-            _, told = killed.communicate(timeout=90)
-            assert killed.returncode == -signal.SIGKILL, told
-    with job(offsetstore_database, cluster) as running:
-        wait_for(query, cluster)
-        cluster.produce(50)
-        time.sleep(0.5)
-        running.send_signal(signal.SIGTERM)
-        _, told = running.communicate(timeout=60)
-        assert running.returncode == 0, told
-    with job(offsetstore_database, cluster):
-        wait_for(query, cluster)
-    assert stored(store) == cluster.count
-
-
-@pytest.mark.behaviour("HAND-7", "CONS-1")
-def test_a_consumer_with_a_handler_that_is_killed_calls_at_most_one_flush_again(
+@pytest.mark.behaviour("CONS-1", "CONS-2", "CONS-8", "HAND-7")
+def test_a_consumer_that_is_killed_writes_each_record_once_calls_at_most_a_flush_again_and_heeds_sigterm(
     store: OffsetStore, cluster: Cluster, query: Query, offsetstore_database: str, tmp_path: Path
 ) -> None:
     window, calls = 100, tmp_path / "calls"
+    failpoints = ("in_claim:2", "after_lock:2", "before_commit:3", "after_commit:2")
     cluster.produce(1000)
-    failpoints = ("before_lock:2", "before_commit:3", "after_commit:2")
     for failpoint in failpoints:
-        with job(offsetstore_database, cluster, failpoint, calls) as killed:
+        with job(offsetstore_database, cluster, calls, failpoint) as killed:
             _, told = killed.communicate(timeout=90)
             assert killed.returncode == -signal.SIGKILL, told
-    with job(offsetstore_database, cluster, calls=calls) as running:
+    with job(offsetstore_database, cluster, calls) as running:
         wait_for(query, cluster)
         running.send_signal(signal.SIGTERM)
         _, told = running.communicate(timeout=60)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
@@ -21,14 +22,21 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture
-def pages(browser: Browser) -> Iterator[Pages]:
-    """Opens pages; the test fails if anything goes wrong in one of them."""
+@contextmanager
+def without_faults(browser: Browser) -> Generator[Pages]:
+    """Yield what opens pages, in none of which anything may go wrong."""
     opened = Pages(browser)
     yield opened
     faults = opened.take_faults()
     opened.close()
     assert faults == []
+
+
+@pytest.fixture
+def pages(browser: Browser) -> Iterator[Pages]:
+    """Opens pages; the test fails if anything goes wrong in one of them."""
+    with without_faults(browser) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def test_a_role_that_may_not_decide_is_refused_by_the_database(
         "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
         f"VALUES (7, '{GROUP}', 'events', now(), 'MSG_SIZE_TOO_LARGE')"
     )
+    query(f"INSERT INTO outbox (consumer_group, topic) VALUES ('{GROUP}', 'events')")
     before = store.history(GROUP), store.offsets(GROUP), store.letter(GROUP, P0, 2)
     with (
         DashboardServer(reader, broker, Settings(port=0), actions=Deciding(reader, broker)) as server,
@@ -121,6 +122,7 @@ def test_a_role_that_may_not_decide_is_refused_by_the_database(
             ("discard", {"topic": "payments", "partition": "0", "offset": "2"}),
             ("outbox-retry", {}),
             ("outbox-discard", {"row": "7"}),
+            ("outbox-set-aside", {}),
         ):
             refused = browser.send(browser.open(f"/actions/{action}/plan", group=GROUP, **fields), **ANSWER)
             assert (action, refused.status) == (action, 403), refused.text

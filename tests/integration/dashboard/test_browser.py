@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.support import keyboard
+from tests.integration.dashboard.conftest import without_faults
 from tests.support.browser import Pages, Scheme, axe
 from tests.support.keyboard import Stop, tab_order, unreachable
 from tests.support.waiting import wait_until
@@ -84,8 +83,7 @@ def wait_for_fault(pages: Pages, start: str) -> None:
     wait_until(lambda: any(fault.startswith(start) for fault in pages.take_faults()))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
 def test_a_page_without_fault(pages: Pages, site: Site, width: int, scheme: Scheme) -> None:
     page = pages.open(site.show(CLEAN), width=width, scheme=scheme)
     assert page.evaluate("innerWidth") == width
@@ -95,17 +93,24 @@ def test_a_page_without_fault(pages: Pages, site: Site, width: int, scheme: Sche
     assert unreachable(page) == []
 
 
+def test_a_hint_of_the_browser_s_own_is_no_fault_of_the_page(pages: Pages, site: Site) -> None:
+    """Such as one for a form with a password and no name, which not every Chromium prints."""
+    pages._console(
+        cast("Any", SimpleNamespace(type="verbose", text="[DOM] Password forms should have username fields"))
+    )
+    pages.open(site.show('<form><label>Token <input type="password"></label></form>'))
+    assert pages.take_faults() == []
+
+
 @pytest.mark.parametrize(
     ("script", "fault"),
     [
         ("console.error('broken')", "console, error: broken"),
-        ("console.log('hello')", "console, log: hello"),
         ("throw new Error('broken')", "error: broken"),
         ("Promise.reject(new Error('broken'))", "error: broken"),
         ("fetch('/missing')", "console, error: Failed to load resource: the server responded with a status of 404"),
         ("fetch('/hang-up')", "request failed: {url}hang-up: net::ERR_EMPTY_RESPONSE"),
         ("document.querySelector('main').setAttribute('style', 'color: red')", "console, error: "),
-        ("fetch('http://elsewhere.invalid/')", "console, error: "),
     ],
 )
 def test_what_goes_wrong_in_a_page(watched: Pages, site: Site, script: str, fault: str) -> None:
@@ -114,119 +119,61 @@ def test_what_goes_wrong_in_a_page(watched: Pages, site: Site, script: str, faul
 
 
 @pytest.mark.parametrize(
-    "script",
-    [
-        "fetch('http://elsewhere.invalid/').catch(() => 0)",
-        "new Image().src = 'http://elsewhere.invalid/'",
-        "new WebSocket('ws://elsewhere.invalid/')",
-        "fetch('http://127.0.0.1:9/').catch(() => 0)",
-    ],
+    "script", ["fetch('http://elsewhere.invalid/').catch(() => 0)", "new WebSocket('ws://elsewhere.invalid/')"]
 )
 def test_a_request_to_elsewhere_where_no_policy_forbids_it(watched: Pages, site: Site, script: str) -> None:
     watched.open(site.show(CLEAN, script=script, policy=""))
     wait_for_fault(watched, "request to elsewhere: ")
 
 
-def test_nothing_leaves_this_machine(watched: Pages, site: Site) -> None:
-    watched.open(site.show(CLEAN, script="fetch('http://127.0.0.2/')", policy=""))
-    wait_for_fault(watched, "request failed: http://127.0.0.2/: net::ERR_NAME_NOT_RESOLVED")
+def test_a_fault_fails_the_test(browser: Browser, site: Site) -> None:
+    with pytest.raises(AssertionError, match="console, error: broken"), without_faults(browser) as pages:
+        pages.open(site.show(CLEAN, script="console.error('broken')"))
 
 
-def test_a_request_given_up_is_no_fault(pages: Pages, site: Site) -> None:
-    script = "const given = new AbortController(); fetch('/style.css', {signal: given.signal}).catch(() => 0); "
-    pages.open(site.show(CLEAN, script=script + "given.abort()")).reload()
-    assert pages.take_faults() == []
-
-
-def test_a_fault_fails_the_test(tmp_path: Path, site: Site) -> None:
-    url = site.show(CLEAN, script="console.error('broken')")
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {Path(__file__).parents[3]}")
-    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
-    (tmp_path / "test_it.py").write_text(f"def test_it(pages):\n    pages.open({url!r})")
-    done = subprocess.run((sys.executable, "-m", "pytest"), cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "console, error: broken" in done.stdout
-
-
-def test_a_field_without_label(pages: Pages, site: Site) -> None:
+def test_axe_finds_a_missing_label_poor_contrast_in_one_scheme_alone_and_small_targets(
+    pages: Pages, site: Site
+) -> None:
     (violation,) = axe(pages.open(site.show("<input>")))
     assert (violation.rule, violation.parts) == ("label", ("<input>",))
-
-
-def test_contrast_in_one_scheme_alone(pages: Pages, site: Site) -> None:
     url = site.show("<p>Lag</p>", style="p { color: #444 }")
     assert axe(pages.open(url, scheme="light")) == []
     assert [violation.rule for violation in axe(pages.open(url, scheme="dark"))] == ["color-contrast"]
-
-
-@pytest.mark.parametrize("width", [360, 1280])
-def test_small_targets(pages: Pages, site: Site, width: int) -> None:
     style = "button { width: 12px; height: 12px; padding: 0; margin: 0; border: 0; display: block }"
     body = '<button aria-label="Pause"></button><button aria-label="Resume"></button>'
-    assert [violation.rule for violation in axe(pages.open(site.show(body, style=style), width=width))] == [
-        "target-size"
-    ]
+    assert [violation.rule for violation in axe(pages.open(site.show(body, style=style)))] == ["target-size"]
 
 
-@pytest.mark.parametrize(
-    "control",
-    [
+def test_what_the_keyboard_does_not_reach(pages: Pages, site: Site) -> None:
+    script = "document.getElementById('clicked')?.addEventListener('click', () => 0)"
+    for control in (
         '<button tabindex="-1">Pause</button>',
         '<a href="/" tabindex="-1">Flights</a>',
         '<span role="button">Pause</span>',
         '<div id="clicked">Pause</div>',
-        '<div id="clicked" aria-hidden="true">Pause</div>',
         '<input type="radio" name="a" tabindex="-1">',
-    ],
-)
-def test_what_the_keyboard_does_not_reach(pages: Pages, site: Site, control: str) -> None:
-    script = "document.getElementById('clicked')?.addEventListener('click', () => 0)"
-    page = pages.open(site.show(CLEAN + control, script=script))
-    assert unreachable(page) == [control]
+    ):
+        page = pages.open(site.show(CLEAN + control, script=script))
+        assert unreachable(page) == [control]
+    style = "div { height: 20px; overflow: auto } p { height: 99px }"
+    page = pages.open(site.show('<div><p id="clicked">Pause</p></div>', style=style, script=script))
+    assert [stop.role for stop in tab_order(page)] == ["generic"], "what scrolls is a stop"
+    assert unreachable(page) == ['<p id="clicked">Pause</p>'], "and no excuse for what is in it"
 
 
-@pytest.mark.parametrize(
-    "controls",
-    [
-        "",
-        "<p>Nothing to do</p>",
-        '<button disabled>Pause</button><input type="checkbox" disabled><input type="hidden"><b hidden>Go</b>',
-        '<label><input type="radio" name="a">Stop</label><label><input type="radio" name="a">Retry</label>',
-        '<select><option>Stop<option>Retry</select><input type="date"><input type="time"><textarea></textarea>',
-        '<details><summary>More</summary><a href="/">Inside</a></details>',
-        '<div inert class="clicked"><b class="clicked">G</b></div><button aria-disabled="true" tabindex="-1"></button>',
-        '<table class="clicked"><tr><td><a href="/">Flights</a></table><button><b class="clicked">Pause</b></button>',
-        '<h2 tabindex="-1">Letters</h2><p style="visibility: hidden"><a href="/">Flights</a></p>',
-        '<button>Behind</button><div class="clicked">Behind</div><dialog><button>Cancel</button></dialog>',
-    ],
-)
-def test_what_need_not_be_reached_or_is(pages: Pages, site: Site, controls: str) -> None:
+def test_what_need_not_be_reached_or_is(pages: Pages, site: Site) -> None:
     script = """
     for (const element of document.querySelectorAll('.clicked')) element.addEventListener('click', () => 0);
     document.body.addEventListener('click', () => 0);
     document.querySelector('dialog')?.showModal();
     """
-    page = pages.open(site.show(controls, script=script, policy=""))
-    assert unreachable(page) == []
-
-
-def test_what_scrolls_is_a_stop_and_no_excuse_for_what_is_in_it(pages: Pages, site: Site) -> None:
-    style = "div { height: 20px; overflow: auto } p { height: 99px }"
-    script = "document.querySelector('p').addEventListener('click', () => 0)"
-    page = pages.open(site.show("<div><p>Pause</p></div>", style=style, script=script))
-    assert [stop.role for stop in tab_order(page)] == ["generic"]
-    assert unreachable(page) == ["<p>Pause</p>"]
-
-
-def test_the_order_of_tab_wherever_it_starts(pages: Pages, site: Site) -> None:
-    page = pages.open(site.show('<a href="/">One</a><input type="date" aria-label="Two"><button>Three</button>'))
-    page.get_by_role("link").focus()
-    assert [stop.name for stop in tab_order(page)] == ["One", "Two", "Three"]
-
-
-def test_a_page_that_holds_the_focus(pages: Pages, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyboard, "_PRESSES", 10)
-    page = pages.open(site.show(CLEAN, script="addEventListener('keydown', event => event.preventDefault())"))
-    page.get_by_role("button").focus()
-    with pytest.raises(AssertionError, match="holds the focus"):
-        tab_order(page)
+    for controls in (
+        '<button disabled>Pause</button><input type="checkbox" disabled><input type="hidden"><b hidden>Go</b>',
+        '<label><input type="radio" name="a">Stop</label><label><input type="radio" name="a">Retry</label>',
+        '<select><option>Stop<option>Retry</select><details><summary>More</summary><a href="/">Inside</a></details>',
+        '<div inert class="clicked"><b class="clicked">G</b></div><button aria-disabled="true" tabindex="-1"></button>',
+        '<table class="clicked"><tr><td><a href="/">Flights</a></table><button><b class="clicked">Pause</b></button>',
+        '<button>Behind</button><div class="clicked">Behind</div><dialog><button>Cancel</button></dialog>',
+    ):
+        page = pages.open(site.show(controls, script=script, policy=""))
+        assert unreachable(page) == [], controls

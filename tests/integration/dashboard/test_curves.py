@@ -53,7 +53,7 @@ def server(store: OffsetStore) -> Iterator[DashboardServer]:
 
 @pytest.mark.behaviour("DASH-2", "DASH-5")
 def test_curves_change_without_being_made_anew(store: OffsetStore, server: DashboardServer, pages: Pages) -> None:
-    page = pages.open(f"{server.url}group?group=billing")
+    page = pages.open(f"{server.url}group?group=billing", times=10)
     assert page.evaluate(_DRAWN) == [True, True, True]
     for label in ("Lag: now 6, peak 59.", "Records per second: now ", "Seconds per batch: now "):
         assert page.get_by_role("img", name=label).count() == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TypeAlias
 
-import pytest
 from sqlalchemy import Engine
 
 from offsetstore.demo.day_totals import Events, create_day_totals, verify_events
@@ -16,37 +16,6 @@ from offsetstore.demo.poison import KINDS, records_of
 from offsetstore.demo.tables import ADDED, COLUMNS, OURS, WORST, Findings, verify
 
 FLIGHTS = 600
-
-
-@pytest.fixture
-def ledger(engine: Engine) -> Ledger:
-    """Of flights that have all landed, once, with their sums."""
-    ledger = Ledger()
-    flights = list(read_flights(FLIGHTS))
-    for flight in flights:
-        ledger.enter(flight)
-    land(engine, flights, ledger)
-    return ledger
-
-
-@pytest.fixture
-def poisoned(engine: Engine) -> Ledger:
-    """Of flights of which some are broken, and are letters; flight 1 is one of them, flight 2 is not."""
-    ledger = Ledger()
-    broken = {1: KINDS[0], 400: KINDS[1], 500: KINDS[2], 550: KINDS[3]}
-    records = list(records_of(read_flights(FLIGHTS), broken, ledger))
-    land(engine, [flight for flight in read_flights(FLIGHTS) if flight["flight_id"] not in broken], ledger)
-    letters = [
-        (GROUP, TOPIC, flight_id, letter.cause, records[flight_id - 1].key, records[flight_id - 1].value)
-        for flight_id, letter in ledger.letters.items()
-    ]
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, key, "
-            "value, error_class, attempts) VALUES (%s, %s, 0, %s, 'dead', %s, 'kept', %s, %s, 'RowsRefused', 1)",
-            letters,
-        )
-    return ledger
 
 
 def land(engine: Engine, flights: list[Flight], ledger: Ledger) -> None:
@@ -63,69 +32,49 @@ def land(engine: Engine, flights: list[Flight], ledger: Ledger) -> None:
         connection.exec_driver_sql("INSERT INTO carrier_delays VALUES (%s, %s, %s, %s, %s, %s, %s, %s)", delays)
 
 
-def planted(engine: Engine, statement: str) -> None:
+RIGHT = Findings(stored=FLIGHTS, missing=0, duplicated=0, wrong_aggregates=0)
+Cases: TypeAlias = list[tuple[str, dict[str, int]]]
+
+
+def expect(engine: Engine, url: str, ledger: Ledger, right: Findings, cases: Cases) -> None:
+    """Tables that are right pass; then each statement makes one row wrong, and is undone."""
+    assert verify(url, OURS, ledger) == right
+    assert right.exact
+    tables = ("flights", "carrier_delays", "dead_letters")
     with engine.begin() as connection:
-        assert connection.exec_driver_sql(statement).rowcount == 1
+        for table in tables:
+            connection.exec_driver_sql(f"CREATE TABLE right_{table} AS TABLE {table}")
+    for statement, wrong in cases:
+        with engine.begin() as connection:
+            assert connection.exec_driver_sql(statement).rowcount == 1
+        findings = verify(url, OURS, ledger)
+        assert findings == replace(right, **wrong), statement
+        assert not findings.exact
+        with engine.begin() as connection:
+            for table in tables:
+                connection.exec_driver_sql(f"DELETE FROM {table}")
+                connection.exec_driver_sql(f"INSERT INTO {table} TABLE right_{table}")
 
 
-def test_tables_that_are_right_pass(engine: Engine, offsetstore_database: str, ledger: Ledger) -> None:
-    findings = verify(offsetstore_database, OURS, ledger)
-    assert findings == Findings(stored=FLIGHTS, missing=0, duplicated=0, wrong_aggregates=0)
-    assert findings.exact
-
-
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        pytest.param(
-            "INSERT INTO flights SELECT * FROM flights WHERE flight_id = 77",
-            Findings(FLIGHTS + 1, 0, 1, 0),
-            id="a flight that is there twice",
-        ),
-        pytest.param(
-            "DELETE FROM flights WHERE flight_id = 77", Findings(FLIGHTS - 1, 1, 0, 0), id="a flight that is gone"
-        ),
-        pytest.param(
-            "UPDATE flights SET flight_id = 78 WHERE flight_id = 77",
-            Findings(FLIGHTS, 1, 1, 0),
-            id="one gone and another twice, so that the count is right",
-        ),
-        pytest.param(
-            "UPDATE flights SET flight_id = NULL WHERE flight_id = 77",
-            Findings(FLIGHTS, 1, 1, 0),
-            id="a row that is no flight of the CSV",
-        ),
+def test_what_is_planted_is_found(engine: Engine, offsetstore_database: str) -> None:
+    ledger, flights = Ledger(), list(read_flights(FLIGHTS))
+    for flight in flights:
+        ledger.enter(flight)
+    land(engine, flights, ledger)
+    cases: Cases = [
+        ("INSERT INTO flights SELECT * FROM flights WHERE flight_id = 77", {"stored": FLIGHTS + 1, "duplicated": 1}),
+        ("DELETE FROM flights WHERE flight_id = 77", {"stored": FLIGHTS - 1, "missing": 1}),
+        # One is gone, and another there twice, or a row that is no flight of the CSV: the count is right.
+        ("UPDATE flights SET flight_id = 78 WHERE flight_id = 77", {"missing": 1, "duplicated": 1}),
+        ("UPDATE flights SET flight_id = NULL WHERE flight_id = 77", {"missing": 1, "duplicated": 1}),
         *(
-            pytest.param(
-                f"UPDATE carrier_delays SET {name} = {name} + 1 WHERE carrier = 'UA'",
-                Findings(FLIGHTS, 0, 0, 1),
-                id=f"a sum that is off by one: {name}",
-            )
+            (f"UPDATE carrier_delays SET {name} = {name} + 1 WHERE carrier = 'UA'", {"wrong_aggregates": 1})
             for name in (*ADDED, WORST)
         ),
-        pytest.param(
-            "DELETE FROM carrier_delays WHERE carrier = 'UA'", Findings(FLIGHTS, 0, 0, 1), id="a sum that is gone"
-        ),
-        pytest.param(
-            "INSERT INTO carrier_delays VALUES ('UA', 2014, 1, 1, 0, 0, 0, 0)",
-            Findings(FLIGHTS, 0, 0, 1),
-            id="a sum of nothing",
-        ),
-    ],
-)
-def test_what_is_planted_is_found(
-    engine: Engine, offsetstore_database: str, ledger: Ledger, statement: str, expected: Findings
-) -> None:
-    planted(engine, statement)
-    findings = verify(offsetstore_database, OURS, ledger)
-    assert findings == expected
-    assert not findings.exact
-
-
-def test_broken_flights_that_are_letters_pass(engine: Engine, offsetstore_database: str, poisoned: Ledger) -> None:
-    findings = verify(offsetstore_database, OURS, poisoned)
-    assert findings == Findings(FLIGHTS - 4, 0, 0, 0, letters=4, wrong_letters=0)
-    assert findings.exact
+        ("DELETE FROM carrier_delays WHERE carrier = 'UA'", {"wrong_aggregates": 1}),
+        ("INSERT INTO carrier_delays VALUES ('UA', 2014, 1, 1, 0, 0, 0, 0)", {"wrong_aggregates": 1}),
+    ]
+    expect(engine, offsetstore_database, ledger, RIGHT, cases)
 
 
 COPY_OF_LETTER_1 = """
@@ -134,56 +83,38 @@ INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state
 SELECT consumer_group, topic, partition, 77, state, cause, payload, key, {value}, error_class, attempts
 FROM dead_letters WHERE record_offset = 1
 """
+CHANGE = "UPDATE dead_letters SET {} WHERE record_offset = 1"
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        pytest.param(
-            "DELETE FROM dead_letters WHERE record_offset = 1",
-            Findings(FLIGHTS - 4, 1, 0, 0, 3, 0),
-            id="a letter that is lost",
-        ),
-        pytest.param(
-            COPY_OF_LETTER_1.format(value="value"),
-            Findings(FLIGHTS - 4, 0, 0, 0, 5, 1),
-            id="a letter that is there twice",
-        ),
-        pytest.param(
-            COPY_OF_LETTER_1.format(value="'{}'"),
-            Findings(FLIGHTS - 4, 0, 0, 0, 5, 1),
-            id="a letter of no broken flight",
-        ),
+def test_a_wrong_letter_is_found(engine: Engine, offsetstore_database: str) -> None:
+    """Some flights are broken, and are letters; flight 1 is one of them."""
+    ledger, broken = Ledger(), {1: KINDS[0], 400: KINDS[1], 500: KINDS[2], 550: KINDS[3]}
+    records = list(records_of(read_flights(FLIGHTS), broken, ledger))
+    land(engine, [flight for flight in read_flights(FLIGHTS) if flight["flight_id"] not in broken], ledger)
+    letters = [
+        (GROUP, TOPIC, flight_id, letter.cause, records[flight_id - 1].key, records[flight_id - 1].value)
+        for flight_id, letter in ledger.letters.items()
+    ]
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, key, "
+            "value, error_class, attempts) VALUES (%s, %s, 0, %s, 'dead', %s, 'kept', %s, %s, 'RowsRefused', 1)",
+            letters,
+        )
+    cases: Cases = [
+        ("DELETE FROM dead_letters WHERE record_offset = 1", {"missing": 1, "letters": 3}),
+        *((COPY_OF_LETTER_1.format(value=value), {"letters": 5, "wrong_letters": 1}) for value in ("value", "'{}'")),
         *(
-            pytest.param(
-                f"UPDATE dead_letters SET {change} WHERE record_offset = 1",
-                Findings(FLIGHTS - 4, 1, 0, 0, 4, 1),
-                id=f"a letter with {change}",
-            )
+            (CHANGE.format(change), {"missing": 1, "wrong_letters": 1})
             for change in ("value = value || '}'", "value = NULL", "key = ''", "cause = 'refused'")
         ),
-        *(
-            pytest.param(
-                f"UPDATE dead_letters SET {change} WHERE record_offset = 1",
-                Findings(FLIGHTS - 4, 1, 0, 0, 3, 0),
-                id=f"a letter that was closed or written again: {change}",
-            )
-            for change in ("state = 'superseded'", "times = 2")
-        ),
-        pytest.param(
-            "INSERT INTO flights (flight_id) VALUES (400)",
-            Findings(FLIGHTS - 3, 0, 1, 0, 4, 0),
-            id="a broken flight that has landed, too",
-        ),
-    ],
-)
-def test_a_wrong_letter_is_found(
-    engine: Engine, offsetstore_database: str, poisoned: Ledger, statement: str, expected: Findings
-) -> None:
-    planted(engine, statement)
-    findings = verify(offsetstore_database, OURS, poisoned)
-    assert findings == expected
-    assert not findings.exact
+        # Closed, or written again.
+        *((CHANGE.format(change), {"missing": 1, "letters": 3}) for change in ("state = 'superseded'", "times = 2")),
+        # A broken flight that has landed, too.
+        ("INSERT INTO flights (flight_id) VALUES (400)", {"stored": FLIGHTS - 3, "duplicated": 1}),
+    ]
+    right = replace(RIGHT, stored=FLIGHTS - 4, letters=4, wrong_letters=0)
+    expect(engine, offsetstore_database, ledger, right, cases)
 
 
 Message: TypeAlias = tuple[bytes | None, bytes | None]
@@ -195,35 +126,25 @@ def events(day: str, *totals: int, first: int = 1) -> list[Message]:
     return [(day.encode(), json.dumps({"number": number, "flights": flights}).encode()) for number, flights in numbered]
 
 
-@pytest.fixture
-def two_days(engine: Engine) -> Ledger:
-    """Of which the first was told in three events, the second in one."""
+def test_the_topic_is_compared_event_by_event(engine: Engine, offsetstore_database: str) -> None:
+    """The first of two days was told in three events, the second in one."""
     with engine.begin() as connection:
         create_day_totals(connection)
         connection.exec_driver_sql("INSERT INTO day_totals VALUES ('2013-01-01', 842, 3), ('2013-01-02', 943, 1)")
-    return Ledger(days=Counter({"2013-01-01": 842, "2013-01-02": 943}))
-
-
-FIRST, SECOND = events("2013-01-01", 300, 600, 842), events("2013-01-02", 943)
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        pytest.param(FIRST + SECOND, Events(4, 0, 0, 0), id="right"),
-        pytest.param(FIRST, Events(3, 1, 0, 1), id="a day is missing"),
-        pytest.param(FIRST[::2] + SECOND, Events(3, 1, 0, 0), id="one is missing that changes no total"),
-        pytest.param([FIRST[0], *FIRST, *SECOND], Events(5, 0, 1, 0), id="one is there twice"),
-        pytest.param([*FIRST, FIRST[0], *SECOND], Events(5, 0, 1, 1), id="an old one comes again"),
-        pytest.param([FIRST[0], FIRST[2], FIRST[1], *SECOND], Events(4, 0, 0, 1), id="they are not in order"),
-        pytest.param(FIRST[:2] + FIRST[:1] + FIRST[2:] + [], Events(4, 1, 1, 1), id="one too many and one too few"),
-        pytest.param(FIRST + events("2013-01-02", 944), Events(4, 0, 0, 1), id="a total of one flight too many"),
-        pytest.param(FIRST + SECOND + events("2014-01-01", 1), Events(5, 0, 1, 1), id="a day that has not landed"),
-    ],
-)
-def test_the_topic_is_compared_event_by_event(
-    offsetstore_database: str, two_days: Ledger, found: list[Message], expected: Events
-) -> None:
-    events = verify_events(offsetstore_database, found, two_days)
-    assert events == expected
-    assert events.exact is (expected == Events(4, 0, 0, 0))
+    ledger = Ledger(days=Counter({"2013-01-01": 842, "2013-01-02": 943}))
+    first, second = events("2013-01-01", 300, 600, 842), events("2013-01-02", 943)
+    cases = {
+        "right": (first + second, (4, 0, 0, 0)),
+        "a day is missing": (first, (3, 1, 0, 1)),
+        "one is missing that changes no total": (first[::2] + second, (3, 1, 0, 0)),
+        "one is there twice": ([first[0], *first, *second], (5, 0, 1, 0)),
+        "an old one comes again": ([*first, first[0], *second], (5, 0, 1, 1)),
+        "they are not in order": ([first[0], first[2], first[1], *second], (4, 0, 0, 1)),
+        "one too many and one too few": (first[:2] + first[:1] + first[2:], (4, 1, 1, 1)),
+        "a total of one flight too many": (first + events("2013-01-02", 944), (4, 0, 0, 1)),
+        "a day that has not landed": (first + second + events("2014-01-01", 1), (5, 0, 1, 1)),
+    }
+    for case, (found, expected) in cases.items():
+        told = verify_events(offsetstore_database, found, ledger)
+        assert told == Events(*expected), case
+        assert told.exact is (case == "right")

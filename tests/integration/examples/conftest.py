@@ -10,7 +10,7 @@ import pytest
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from tests.packaging.building import Distributions
-from tests.support.examples import Examples, environment_of_spark, install
+from tests.support.examples import Examples, install
 from tests.support.postgres import Database
 
 TOPICS = ("payments", "refunds")
@@ -41,15 +41,3 @@ def examples(
     yield Examples(installed_wheel, tmp_path, offsetstore_database, servers)
     for topic in TOPICS:
         admin.delete_topic(servers, topic)
-
-
-@pytest.fixture(scope="session")
-def job_environment() -> dict[str, str]:
-    """The variables with which an example starts a Spark."""
-    return environment_of_spark()
-
-
-@pytest.fixture
-def jobs(examples: Examples, job_environment: dict[str, str]) -> Examples:
-    """The same for those that are Spark jobs; each starts a Spark of its own."""
-    return examples.with_environment(**job_environment)

@@ -7,9 +7,12 @@ from difflib import ndiff
 from textwrap import dedent
 
 import pytest
+from pyspark.sql import SparkSession
 
+from tests.support.background import in_background
 from tests.support.examples import EXAMPLES, Examples
 from tests.support.postgres import Database
+from tests.support.waiting import wait_until
 
 PAYMENTS = "SELECT payer, amount::text FROM payments ORDER BY payer, amount"
 TABLE = "CREATE TABLE payments (payer text, amount numeric(12,2))"
@@ -46,32 +49,33 @@ def test_three_lines_of_the_query_differ_and_a_claim_and_a_sink_stand_where_the_
 
 
 def test_the_existing_job_writes_a_batch_twice_if_it_died_before_the_checkpoints_commit(
-    jobs: Examples, database: Database
+    examples: Examples, database: Database, offsetstore_spark: SparkSession
 ) -> None:
     database.execute(TABLE)
-    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
-    commit = jobs.checkpoints / "payments" / "commits" / "0"
-    with jobs.running("existing_job.py") as wait_until:
-        wait_until(commit.exists)
-    assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25")]
-
-    for file in commit.parent.iterdir():  # what a crash just before would have left
-        file.unlink()
-    with jobs.running("existing_job.py") as wait_until:
-        wait_until(commit.exists)
-
-    assert database.rows(PAYMENTS) == [("ada", "1.50")] * 2 + [("bob", "2.25")] * 2
+    examples.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    commit = examples.checkpoints / "payments" / "commits" / "0"
+    for times in (1, 2):
+        ended = in_background(lambda: examples.run_here("existing_job.py"))
+        wait_until(lambda: ended.done() or commit.exists(), timeout=60)  # noqa: B023 - called at once
+        for query in offsetstore_spark.streams.active:
+            query.stop()
+        ended.result(timeout=60)
+        assert database.rows(PAYMENTS) == [("ada", "1.50")] * times + [("bob", "2.25")] * times
+        for file in commit.parent.iterdir():  # what a crash just before would have left
+            file.unlink()
 
 
 @pytest.mark.behaviour("SINK-1")
-def test_the_exactly_once_job_killed_there_writes_it_once(jobs: Examples, database: Database) -> None:
+@pytest.mark.usefixtures("offsetstore_spark")
+def test_the_exactly_once_job_that_failed_there_writes_it_once(examples: Examples, database: Database) -> None:
     database.execute(TABLE)
-    jobs.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
-    jobs.crash("exactly_once_job.py", "after_sink")
-    assert not list(jobs.checkpoints.glob("billing/*/commits/0"))
+    examples.produce("payments", ("ada", "1.50"), ("bob", "2.25"))
+    with pytest.raises(SystemExit, match=r"^70$"):
+        examples.with_environment(OFFSETSTORE_FAILPOINT="after_sink:raise").run_here("exactly_once_job.py")
+    assert database.one("SELECT count(*) FROM payments") == 2
+    assert not list(examples.checkpoints.glob("billing/*/commits/0"))
 
-    jobs.produce("payments", ("cleo", "3.00"))
-    with jobs.running("exactly_once_job.py") as wait_until:
-        wait_until(lambda: database.one("SELECT count(*) FROM payments") == 3)
+    examples.produce("payments", ("cleo", "3.00"))
+    examples.stop_here("exactly_once_job.py", lambda: database.one("SELECT count(*) FROM payments") == 3)
 
     assert database.rows(PAYMENTS) == [("ada", "1.50"), ("bob", "2.25"), ("cleo", "3.00")]

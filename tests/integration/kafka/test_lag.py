@@ -8,22 +8,13 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from offsetstore import Broker, OffsetRange, OffsetStore, TopicLag, TopicPartition
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import consumer_groups_tool
-from tests.support.waiting import wait_until
 
 HOUR = 3600
 DAY = 24 * HOUR
-# What `compact` needs to remove records within seconds.
-COMPACTED = {
-    "cleanup.policy": "compact",
-    "segment.ms": "100",
-    "min.cleanable.dirty.ratio": "0.001",
-    "max.compaction.lag.ms": "100",
-    "delete.retention.ms": "100",
-}
 
 
 def give(store: OffsetStore, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -92,57 +83,6 @@ def test_planted_ages_are_found_however_the_records_came(
     assert seconds[5:] == [0, 0], "idle, and empty"
     assert not any(one.is_bound for one in lag.partitions.values())
     assert lag.seconds == seconds[4]
-
-
-@pytest.mark.behaviour("OPS-12")
-def test_a_broker_s_own_timestamps_do_as_well(
-    broker: Broker, store: OffsetStore, offsetstore_kafka: KafkaBroker, offsetstore_group: str
-) -> None:
-    topic = f"{offsetstore_group}-append-time"
-    servers = offsetstore_kafka.bootstrap_servers
-    create_topic(servers, topic, config={"message.timestamp.type": "LogAppendTime"})
-    since = plant(offsetstore_kafka, topic, {0: [5 * DAY] * 10})
-    give(store, "billing", {TopicPartition(topic, 0): 5})
-    assert store.lag(None, broker).groups["billing"].seconds == within(0, since)
-
-
-@pytest.mark.behaviour("OPS-12")
-def test_where_compaction_has_removed_the_first_unread_records_the_next_one_counts(
-    broker: Broker,
-    store: OffsetStore,
-    offsetstore_kafka: KafkaBroker,
-    offsetstore_group: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    topic = f"{offsetstore_group}-compacted"
-    servers = offsetstore_kafka.bootstrap_servers
-    create_topic(servers, topic, config=COMPACTED)
-    now = time.time()
-
-    def keyed(key: bytes, age: float) -> Record:
-        return Record(b"x", key=key, timestamp_ms=int((now - age) * 1000))
-
-    # Offsets 0 to 9; those from 2 to 5 are of one key, and only its last record, at 8, stays.
-    ages = [5 * DAY, 4 * DAY, *[3 * DAY] * 4, 6 * HOUR, 5 * HOUR, 4 * HOUR, 3 * HOUR]
-    keys = [b"a", b"b", *[b"c"] * 4, b"d", b"e", b"c", b"f"]
-    produce(servers, topic, [keyed(key, age) for key, age in zip(keys, ages, strict=True)])
-    p0 = TopicPartition(topic, 0)
-
-    def is_compacted() -> bool:
-        produce(servers, topic, [keyed(b"roll", 0)])  # a segment is closed by the next record
-        return broker.read_records({p0: 2})[p0] == broker.read_records({p0: 6})[p0]
-
-    wait_until(is_compacted, timeout=60)
-    give(store, "billing", {p0: 2})
-    found = store.lag(None, broker).groups["billing"].topics[topic].partitions[0]
-    assert (found.seconds, found.is_bound) == (within(6 * HOUR, now), False), "the record was read"
-
-    def may_not_read(_wanted: object) -> dict[TopicPartition, None]:
-        return {}
-
-    monkeypatch.setattr(broker, "read_records", may_not_read)
-    bound = store.lag(None, broker).groups["billing"].topics[topic].partitions[0]
-    assert (bound.seconds, bound.is_bound) == (within(4 * DAY, now), True), "as old as the last one below"
 
 
 @pytest.mark.behaviour("OPS-12")

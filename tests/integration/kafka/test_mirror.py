@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,14 @@ import psycopg
 import pytest
 from confluent_kafka import Consumer
 
-from offsetstore import Broker, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
-from offsetstore.errors import StartError
+from offsetstore import Broker, OffsetStore, TopicPartition, errors, resolve_starting_offsets
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.offsets import CommittedOffset
-from offsetstore.protocol.events import MirrorTried
-from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.stamp import MAX_BYTES, Stamp, digest
-from offsetstore.protocol.starting import Reason
-from offsetstore.store import mirror as mirrors
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.background import in_background
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.mirrored_job import OFTEN, copied, process
-from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -75,7 +67,7 @@ def kafkas_threads() -> int:
 
 
 # The copy is of what is committed: of the points before COMMIT, one is enough.
-AROUND = ("in_claim", "before_commit", "commit_sent", "after_commit", "before_mirror", "after_mirror")
+AROUND = ("in_claim", "before_commit", "before_mirror")
 
 
 @pytest.mark.behaviour("MIRROR-1")
@@ -89,7 +81,7 @@ def test_wherever_the_job_is_killed_kafka_has_no_more_than_the_store(  # noqa: P
         process(store, claim, p0, 3)
     assert copied(broker, offsetstore_group, topic)[0] == 3
 
-    is_claim = point in {"in_claim", "commit_sent"}  # of all COMMITs the claim's is the first
+    is_claim = point == "in_claim"
     nth = 1 if is_claim else 4
     job = [offsetstore_database, offsetstore_group, offsetstore_kafka.bootstrap_servers, topic, "20"]
     killed = subprocess.run(
@@ -153,61 +145,24 @@ def test_after_a_clean_stop_kafka_s_own_tool_shows_the_lag_of_the_job(
     }
 
 
-@pytest.mark.behaviour("MIRROR-3", "START-21")
-def test_kafka_follows_a_reset_back_and_only_then_the_pin_comes_off(
-    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
+@pytest.mark.behaviour("MIRROR-7")
+def test_another_application_in_the_group_resumes_where_it_was_and_nothing_of_it_is_adopted(
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str, offsetstore_kafka: KafkaBroker
 ) -> None:
-    p0 = TopicPartition(topic, 0)
-    with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
-        process(store, claim, p0, 40)
-    store.reset(offsetstore_group, {p0: 10}, reason="wrong rates")
-    assert copied(broker, offsetstore_group, topic)[0] == 40
+    """The old consumer "billing" and the new job side by side, under the job's default group."""
+    group, partitions = offsetstore_group, [TopicPartition(topic, number) for number in range(2)]
 
-    with store.claim(offsetstore_group, broker, topics=[topic], mirror_every=OFTEN) as claim:
-        wait_until(lambda: not store.offsets(offsetstore_group)[p0].pinned)
-        assert copied(broker, offsetstore_group, topic)[0] == 10
-        process(store, claim, p0, 20)
-    assert copied(broker, offsetstore_group, topic)[0] == 20
-
-
-@pytest.fixture
-def old_consumer(offsetstore_kafka: KafkaBroker, offsetstore_group: str) -> Callable[[str], Consumer]:
-    """Another application, which has used the group before there was the job, and joins it with the next poll."""
-
-    def join(topic: str) -> Consumer:
+    def old_consumer() -> Consumer:
         member = Consumer({
-            "bootstrap.servers": offsetstore_kafka.bootstrap_servers, "group.id": offsetstore_group,
+            "bootstrap.servers": offsetstore_kafka.bootstrap_servers, "group.id": group,
             "auto.offset.reset": "earliest", "enable.auto.commit": False,
         })  # fmt: skip
         member.subscribe([topic])
         return member
 
-    return join
-
-
-def take(member: Consumer, count: int) -> list[int]:
-    """Read records, and commit the last; return the offsets in partition 0."""
-    messages: list[Any] = []
-    wait_until(lambda: len(messages.extend(member.consume(count - len(messages), 0.1)) or messages) == count)
-    member.commit(asynchronous=False)
-    return [message.offset() for message in messages if message.partition() == 0]
-
-
-@pytest.mark.behaviour("MIRROR-7")
-@pytest.mark.parametrize("is_there", [True, False], ids=["while it is there", "between two of its deploys"])
-def test_another_application_in_the_group_resumes_where_it_was_and_nothing_of_it_is_adopted(
-    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str,
-    old_consumer: Callable[[str], Consumer], *, is_there: bool,
-) -> None:  # fmt: skip
-    """The old consumer "billing" and the new job side by side, under the job's default group."""
-    group, partitions = offsetstore_group, [TopicPartition(topic, number) for number in range(2)]
-    member = old_consumer(topic)
+    member = old_consumer()
     take(member, 10)
-    if not is_there:
-        member.close()
-    claim = store.claim(group, broker, topics=[topic], mirror_every=OFTEN if is_there else SELDOM)
-    if not is_there:
-        member = old_consumer(topic)
+    claim = store.claim(group, broker, topics=[topic], mirror_every=OFTEN)
     for tp in partitions:
         process(store, claim, tp, 50)
     take(member, 20)
@@ -216,7 +171,7 @@ def test_another_application_in_the_group_resumes_where_it_was_and_nothing_of_it
     claim.close()
 
     assert broker.view(group, [topic]).committed == left_at
-    redeployed = old_consumer(topic)
+    redeployed = old_consumer()
     positions = [left_at[tp].next_offset if tp in left_at else 0 for tp in partitions]
     assert take(redeployed, 100 - sum(positions)) == list(range(positions[0], 50))
     redeployed.close()
@@ -227,106 +182,28 @@ def test_another_application_in_the_group_resumes_where_it_was_and_nothing_of_it
         resolve_starting_offsets(broker, group=group, topics=[topic], store=store)
 
 
-@pytest.mark.behaviour("MIRROR-7", "START-18")
-@pytest.mark.parametrize("to", [5, 45], ids=["backward", "forward"])
-def test_a_commit_of_another_tool_under_the_job_stays_until_the_next_start_is_told_what_counts(
-    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str, to: int
-) -> None:
-    group, p0 = offsetstore_group, TopicPartition(topic, 0)
-    with store.claim(group, broker, topics=[topic], mirror_every=OFTEN) as claim:
-        process(store, claim, p0, 20)
-        wait_until(lambda: copied(broker, group, topic).get(0) == 20)
-        tool = Broker(broker._settings.config)
-        tool.commit(group, {p0: CommittedOffset(to)})
-        process(store, claim, p0, 30)
-        wait_until(lambda: claim.mirror is not None and claim.mirror.ended)
-    assert copied(broker, group, topic)[0] == to
-    row = store.offsets(group)[p0]
-    assert (row.next_offset, row.contested) == (30, True)
-
-    with pytest.raises(errors.KafkaGroupContested, match=f"{to} committed, 30 stored"):
-        store.claim(group, broker, topics=[topic])
-    policy = StartPolicy(prefer="stored")
-    with store.claim(group, broker, topics=[topic], policy=policy, mirror_every=OFTEN) as claim:
-        wait_until(lambda: copied(broker, group, topic)[0] == 30)
-        wait_until(lambda: not store.offsets(group)[p0].contested)
-        process(store, claim, p0, 40)
-    tool.close()
-    with store.claim(group, broker, topics=[topic], mirror_every=SELDOM) as claim:
-        assert claim.starting is not None
-        assert claim.starting.starts[p0].reason is Reason.STORED
-
-
-@pytest.mark.behaviour("MIRROR-7", "START-9")
-def test_two_groups_of_a_store_that_share_a_group_in_kafka_are_told_so(
-    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
-) -> None:
-    with store.claim(offsetstore_group, broker, topics=[topic], kafka_group=f"{offsetstore_group}-shared") as claim:
-        process(store, claim, TopicPartition(topic, 0), 20)
-
-    other = f"{offsetstore_group}-b"
-    with pytest.raises(StartError, match=r"another group of this store.*kafka_group of its own") as caught:
-        store.claim(other, broker, topics=[topic], kafka_group=f"{offsetstore_group}-shared")
-    assert type(caught.value) is errors.KafkaGroupShared
-    assert "restore" not in caught.value.next_step.lower()
-    assert store.owner(other) is None
-    store.claim(other, broker, topics=[topic]).close()
-
-
-@pytest.mark.behaviour("MIRROR-5", "MIRROR-2")
-def test_a_broker_that_goes_away_costs_a_job_nothing_but_seconds_at_its_end(  # noqa: PLR0917 - fixtures
-    store: OffsetStore,
-    topic: str,
-    offsetstore_group: str,
-    offsetstore_kafka: KafkaBroker,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mirrors, "LAST_COMMIT", 1)
-    p0 = TopicPartition(topic, 0)
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    seen = Recorder()
-    store.observers = Observers([seen])
-    claim = store.claim(offsetstore_group, broker, topics=[topic], mirror_every=0.1)
-    wait_until(lambda: seen.of(MirrorTried, "done"))
-    stubborn = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers}, timeout=60)
-    ending = store.claim(f"{offsetstore_group}-b", stubborn, topics=[topic], mirror_every=SELDOM)
-    caplog.clear()
-    broker._timeout = 1.0
-    offsetstore_kafka.stop()
-    try:
-        process(store, claim, p0, 10)
-        wait_until(lambda: len(seen.of(MirrorTried, "failed", "ended")) >= 2)
-        process(store, claim, p0, 20)
-        began = time.monotonic()
-        ending.close()
-        assert time.monotonic() - began < 4
-    finally:
-        broker._timeout = 15.0  # or a later answer that is slow would be told as another outage
-        monkeypatch.setattr(mirrors, "LAST_COMMIT", 60)
-        offsetstore_kafka.start()
-    patient = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
-    wait_until(lambda: copied(patient, offsetstore_group, topic).get(0) == 20, timeout=60)
-    wait_until(lambda: "copied to Kafka again" in caplog.text)
-    claim.close()
-    messages = [record.message for record in caplog.records if f"{offsetstore_group!r}" in record.message]
-    assert ["could not copy" in messages[0], "copied to Kafka again" in messages[1], len(messages)] == [True, True, 2]
+def take(member: Consumer, count: int) -> list[int]:
+    """Read records, and commit the last; return the offsets in partition 0."""
+    messages: list[Any] = []
+    wait_until(lambda: len(messages.extend(member.consume(count - len(messages), 0.1)) or messages) == count)
+    member.commit(asynchronous=False)
+    return [message.offset() for message in messages if message.partition() == 0]
 
 
 @pytest.mark.behaviour("MIRROR-6", "META-11")
-@pytest.mark.parametrize("over", [-1, 0, 1])
 def test_metadata_goes_with_the_stamp_as_long_as_kafka_takes_it(
-    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str, over: int
+    store: OffsetStore, broker: Broker, topic: str, offsetstore_group: str
 ) -> None:
     p0 = TopicPartition(topic, 0)
-    with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
-        stamp = Stamp(store.database.store_id(), claim.token.epoch, digest(offsetstore_group))
-        room = MAX_BYTES - len(stamp.text()) - 2  # as JSON it has quotes
-        process(store, claim, p0, 40, metadata="x" * (room + over))
-    assert claim.mirror is not None
-    assert not claim.mirror._stamp_only, "Kafka has refused it"
+    for over in (-1, 0, 1):
+        with store.claim(offsetstore_group, broker, topics=[topic]) as claim:
+            stamp = Stamp(store.database.store_id(), claim.token.epoch, digest(offsetstore_group))
+            room = MAX_BYTES - len(stamp.text()) - 2  # as JSON it has quotes
+            process(store, claim, p0, 40 + over, metadata="x" * (room + over))
+        assert claim.mirror is not None
+        assert not claim.mirror._stamp_only, "Kafka has refused it"
 
-    found = broker.view(offsetstore_group, [topic]).committed[p0]
-    assert found.next_offset == 40
-    assert Stamp.of(found) == stamp
-    assert (found.metadata == stamp.text()) == (over > 0)
+        found = broker.view(offsetstore_group, [topic]).committed[p0]
+        assert found.next_offset == 40 + over
+        assert Stamp.of(found) == stamp
+        assert (found.metadata == stamp.text()) == (over > 0)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 
 from offsetstore import Broker, Claim, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
-from offsetstore.errors import ForeignStore, LogTruncated, OffsetOutOfRange, StoreMoved, StoreRewound
+from offsetstore.errors import ForeignStore, LogTruncated, StoreMoved, StoreRewound
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
@@ -21,13 +20,12 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
-from offsetstore.store import mirror as mirrors
-from offsetstore.testing.fixtures import NewTopic, copy_database
+from offsetstore.store import log_watch
+from offsetstore.testing.fixtures import NewTopic
 from tests.support.consumer_groups import delete_by_tool, reset_by_tool
 from tests.support.mirrored_job import copied, process
 from tests.support.waiting import wait_until
 
-Override = Literal["stored", "kafka"]
 TOO_LONG = "x" * 5000  # for Kafka, so that only the stamp is there
 
 
@@ -73,11 +71,9 @@ def start(store: OffsetStore, group: str, broker: Broker, tp: TopicPartition, **
 
 
 @pytest.mark.behaviour("START-6", "START-27")
-@pytest.mark.parametrize("override", ["stored", "kafka"])
-def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decision_sticks(  # noqa: PLR0917 - fixtures
-    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str,
-    override: Override,
-) -> None:  # fmt: skip
+def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decision_sticks(
+    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
+) -> None:
     name = url.rpartition("/")[2]
     backup = f"{name}_backup"
     run_job(url, offsetstore_group, broker, p0, 20)
@@ -102,24 +98,22 @@ def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decisi
         with pytest.raises(StoreRewound):
             resolve_starting_offsets(broker, group=group, topics=[p0.topic], store=store)
 
-        offset = {"stored": 20, "kafka": 40}[override]
-        reason = {"stored": Reason.REWOUND_STORED, "kafka": Reason.REWOUND_KAFKA}[override]
-        assert start(store, group, broker, p0, policy=StartPolicy(on_rewound=override)) == (offset, reason)
+        decided = start(store, group, broker, p0, policy=StartPolicy(on_rewound="stored"))
+        assert decided == (20, Reason.REWOUND_STORED)
         [line] = [line for line in store.history(group) if line.event == "rewound"]
-        assert (line.topic_partition, line.from_offset, line.to_offset) == (p0, 20, offset)
+        assert (line.topic_partition, line.from_offset, line.to_offset) == (p0, 20, 20)
         for _ in range(3):
-            assert start(store, group, broker, p0) == (offset, Reason.PINNED)
+            assert start(store, group, broker, p0) == (20, Reason.PINNED)
         assert copied(broker, group, p0.topic)[0] == 40
-        assert start(store, group, broker, p0, mirror_every=600) == (offset, Reason.PINNED)
-    assert copied(broker, group, p0.topic)[0] == offset  # the store was closed, and with it the claim
+        assert start(store, group, broker, p0, mirror_every=600) == (20, Reason.PINNED)
+    assert copied(broker, group, p0.topic)[0] == 20  # the store was closed, and with it the claim
     with OffsetStore.connect(url) as store:
-        assert start(store, group, broker, p0) == (offset, Reason.STORED)
+        assert start(store, group, broker, p0) == (20, Reason.STORED)
 
 
 @pytest.mark.behaviour("START-6")
-@pytest.mark.parametrize("override", ["stored", "kafka"])
 def test_a_store_that_lost_its_tables_knows_its_copies_again(
-    offsetstore_empty_database: str, broker: Broker, p0: TopicPartition, offsetstore_group: str, override: Override
+    offsetstore_empty_database: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
 ) -> None:
     url = offsetstore_empty_database
     migrate(url)
@@ -132,10 +126,9 @@ def test_a_store_that_lost_its_tables_knows_its_copies_again(
         with pytest.raises(StoreRewound) as caught:
             start(store, offsetstore_group, broker, p0)
         assert caught.value.found == "no stored offset"
-        offset = {"stored": 0, "kafka": 40}[override]
-        decided = start(store, offsetstore_group, broker, p0, policy=StartPolicy(on_rewound=override))
-        assert decided[0] == offset
-        assert start(store, offsetstore_group, broker, p0) == (offset, Reason.PINNED)
+        decided = start(store, offsetstore_group, broker, p0, policy=StartPolicy(on_rewound="kafka"))
+        assert decided[0] == 40
+        assert start(store, offsetstore_group, broker, p0) == (40, Reason.PINNED)
         assert [line.event for line in store.history(offsetstore_group) if line.topic_partition] == ["rewound"]
 
 
@@ -157,25 +150,6 @@ def test_who_a_store_is_does_not_depend_on_the_rights_of_who_asks(
     execute(offsetstore_empty_database, f"REASSIGN OWNED BY {role} TO postgres", f"DROP OWNED BY {role}")
     execute(offsetstore_empty_database, f"DROP ROLE {role}")
     assert len(set(found)) == 1
-
-
-@pytest.mark.behaviour("START-9")
-def test_what_another_store_has_copied_is_refused_and_a_group_of_one_s_own_in_kafka_is_the_way_out(
-    offsetstore_empty_database: str, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
-) -> None:
-    other = offsetstore_empty_database
-    migrate(other)
-    execute(other, "CREATE TABLE results (record bigint NOT NULL)")
-    run_job(other, offsetstore_group, broker, p0, 40)
-
-    with OffsetStore.connect(url) as store:
-        with pytest.raises(ForeignStore, match="another offsetstore") as caught:
-            start(store, offsetstore_group, broker, p0)
-        assert caught.value.expected == f"store {store.database.store_id()}"
-        assert store.owner(offsetstore_group) is None
-        own = f"{offsetstore_group}-own"
-        assert start(store, offsetstore_group, broker, p0, kafka_group=own)[0] == 0
-    run_job(other, offsetstore_group, broker, p0, 45)
 
 
 @pytest.mark.behaviour("START-9", "START-27")
@@ -232,107 +206,13 @@ def test_a_clone_beside_the_original_is_told_at_its_first_claim_and_the_original
         offsetstore_postgres.drop_database(f"{name}_clone")
 
 
-@pytest.mark.behaviour("START-27", "MIRROR-7")
-def test_a_copy_of_the_files_is_met_by_the_running_original_which_goes_on_at_its_own_offsets(
-    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
-) -> None:
-    group, name = offsetstore_group, url.rpartition("/")[2]
-    run_job(url, group, broker, p0, 20)
-    # At home in itself, as a copy of the server's files is.
-    physical = copy_database(offsetstore_postgres, f"{name}_files", template=name)
-    try:
-        with OffsetStore.connect(url) as original:
-            claim = original.claim(group, broker, topics=[p0.topic], mirror_every=0.02)
-            # Or the copy of the files would be claimed in the same epoch.
-            wait_until(lambda: stamp_of(broker, group, p0).epoch == claim.token.epoch)
-            run_job(physical, group, broker, p0, 45)
-            mirror = claim.mirror
-            assert mirror is not None
-            wait_until(lambda: mirror.ended)
-            assert "a copy of this database" in str(mirror.ended)
-            process(original, claim, p0, 30)
-            claim.close()
-            assert copied(broker, group, p0.topic) == {0: 45}
-            assert start(original, group, broker, p0, mirror_every=600) == (30, Reason.COPY_STORED)
-        assert copied(broker, group, p0.topic) == {0: 30}
-        with OffsetStore.connect(physical) as copy:
-            copy.new_id(reason="it was forgotten")
-            with pytest.raises(ForeignStore):
-                start(copy, group, broker, p0)
-    finally:
-        offsetstore_postgres.drop_database(f"{name}_files")
-
-
-@pytest.mark.behaviour("START-21")
-def test_a_reset_sticks_through_restarts_and_against_a_zombie_s_last_copy(
-    url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
-) -> None:
-    group = offsetstore_group
-    run_job(url, group, broker, p0, 40)
-    late = broker.view(group, [p0.topic]).committed[p0]
-    with OffsetStore.connect(url) as store:
-        store.reset(group, {p0: 10}, reason="wrong rates")
-        for _ in range(3):  # it dies each time before its mirror has its turn
-            assert start(store, group, broker, p0) == (10, Reason.PINNED)
-        broker.commit(group, {p0: CommittedOffset(45)})  # another tool
-        assert start(store, group, broker, p0) == (10, Reason.PINNED)
-
-    run_job(url, group, broker, p0, 12)  # a whole run: the pin is off
-    broker.commit(group, {p0: late})
-    with OffsetStore.connect(url) as store:
-        for _ in range(3):
-            assert start(store, group, broker, p0) == (12, Reason.STORED)
-        process(store, store.claim(group, broker, topics=[p0.topic]), p0, 20)
-    assert copied(broker, group, p0.topic)[0] == 20
-    old = Stamp.of(late)
-    assert old is not None
-    assert stamp_of(broker, group, p0).epoch > old.epoch
-
-
-def stamp_of(broker: Broker, group: str, tp: TopicPartition) -> Stamp:
-    """That of the copy in Kafka."""
-    stamp = Stamp.of(broker.view(group, [tp.topic]).committed[tp])
-    assert stamp is not None
-    return stamp
-
-
-@pytest.mark.behaviour("START-24")
-@pytest.mark.parametrize("on_recreated", ["fail", "restart"])
-def test_an_open_transaction_below_the_stored_offset_is_waited_for_and_restarts_nothing(  # noqa: PLR0917 - fixtures
-    offsetstore_kafka: KafkaBroker, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str,
-    on_recreated: Literal["fail", "restart"],
-) -> None:  # fmt: skip
-    servers, policy = offsetstore_kafka.bootstrap_servers, StartPolicy(on_recreated=on_recreated)
-    careful = Broker({"bootstrap.servers": servers, "isolation.level": "read_committed"})
-    writer = Producer({"bootstrap.servers": servers, "transactional.id": offsetstore_group, "log_level": 0})
-    writer.init_transactions(30)
-    writer.begin_transaction()
-    writer.produce(p0.topic, b"y", partition=0)
-    writer.flush(30)
-    produce(servers, p0.topic, [Record(b"x", partition=0)] * 9)
-    run_job(url, offsetstore_group, broker, p0, 60)  # it reads uncommitted records
-    with OffsetStore.connect(url) as store:
-        for ask in (start, resolved):
-            with pytest.raises(OffsetOutOfRange, match=r"the topic is the same.*end 50.*at least 60.*open transaction"):
-                ask(store, offsetstore_group, careful, p0, policy=policy)
-        assert store.offsets(offsetstore_group)[p0].next_offset == 60
-        writer.commit_transaction(30)
-        # The marker is written after the answer.
-        wait_until(lambda: careful.view(offsetstore_group, [p0.topic]).topics[p0.topic].partitions[0].end == 61)
-        assert start(store, offsetstore_group, careful, p0, policy=policy) == (60, Reason.STORED)
-    careful.close()
-
-
-def resolved(store: OffsetStore, group: str, broker: Broker, tp: TopicPartition, *, policy: StartPolicy) -> object:
-    return resolve_starting_offsets(broker, group=group, topics=[tp.topic], store=store, policy=policy)
-
-
-@pytest.mark.behaviour("START-26")
+@pytest.mark.behaviour("START-26", "START-31")
 def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_they_have_regrown(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job has stopped meanwhile, and one runs; a third one's log only gets another leader."""
-    monkeypatch.setattr(mirrors, "LOOK_SECONDS", 0.0)
+    """One job has stopped meanwhile, and one runs, without a mirror; a third one's log only gets another leader."""
+    monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(log_watch, "_SOON", 0.1)
     stopped, running, whole = partitions = [TopicPartition(name, 0) for name in ("stopped", "running", "whole")]
     with KafkaBroker(directory=tmp_path / "kafka") as kafka, OffsetStore.connect(url) as store:
         broker = Broker({"bootstrap.servers": kafka.bootstrap_servers}, timeout=30)
@@ -349,7 +229,7 @@ def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_th
         for tp in (stopped, whole):
             with store.claim(tp.topic, broker, topics=[tp.topic]) as claim:
                 process(store, claim, tp, 100)
-        with store.claim(running.topic, broker, topics=[running.topic], mirror_every=0.1) as live:
+        with store.claim(running.topic, broker, topics=[running.topic], mirror_every=None) as live:
             process(store, live, running, 100)
             wait_until(lambda: pair_of(store, running) == 100)
 
@@ -362,7 +242,7 @@ def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_th
                 produce(kafka.bootstrap_servers, tp.topic, [Record(b"z", partition=0)] * 100)
 
             wait_until(lambda: store.offsets(running.topic)[running].suspect is not None, timeout=120)
-            # The mirror may look before the log has grown past the stored offset.
+            # It may be looked at before the log has grown past the stored offset.
             with pytest.raises(
                 LogTruncated, match=r"the log (parts at offset|ended at) 50, below the stored offset 100"
             ):

@@ -7,15 +7,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from confluent_kafka import admin as kafka_admin
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.errors import BrokerUnavailable, ConfigurationError, TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
+from offsetstore.kafka.admin import Record, delete_records, delete_topic, produce
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
@@ -53,25 +51,6 @@ def test_topics_and_groups_are_told_at_once_and_a_deleted_topic_spoils_none(
     assert group.committed == {TopicPartition(topic, 0): CommittedOffset(3, "note")}
     assert (group.has_members, group.error) == (False, None)
     assert (shown.groups[second].committed, shown.groups[second].has_members) == ({}, True)
-
-
-def test_an_open_transaction_shows_between_the_last_stable_offset_and_the_end(
-    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
-) -> None:
-    topic, servers = offsetstore_topic(1), offsetstore_kafka.bootstrap_servers
-    produce(servers, topic, [Record(b"x")] * 2)
-    writer = ck.Producer({"bootstrap.servers": servers, "transactional.id": offsetstore_group, "log_level": 0})
-    writer.init_transactions(30)
-    writer.begin_transaction()
-    writer.produce(topic, b"y")
-    writer.flush(30)
-    careful = Broker({"bootstrap.servers": servers, "isolation.level": "read_committed"})
-    try:
-        for one in (broker, careful):
-            assert one.snapshot({offsetstore_group: [topic]}).topics[topic].partitions[0] == LogEnds(0, 3, 2)
-    finally:
-        careful.close()
-        writer.abort_transaction(30)
 
 
 def test_each_partition_is_searched_with_a_time_of_its_own_and_single_records_are_read(
@@ -134,54 +113,3 @@ def test_without_a_broker_it_is_unavailable_in_time(offsetstore_group: str) -> N
     assert time.monotonic() - started < 10  # by default it would be 30
     with pytest.raises(ConfigurationError):
         broker.snapshot({"": ["payments"]})
-
-
-@pytest.mark.behaviour("OPS-7")
-def test_wrong_credentials_are_refused_without_being_told(
-    offsetstore_kafka: KafkaBroker, offsetstore_group: str
-) -> None:
-    broker = Broker({
-        "bootstrap.servers": offsetstore_kafka.sasl_bootstrap_servers, "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN", "sasl.username": offsetstore_kafka.user.name, "sasl.password": "not-the-password",
-    })  # fmt: skip
-    with pytest.raises(BrokerRefused, match="credentials") as refused:
-        broker.snapshot({offsetstore_group: ["payments"]})
-    assert "not-the-password" not in str(refused.value)
-
-
-def test_what_may_not_be_described_is_told_and_describe_is_enough_for_the_rest() -> None:
-    settings = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-    with KafkaBroker(settings=settings, heap="256m") as kafka:
-        for topic in ("payments", "secret"):
-            create_topic(kafka.bootstrap_servers, topic)
-        produce(kafka.bootstrap_servers, "payments", [Record(b"x", timestamp_ms=5)])
-        allow_describe(kafka, "TOPIC", "payments")
-        allow_describe(kafka, "GROUP", "billing")
-        broker = Broker({
-            "bootstrap.servers": kafka.sasl_bootstrap_servers, "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN", "sasl.username": kafka.user.name, "sasl.password": kafka.user.password,
-        })  # fmt: skip
-        asked = {"billing": ["payments", "secret"], "audit": ["payments"]}
-        wait_until(lambda: broker.snapshot(asked).groups["billing"].error is None)
-        shown = broker.snapshot(asked)
-        assert shown.topics["payments"].partitions == {0: LogEnds(0, 1, 1)}
-        assert isinstance(shown.topics["secret"].error, BrokerRefused)
-        assert shown.groups["billing"].committed == {}
-        assert isinstance(shown.groups["audit"].error, BrokerRefused)
-        p0 = TopicPartition("payments", 0)
-        assert broker.first_records([(p0, 1)]) == {(p0, 1): FoundRecord(0, 5)}
-        assert broker.read_records({p0: 0}) == {}
-        broker.close()
-
-
-def allow_describe(kafka: KafkaBroker, kind: str, name: str) -> None:
-    acl: Any = kafka_admin
-    rule = acl.AclBinding(
-        acl.ResourceType[kind], name, acl.ResourcePatternType.LITERAL, f"User:{kafka.user.name}", "*",
-        acl.AclOperation.DESCRIBE, acl.AclPermissionType.ALLOW,
-    )  # fmt: skip
-    admin = acl.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_acls([rule])[rule].result(30)

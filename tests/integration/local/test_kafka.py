@@ -84,13 +84,9 @@ def test_where_no_archive_can_be_made_the_program_starts_without_and_it_is_not_t
     assert f"it starts as usual: {text}" in caplog.text
 
 
-def test_a_broker_that_does_not_come_up_shows_its_log() -> None:
-    broker = KafkaBroker(settings={"log.segment.bytes": "nonsense"})
+def test_a_broker_that_ends_is_told_from_one_that_is_slow_and_shows_its_log(tmp_path: Path) -> None:
     with pytest.raises(BrokerUnavailable, match=r"log\.segment\.bytes"):
-        broker.start()
-
-
-def test_a_broker_that_ends_is_told_from_one_that_is_slow(tmp_path: Path) -> None:
+        KafkaBroker(settings={"log.segment.bytes": "nonsense"}).start()
     with pytest.raises(BrokerUnavailable, match=r"did not start within 0 s"):
         KafkaBroker(start_seconds=0).start()
     (tmp_path / "data").mkdir()
@@ -114,17 +110,16 @@ def test_the_second_listener_asks_for_credentials(offsetstore_kafka: KafkaBroker
     assert topics(offsetstore_kafka.user.password, timeout=30)
     with pytest.raises(KafkaException):
         topics("wrong", timeout=3)
-
-
-def test_an_ordinary_broker_does_not_listen_with_tls() -> None:
     with pytest.raises(ConfigurationError, match="secured=True"):
-        _ = KafkaBroker().secured
+        _ = offsetstore_kafka.secured
 
 
 def test_topics_are_made_filled_cut_grown_and_deleted(
     offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
 ) -> None:
     servers, topic = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
+    with pytest.raises(BrokerRefused, match=f"creating topic {topic}"):
+        create_topic(servers, topic)
     assert produce(servers, topic, (Record(b"%d" % number, key=b"k") for number in range(1000))) == 1000
     assert watermarks(offsetstore_kafka, topic) == (0, 1000)
     delete_records(servers, topic, {0: 400})
@@ -135,9 +130,3 @@ def test_topics_are_made_filled_cut_grown_and_deleted(
     delete_topic(servers, topic)
     create_topic(servers, topic)
     assert watermarks(offsetstore_kafka, topic) == (0, 0)
-
-
-def test_what_kafka_refuses_is_said(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> None:
-    topic = offsetstore_topic(1)
-    with pytest.raises(BrokerRefused, match=f"creating topic {topic}"):
-        create_topic(offsetstore_kafka.bootstrap_servers, topic)

@@ -42,21 +42,17 @@ def test_committed_rows_survive_a_crash_of_the_server(directory: Path) -> None:
         assert server.sql("SELECT x FROM t") == "1"
 
 
-def test_nothing_is_left_of_a_temporary_one() -> None:
-    with PostgresServer(durability="none") as server:
+def test_a_password_is_asked_for_where_there_is_one_and_nothing_is_left_of_a_temporary_server() -> None:
+    with PostgresServer(durability="none", user="some one", password="p@ss/w'ord") as server:
         pid, where = server.pid, server.directory
         assert pid is not None
         assert is_process_of(pid, where)
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C does not reach it
-    assert not where.exists()
-    assert not is_process_of(pid, where)
-
-
-def test_a_password_is_asked_for_where_there_is_one() -> None:
-    with PostgresServer(durability="none", user="some one", password="p@ss/w'ord") as server:
         psycopg.connect(server.url).close()
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(server.url.replace("p%40ss", "wrong"))
+    assert not where.exists()
+    assert not is_process_of(pid, where)
 
 
 def test_a_server_that_does_not_start_shows_its_log_and_is_removed(tmp_path: Path) -> None:

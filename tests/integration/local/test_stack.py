@@ -1,8 +1,9 @@
-"""``offsetstore local up``, ``status``, ``submit`` and ``down``, each a process of its own."""
+"""``offsetstore local up``, ``status``, ``submit`` and ``down``; what starts something is a process of its own."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from click.testing import CliRunner
 
+from offsetstore.cli.local import local
 from offsetstore.kafka.admin import Record, create_topic, produce
-from offsetstore.local import cache_directory, stack
+from offsetstore.local import stack
 from offsetstore.local.servers import is_process_of
-from offsetstore.local.spark.artifacts import KAFKA_BROKER
-from offsetstore.local.spark.jars import jars
+from offsetstore.local.spark.launch import quick_conf, spark_conf
 from offsetstore.local.stack import ServiceStatus
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
@@ -25,35 +27,37 @@ from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty one but for the jars, which need not be downloaded again."""
-    jars(KAFKA_BROKER)
-    directory = tmp_path_factory.mktemp("cache")
-    (directory / "jars").symlink_to(cache_directory() / "jars")
-    return directory
-
-
 @pytest.fixture
-def _own_stack(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No stack is left at the end."""
-    monkeypatch.setenv("OFFSETSTORE_CACHE", str(cache))
+def _own_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In a directory of this test's, with the jars and class archives that are there; no stack is left at the end."""
+    monkeypatch.setenv("STACK", str(tmp_path / "stack"))
+    monkeypatch.setattr(stack, "_home", lambda: tmp_path / "stack")
     yield
     stack.down(delete_data=True)
 
 
-LOCAL = [sys.executable, "-c", "from offsetstore.cli.local import local; local()"]
+MAIN = """
+import os, pathlib
+from offsetstore.cli.local import local
+from offsetstore.local import stack
+stack._home = lambda: pathlib.Path(os.environ["STACK"])
+local()
+"""
+LOCAL = [sys.executable, "-c", MAIN]
 EXACTLY_ONCE = Path(__file__).parents[3] / "examples" / "exactly_once_job.py"
 SECONDS = 180  # the job starts a Spark of its own
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run([*LOCAL, *arguments], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    """In this process: for what starts no server."""
+    done = CliRunner().invoke(local, arguments)
+    return done.exit_code, done.output
 
 
 @pytest.mark.usefixtures("_own_stack")
-def test_servers_outlive_the_command_and_keep_their_data() -> None:
+def test_servers_outlive_the_command_keep_their_data_and_a_job_runs_on_them_until_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluated = subprocess.run(
         ["sh", "-c", 'eval "$("$@")" && echo "$OFFSETSTORE_URL $OFFSETSTORE_BOOTSTRAP_SERVERS"', "sh", *LOCAL, "up"],
         capture_output=True,
@@ -79,21 +83,12 @@ def test_servers_outlive_the_command_and_keep_their_data() -> None:
     assert [is_process_of(service.pid or 0, service.directory) for service in running] == [False, False]
     assert run("status")[0] == 1
 
-    assert run("up")[0] == 0
+    subprocess.run([*LOCAL, "up"], capture_output=True, check=True)
     assert [service.address for service in stack.status()] == [postgres.address, kafka.address]
     with psycopg.connect(postgres.address) as connection:
         assert connection.execute("SELECT x FROM t").fetchall() == [(1,)]
-    assert run("down", "--delete-data")[0] == 0
-    assert [service.directory.exists() for service in running] == [False, False]
-    assert "There is no local stack" in run("status")[1]
-
-
-@pytest.mark.usefixtures("_own_stack")
-def test_an_example_runs_on_the_stack_until_it_is_stopped_and_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.delenv("OFFSETSTORE_BOOTSTRAP_SERVERS", raising=False)
-    url, servers = (service.address for service in stack.up())
+    url, servers = postgres.address, kafka.address
     engine = make_engine(url)
     with engine.begin() as connection:
         upgrade(connection)
@@ -102,11 +97,17 @@ def test_an_example_runs_on_the_stack_until_it_is_stopped_and_leaves_no_process(
     database.execute("CREATE TABLE payments (payer text, amount numeric(12, 2))")
     create_topic(servers, "payments")
     produce(servers, "payments", [Record(b"1.50", b"ada"), Record(b"2.25", b"bob")])
+    quick = [word for name, value in quick_conf(spark_conf()).items() for word in ("--conf", f"{name}={value}")]
     # A session of its own has the processes of the job, and those alone, whatever groups they form.
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(
             [*LOCAL, "submit", str(EXACTLY_ONCE)],
-            env={**os.environ, "DATABASE": url, "CHECKPOINTS": str(tmp_path / "checkpoints")},
+            env={
+                **os.environ,
+                "DATABASE": url,
+                "CHECKPOINTS": str(tmp_path / "checkpoints"),
+                "PYSPARK_SUBMIT_ARGS": f"{shlex.join(quick)} pyspark-shell",
+            },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -130,6 +131,10 @@ def test_an_example_runs_on_the_stack_until_it_is_stopped_and_leaves_no_process(
             os.kill(pid, signal.SIGKILL)
         job.wait()
         database.close()
+
+    assert run("down", "--delete-data")[0] == 0
+    assert [service.directory.exists() for service in running] == [False, False]
+    assert "There is no local stack" in run("status")[1]
 
 
 def processes_of_session(session: int) -> list[int]:

@@ -28,7 +28,6 @@ from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
-from tests.support.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs" / "exporter.md"
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
@@ -104,26 +103,6 @@ def test_it_counts_the_live_members_of_a_fleet_and_none_of_a_job(
         assert ("offsetstore_group_members", "billing") not in shown(exporter)
 
 
-@pytest.mark.behaviour("CONS-11", "OPS-13")
-def test_a_fleet_that_is_gone_has_the_series_that_stalled_is_about(
-    exporter: Exporter, database: str, broker: StaticBroker
-) -> None:
-    request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
-    with OffsetStore.connect(database) as store:
-        member = join(store, request)
-        begin = member.assign([P1]).offsets[P1]
-        with member.transaction() as tx:
-            tx.lock({P1: OffsetRange(begin, begin + 4)})
-            tx.advance({P1: OffsetRange(begin, begin + 4)})
-        member.close()
-    found = shown(exporter)
-    assert found["kafka_consumergroup_lag", "shared", "payments", "1"] == 6
-    assert found["kafka_consumergroup_lag_sum", "shared", "payments"] >= 6
-    assert found["offsetstore_group_last_advance_timestamp_seconds", "shared"] == pytest.approx(time.time(), abs=60)
-    assert found["offsetstore_group_paused", "shared"] == 0
-    assert (found["offsetstore_group_members", "shared"], found["offsetstore_group_live", "shared"]) == (0, 0)
-
-
 @pytest.mark.behaviour("OPS-5", "OPS-12")
 def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
     found = shown(exporter)
@@ -143,10 +122,12 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
         "offsetstore_group_paused": 0,
         "offsetstore_group_beyond_end_offsets": 0,
         "offsetstore_group_pinned_partitions": 0,
+        "offsetstore_group_standing_partitions": 0,
         "offsetstore_group_suspect_partitions": 0,
         "offsetstore_group_unread_partitions": 1,
         "offsetstore_outbox_rows": 0,
         "offsetstore_outbox_oldest_seconds": 0,
+        "offsetstore_outbox_first_row": 0,
         "offsetstore_outbox_refused_rows": 0,
     }
     for name in ("current_offset", "lag"):
@@ -164,7 +145,7 @@ def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
     assert found["offsetstore_exporter_partition_series_left_out",] == 0
 
 
-@pytest.mark.behaviour("OUT-6", "OUT-7")
+@pytest.mark.behaviour("OUT-6", "OUT-7", "OUT-10")
 def test_what_waits_in_the_outbox_and_what_was_sent_have_series(exporter: Exporter, database: str) -> None:
     assert shown(exporter)["offsetstore_outbox_sent_rows",] == 0
     with psycopg.connect(database, autocommit=True) as connection:
@@ -182,8 +163,24 @@ def test_what_waits_in_the_outbox_and_what_was_sent_have_series(exporter: Export
     found = shown(exporter)
     assert found["offsetstore_outbox_rows", "billing"] == 2
     assert found["offsetstore_outbox_oldest_seconds", "billing"] == pytest.approx(3600, abs=60)
+    assert found["offsetstore_outbox_first_row", "billing"] == 1
     assert found["offsetstore_outbox_refused_rows", "billing"] == 1
     assert found["offsetstore_outbox_sent_rows",] == 4096
+
+
+@pytest.mark.behaviour("OUT-13")
+def test_the_relay_has_a_series_with_its_state(exporter: Exporter, database: str) -> None:
+    def states() -> set[str]:
+        return {key[1] for key in shown(exporter) if key[0] == "offsetstore_relay_state"}
+
+    assert states() == set()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("INSERT INTO outbox (consumer_group, topic) VALUES ('billing', 'a')")
+        assert states() == {"none"}
+        connection.execute("INSERT INTO relay_runs (run_id, owner) VALUES (gen_random_uuid(), 'relay')")
+        assert states() == {"live"}
+        connection.execute("UPDATE relay_runs SET seen_at = now() - interval '20 s'")
+        assert states() == {"silent"}
 
 
 @pytest.mark.behaviour("OPS-16")
@@ -250,6 +247,7 @@ def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
         "kafka_consumergroup_lag", "kafka_consumergroup_lag_sum", "offsetstore_group_lag_seconds",
         "offsetstore_group_headroom_offsets", "offsetstore_group_mirror_lag_offsets",
         "offsetstore_group_has_kafka_members", "offsetstore_group_unread_partitions", "offsetstore_topic_up",
+        "offsetstore_group_standing_partitions",
         "offsetstore_group_beyond_end_offsets", "offsetstore_group_lag_known",
         "offsetstore_topic_open_transaction_offsets",
     }  # fmt: skip
@@ -341,13 +339,6 @@ def test_too_many_series_of_partitions_are_all_left_out(database: str, broker: S
         assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
 
 
-def test_a_group_has_another_name_in_kafka(database: str, broker: StaticBroker) -> None:
-    broker.members = {"spark-billing"}
-    made = Exporter(lambda: OffsetStore.connect(database), broker, kafka_groups={"billing": "spark-billing"})
-    with closing(made):
-        assert shown(made)["offsetstore_group_has_kafka_members", "billing"] == 1
-
-
 @pytest.mark.behaviour("OPS-5")
 def test_no_error_ends_it_and_an_unknown_one_is_named_without_its_text(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -409,13 +400,11 @@ def fetch(server: Server, *, path: str = "/metrics", packed: bool = False, statu
     return body
 
 
-def test_a_server_that_never_started_can_be_closed() -> None:
-    Server(serving_text(lambda: b""), host="127.0.0.1", port=0).close()
-
-
 def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter, database: str, broker: StaticBroker) -> None:
     listed = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
     request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("INSERT INTO relay_runs (run_id, owner) VALUES (gen_random_uuid(), 'relay')")
     with OffsetStore.connect(database) as store, join(store, request):
         exporter.refresh()
     made: dict[str, set[str]] = {}
@@ -427,12 +416,8 @@ def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter, database
     assert gauges == made.keys()
 
 
-def test_a_refresh_follows_the_other(exporter: Exporter) -> None:
-    stop = threading.Event()
-    running = threading.Thread(target=exporter.run, args=(0.01, stop))
-    running.start()
-    first = wait_until(lambda: exporter.text)
-    wait_until(lambda: exporter.text != first)
-    stop.set()
-    running.join(60)
-    assert not running.is_alive()
+def test_a_group_has_another_name_in_kafka(database: str, broker: StaticBroker) -> None:
+    broker.members = {"spark-billing"}
+    made = Exporter(lambda: OffsetStore.connect(database), broker, kafka_groups={"billing": "spark-billing"})
+    with closing(made):
+        assert shown(made)["offsetstore_group_has_kafka_members", "billing"] == 1

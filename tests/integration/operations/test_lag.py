@@ -9,16 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StartPolicy, StoredOffset, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StoredOffset, TopicPartition
 from offsetstore.errors import (
     BrokerRefused,
     BrokerUnavailable,
-    StartError,
     TopicMissing,
-    TopicRecreated,
-    WrongCluster,
 )
-from offsetstore.offsets import TopicLog
 from offsetstore.operations.group_status import LagLimit, judge_group, judge_lag
 from offsetstore.operations.lag import PartitionLag, TopicLag
 from offsetstore.protocol.snapshot import KafkaSnapshot
@@ -228,50 +224,6 @@ def test_a_missing_copy_is_behind(store: OffsetStore, broker: StaticBroker) -> N
     assert store.lag(None, broker).groups["part"].mirror_lag == 8
     broker.unanswered["payments"] = BrokerUnavailable("payments has no leader")
     assert store.lag(None, broker).groups["part"].mirror_lag == 0, "nothing is known of its log"
-
-
-def test_records_that_were_removed_unread_make_the_headroom_negative(store: OffsetStore, broker: StaticBroker) -> None:
-    broker.set_log(P0, 6, 10)
-    payments = store.lag(None, broker).groups["billing"].topics["payments"]
-    assert (payments.headroom, hours(payments.partitions[0])) == (-2, pytest.approx(4, rel=0.02))
-
-
-@pytest.mark.behaviour("OPS-12")
-@pytest.mark.parametrize("error", [TopicRecreated, WrongCluster])
-def test_a_log_that_stored_offsets_do_not_belong_to_gives_no_lag_and_says_so(
-    store: OffsetStore, broker: StaticBroker, error: type[StartError]
-) -> None:
-    store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the ids
-    log = broker.current.topics["payments"]
-    anew = replace(broker.current, topics={**broker.current.topics, "payments": replace(log, topic_id="another")})
-    broker.current = anew if error is TopicRecreated else replace(broker.current, cluster_id="another")
-
-    group = store.lag(None, broker).groups["billing"]
-    topic = group.topics["payments"]
-    assert (topic.records, topic.seconds, topic.headroom) == (None, None, None)
-    assert type(topic.error) is error
-    assert group.topics["refunds"].records == 3
-
-
-@pytest.mark.behaviour("OPS-12")
-def test_a_partition_that_the_new_topic_lacks_leaves_the_lag_of_the_others_known(
-    store: OffsetStore, broker: StaticBroker
-) -> None:
-    store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
-    short = TopicLog("another", {1: broker.current.topics["payments"].partitions[1]})
-    broker.current = replace(broker.current, topics={**broker.current.topics, "payments": short})
-    policy = StartPolicy(on_recreated="restart")
-    store.claim("billing", broker, topics=["payments"], policy=policy, mirror_every=None)
-
-    lag = store.lag(None, broker)
-    topic = lag.groups["billing"].topics["payments"]
-    assert {number: one.records for number, one in topic.partitions.items()} == {1: 10}
-    assert (topic.records, topic.error, judge_lag(lag.groups["billing"], LagLimit(records=100))) == (10, None, ())
-    assert hours(topic) == pytest.approx(10, rel=0.02)
-    broker.unanswered["payments"] = BrokerUnavailable("no leader")
-    assert store.lag(None, broker).groups["billing"].topics["payments"].records is None
-    broker.error = BrokerUnavailable("no answer from Kafka")
-    assert store.lag(None, broker).groups["billing"].topics["payments"].records is None
 
 
 @pytest.mark.behaviour("DASH-1")

@@ -291,18 +291,6 @@ def test_a_page_of_many_letters_is_read_by_the_index_and_no_more_than_that(
         assert all(node["Actual Rows"] <= most for node in plan if "Sort" in node["Node Type"])
 
 
-def test_pages_of_many_letters_have_each_of_them_once(crowded: OffsetStore) -> None:
-    seen: list[int] = []
-    after = None
-    while True:
-        found = crowded.letters(GROUP, after=after, limit=1_999)
-        seen += [letter.offset for letter in found.letters]
-        if (after := found.next) is None:
-            break
-    assert seen == list(range(MANY - 1, -1, -1))
-    assert crowded.letter_counts(GROUP) == {"dead": 18_000, "requested": 1_000, "replayed": 1_000}
-
-
 def test_the_job_finds_the_next_requested_letters_among_many(crowded: OffsetStore) -> None:
     values = {
         "group": GROUP,
@@ -327,9 +315,3 @@ def test_a_decision_about_many_letters_is_one_line_of_the_history(crowded: Offse
     [line] = crowded.history(GROUP, events=["replay"])
     assert line.reason == "10000 dead letters to be replayed (cause=refused): ticket 17"
     assert crowded.letter_counts(GROUP)["requested"] == 11_000
-
-
-def test_a_sequence_s_digest_is_kept_as_it_is(store: OffsetStore, claim: Claim) -> None:
-    named = digest(P0, b"x" * 3_000)  # a key that no index could hold
-    give_up(store, claim, dead(1, sequence=named))
-    assert read(store.database, lambda session: session.open_sequences(GROUP)) == {named: 1}

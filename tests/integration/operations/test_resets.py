@@ -20,7 +20,7 @@ from offsetstore.operations.names import NewName
 from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Contents, Query
-from tests.integration.transacting import GROUP, P0, P1, lock, process
+from tests.integration.transacting import GROUP, P0, lock, process
 from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
@@ -104,16 +104,6 @@ def test_without_kafka_nothing_is_fenced(store: OffsetStore, contents: Contents,
         store.reset("nobody", "latest", partitions=ALL, broker=broker, reason="ticket 17")
 
     assert contents() == before
-
-
-def test_the_partitions_named_go_to_either_end_and_the_others_stay(store: OffsetStore, broker: StaticBroker) -> None:
-    with store.claim(GROUP, broker, mirror_every=None):
-        pass
-
-    store.reset(GROUP, "latest", partitions={"payments": [1]}, broker=broker, kafka_group="theirs", reason="ticket 17")
-
-    assert {tp: row.next_offset for tp, row in store.offsets(GROUP).items()} == {P0: 20, P1: 100}
-    assert "theirs" in broker.asked
 
 
 @pytest.mark.behaviour("OPS-10", "TX-17")

@@ -42,27 +42,6 @@ def measured(store: OffsetStore, groups: Sequence[str]) -> Lag:
 
 
 @pytest.mark.behaviour("DASH-1")
-def test_the_table_stays_as_large_as_it_is_once_a_ring_is_full(store: OffsetStore, query: Query) -> None:
-    lag = measured(store, GROUPS[:20])
-
-    def counts() -> list[tuple[object, ...]]:
-        return query("SELECT resolution, count(*) FROM samples GROUP BY 1 ORDER BY 1")
-
-    for number in range(360):
-        store.record_samples(after(lag, 10 * number))
-    assert counts()[0] == (10, 360 * 20)
-    [(size,)] = query("SELECT pg_relation_size('samples')")
-    for number in range(360, 540):
-        store.record_samples(after(lag, 10 * number))
-
-    assert counts()[0] == (10, 360 * 20)
-    [(after_half_a_round,)] = query("SELECT pg_relation_size('samples')")
-    assert isinstance(size, int)
-    assert isinstance(after_half_a_round, int)
-    assert after_half_a_round < size * 1.2, "room for the thirty new slots of a minute, and no more"
-
-
-@pytest.mark.behaviour("DASH-1")
 def test_a_sample_is_a_hot_update(store: OffsetStore, query: Query) -> None:
     """It touches no index, so that the table needs no vacuum to stay small."""
     lag = measured(store, GROUPS[:50])

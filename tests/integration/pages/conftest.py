@@ -16,7 +16,6 @@ import pytest
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.operations.lag import Lag
-from offsetstore.protocol.database import Database, Session
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.testing import StaticBroker
 from tests.support.waiting import wait_until
@@ -62,19 +61,6 @@ def hold_still(server: DashboardServer) -> None:
     """Wait for the first snapshot: from now on there are those alone that a test takes, however long that lasts."""
     wait_until(lambda: server.snapshots._turns, timeout=60)
     server.snapshots.close()
-
-
-def count_queries(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets a name for each transaction: pages read with one query in each."""
-    begun: list[str] = []
-    begin = database.begin
-
-    def note(**options: Any) -> Session:
-        begun.append(options["name"])
-        return begin(**options)
-
-    monkeypatch.setattr(database, "begin", note)
-    return begun
 
 
 @pytest.fixture

@@ -95,25 +95,13 @@ def test_a_partition_that_no_job_reads_says_so(
 
 @pytest.mark.behaviour("DASH-4")
 @pytest.mark.usefixtures("claim")
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ({"at": "<script>alert(1)</script>"}, '{"at":"<script>alert(1)</script>"}'),
-        ({"at": "</pre><h1>"}, '{"at":"</pre><h1>"}'),
-        ({"at": "\u202eabc"}, '{"at":"\\u202eabc"}'),
-    ],
-)
-def test_metadata_are_inert_and_visible(value: object, shown: str, store: OffsetStore, client: httpx.Client) -> None:
-    store.write_metadata(GROUP, P0, value, reason="a test")
+def test_metadata_are_inert_visible_and_cut(store: OffsetStore, client: httpx.Client) -> None:
+    store.write_metadata(GROUP, P0, {"at": "</pre><script>\u202eabc"}, reason="a test")
     page = show(client)
     [pre] = re.findall(r"<pre[^>]*>(.*?)</pre>", page)
     assert "<" not in pre
     assert "\u202e" not in page
-    assert text_of(pre) == shown
-
-
-@pytest.mark.usefixtures("claim")
-def test_long_metadata_are_cut(store: OffsetStore, client: httpx.Client) -> None:
+    assert text_of(pre) == '{"at":"</pre><script>\\u202eabc"}'
     store.write_metadata(GROUP, P0, "x" * 100_000, reason="a test")
     page = show(client)
     assert len(page) < 40_000
@@ -158,10 +146,6 @@ def test_its_dead_letters_are_listed_without_their_contents(store: OffsetStore, 
 
 
 @pytest.mark.usefixtures("claim")
-@pytest.mark.parametrize(
-    "query",
-    ["", "&topic=payments", "&topic=payments&partition=9", "&topic=refunds&partition=0", "&topic=payments&partition=x"],
-)
-def test_a_partition_that_there_is_not_is_not_found(query: str, client: httpx.Client) -> None:
-    answer = client.get(f"/partition?group={GROUP}{query}")
-    assert answer.status_code == 404
+def test_a_partition_that_there_is_not_is_not_found(client: httpx.Client) -> None:
+    for query in ("", "&topic=payments", "&topic=payments&partition=9", "&topic=refunds&partition=0", "&partition=x"):
+        assert client.get(f"/partition?group={GROUP}{query}").status_code == 404, query

@@ -91,7 +91,7 @@ def test_a_snapshot_that_hangs_makes_the_last_one_an_old_one(
     assert "Not up to date" not in client.get("/").text
     monkeypatch.setattr(module, "_LATE", timedelta(0))  # as if that was long ago
     page = client.get("/")
-    assert "Not up to date. the database or Kafka has not answered since" in text_of(page)
+    assert "Not up to date. no answer from the database or Kafka since " in text_of(page)
     assert rows_of(page.text, "groups")[0].startswith("billing")
 
 

@@ -16,7 +16,6 @@ from offsetstore import Claim, LetterError, LetterKey, OffsetRange, OffsetStore,
 from offsetstore.cli.commands import cli
 from offsetstore.errors import MissingPrivilege, StaleClaim, StoreMoved, TransactionLost
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.monitoring.dashboard.snapshots import Snapshots
 from offsetstore.postgres.schema import metadata, quoted
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store import heartbeat
@@ -100,7 +99,7 @@ def is_refused(deploy: Deploy, kind: str, statement: str) -> bool:
     return False
 
 
-@pytest.fixture(params=["public", 'Our "offsets"'], ids=["public", "a schema of our own"])
+@pytest.fixture(params=['Our "offsets"'])
 def deploy(
     offsetstore_empty_database: str, offsetstore_postgres: PostgresServer, request: pytest.FixtureRequest
 ) -> Iterator[Deploy]:
@@ -129,6 +128,7 @@ def deploy(
 
 
 @pytest.mark.behaviour("OPS-8")
+@pytest.mark.parametrize("deploy", ["public", 'Our "offsets"'], indirect=True)
 def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
     results = f"{quoted(deploy.schema)}.results"
@@ -156,34 +156,22 @@ def test_the_whole_store_works_with_the_printed_grants(deploy: Deploy, monkeypat
         owner = store.owner(GROUP)
         assert owner is not None
         assert owner.token == second.token
-
-
-@pytest.mark.behaviour("OPS-8")
-def test_a_reset_and_a_new_name_need_no_more(deploy: Deploy) -> None:
-    with deploy.store() as store:
-        store.claim(GROUP, broker())
-        store.reset(GROUP, {P0: 7}, reason="read again")
+        store.reset(GROUP, {P0: 7}, reason="read again", takeover="fence")
         store.rename_group(GROUP, "invoicing", reason="its new name")
-
-        assert {tp: row.next_offset for tp, row in store.offsets("invoicing").items()} == {P0: 7, P1: 0}
+        assert {tp: row.next_offset for tp, row in store.offsets("invoicing").items()} == {P0: 7, P1: 3}
         assert store.offsets(GROUP) == {}
 
 
-@pytest.mark.behaviour("OPS-8")
-def test_a_partition_that_appears_and_a_takeover_by_force_need_no_more(deploy: Deploy) -> None:
+@pytest.mark.behaviour("OPS-8", "CONS-3")
+def test_a_takeover_by_force_and_a_fleet_need_no_more(deploy: Deploy) -> None:
     with deploy.store() as store, deploy.store() as other:
-        stale = store.claim(GROUP, topics=["payments"])
+        stale = store.claim("another", topics=["payments"])
         with pytest.raises(TransactionLost), store.transaction(stale) as tx:  # noqa: PT012 - what is lost, and how
             left = lock(tx, P0, range_=OffsetRange(0, 3))  # its row is made here
-            other.claim(GROUP, broker(), takeover_timeout=0.3)
+            other.claim("another", broker(), takeover_timeout=0.3)
             tx.advance(left)
+        assert {row.next_offset for row in other.offsets("another").values()} == {0}
 
-        assert {row.next_offset for row in other.offsets(GROUP).values()} == {0}
-
-
-@pytest.mark.behaviour("OPS-8", "CONS-3")
-def test_a_fleet_needs_no_more(deploy: Deploy) -> None:
-    with deploy.store() as store:
         request = ClaimRequest(GROUP, broker(), ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
         first, second = join(store, request), join(store, request)
         first.assign([P0, P1])
@@ -296,8 +284,8 @@ def test_only_the_owner_deletes_a_group_and_another_role_fences_no_job(deploy: D
         store.claim(GROUP, broker())
 
 
-@pytest.mark.behaviour("OPS-8")
-def test_a_dashboard_lists_letters_and_reads_none(deploy: Deploy) -> None:
+@pytest.mark.behaviour("DASH-1", "OPS-8")
+def test_a_dashboard_lists_letters_and_reads_none_and_records_samples(deploy: Deploy) -> None:
     with deploy.store() as store:
         bury(store)
     with OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as dashboard:
@@ -311,47 +299,17 @@ def test_a_dashboard_lists_letters_and_reads_none(deploy: Deploy) -> None:
         with pytest.raises(MissingPrivilege):
             dashboard.letters(GROUP, contents=True)
 
-
-@pytest.mark.behaviour("DASH-1", "OPS-8")
-def test_a_dashboard_records_samples_and_a_job_takes_them_along_to_a_new_name(deploy: Deploy) -> None:
-    hour = timedelta(hours=1)
-    with deploy.store() as store, OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as dashboard:
-        store.claim(GROUP, broker()).close()
         dashboard.record_samples(dashboard.lag(None, broker()))
         lag = dashboard.lag(None, broker())
         dashboard.record_samples(lag)
-        with pytest.raises(MissingPrivilege):
-            store.record_samples(lag)
-        kept = dashboard.samples([GROUP], hour)[GROUP]
+        kept = dashboard.samples([GROUP], timedelta(hours=1))[GROUP]
         assert kept[-1].at == lag.store.at
-        store.rename_group(GROUP, "invoicing", reason="its new name")
-
-        assert store.samples([GROUP, "invoicing"], hour) == {GROUP: [], "invoicing": kept}
-
-
-@pytest.mark.behaviour("DASH-1")
-def test_a_dashboard_keeps_samples_and_goes_on_without_them_if_it_may_not(
-    deploy: Deploy, caplog: pytest.LogCaptureFixture
-) -> None:
-    with deploy.store() as store:
-        bury(store)
-    caplog.clear()
-    with OffsetStore.connect(deploy.url_of("reader"), schema=deploy.schema) as store:
-        snapshots = Snapshots(store, broker())
-        snapshots.take()
-        hour = timedelta(hours=1)
-        [sample] = store.samples([GROUP], hour)[GROUP]
-        assert sample.stored == 4
-
-        deploy.run("migrator", f"REVOKE INSERT ON samples FROM {quoted(deploy.role('reader'))}")
-        for _ in range(2):
-            snapshots.take()
-        assert store.samples([GROUP], hour)[GROUP] == [sample]
-        assert snapshots.latest().trouble is None
-    told = [line for line in caplog.records if line.name.startswith("offsetstore.monitoring.dashboard")]
-    assert [line.getMessage().partition(":")[0] for line in told if line.levelname == "WARNING"] == [
-        "no samples for curves are kept"
-    ]
+        with deploy.store() as store:
+            with pytest.raises(MissingPrivilege):
+                store.record_samples(lag)
+            store.rename_group(GROUP, "invoicing", reason="its new name")
+            samples = store.samples([GROUP, "invoicing"], timedelta(hours=1))
+            assert samples == {GROUP: [], "invoicing": kept}, "a job's role takes them along"
 
 
 @pytest.mark.behaviour("DLQ-2")
@@ -415,10 +373,3 @@ def test_a_dashboards_role_reads_and_writes_only_samples(deploy: Deploy) -> None
     for table in ("outbox", "outbox_refused"):
         for hidden in ("key", "value", "headers"):
             assert is_refused(deploy, "reader", f"SELECT {hidden} FROM {table}")
-
-
-@pytest.mark.behaviour("OPS-8")
-def test_without_the_grants_the_jobs_role_may_do_nothing(deploy: Deploy) -> None:
-    for table in metadata.tables:
-        deploy.run("migrator", f"REVOKE ALL ON {table} FROM {quoted(deploy.role('job'))}")
-        assert is_refused(deploy, "job", f"SELECT * FROM {table}")

@@ -32,7 +32,6 @@ from tests.support.pooler import Pooler
 
 BYTES = b"\\x41\\\x00\xff'\"\n"
 TEXT = "größe, 値, \\ and 'quotes'"
-NONE = (None, None, None)
 HEADERS = (("имя", BYTES), ("größe", None), ("plain", b"\\"))
 INSTANT = dt.datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=dt.UTC)
 
@@ -195,7 +194,7 @@ def role(query: Query, offsetstore_database: str) -> Iterator[str]:
 
 
 @pytest.mark.behaviour("TX-19")
-@pytest.mark.parametrize("setting", HOSTILE)
+@pytest.mark.parametrize("setting", ["DateStyle", "IntervalStyle", "bytea_output"])
 def test_no_default_of_a_role_changes_a_byte(role: str, query: Query, expected: object, setting: str) -> None:
     set_defaults(role, "ROLE", {setting: HOSTILE[setting]})
     with OffsetStore.connect(role) as store:
@@ -220,8 +219,10 @@ def pooled(url: str) -> Generator[OffsetStore]:
 
 
 @pytest.mark.behaviour("TX-16", "TX-19")
-@pytest.mark.parametrize("whose", ["ROLE", "DATABASE"])
-@pytest.mark.parametrize("connect", [OffsetStore.connect, own_engine, pooled])
+@pytest.mark.parametrize(
+    ("connect", "whose"),
+    [(OffsetStore.connect, "ROLE"), (OffsetStore.connect, "DATABASE"), (own_engine, "ROLE"), (pooled, "DATABASE")],
+)
 def test_nor_do_all_of_them_however_the_store_is_connected(
     role: str, query: Query, expected: object, whose: str, connect: Callable[[str], Any]
 ) -> None:

@@ -6,9 +6,11 @@ from typing import cast
 
 import pytest
 
-from offsetstore import Broker, OffsetStore, Relay
+from offsetstore import OffsetStore
+from offsetstore.operations.people import ask
 from offsetstore.postgres import outbox
-from offsetstore.protocol.outbox import Look, OutboxRecord
+from offsetstore.postgres.outbox import Portions, Reader
+from offsetstore.protocol.outbox import OutboxRecord
 from tests.support.outbox import put
 
 HEADERS = (("trace", bytes(7_000_000)),)
@@ -37,6 +39,6 @@ def test_large_records_are_written_with_several_statements_and_sent_one_by_one(
     assert max(sent) <= 2
     assert sum(sent) == 4
 
-    relay = Relay(store, Broker({"bootstrap.servers": "127.0.0.1:1"}))
-    [row] = relay._do(Look(10, ()))
+    reading = Reader(lambda query: ask(store.database, query), Portions(), largest=10_000_000)
+    [row] = reading.look("{}", 10)
     assert (row.value, row.headers) == (record.value, record.headers)

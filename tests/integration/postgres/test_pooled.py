@@ -58,39 +58,20 @@ def pooled_and_empty(offsetstore_empty_database: str) -> Iterator[Engine]:
 # What the pooler takes away, so that the rest of this file has something to prove.
 
 
-def test_the_next_transaction_is_on_another_connection(pooled: str) -> None:
+def test_connections_settings_and_prepared_statements_are_not_kept(pooled: str) -> None:
     with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as client:
         pids = {client.execute("SELECT pg_backend_pid()").fetchone() for _ in range(12)}
         with client.transaction():
             within = {client.execute("SELECT pg_backend_pid()").fetchone() for _ in range(12)}
-
-    assert len(pids) > 1
-    assert len(within) == 1
-
-
-def test_a_setting_of_the_session_is_lost_and_left_to_others(pooled: str) -> None:
-    with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as client:
         client.execute("SET lock_timeout = '1234ms'")
         found = {str(client.execute("SELECT current_setting('lock_timeout')").fetchone()) for _ in range(12)}
-
-    assert found == {"('0',)", "('1234ms',)"}
-
-
-def test_a_statement_that_was_prepared_by_name_is_not_there_next_time(pooled: str) -> None:
-    def repeat(client: psycopg.Connection[tuple[object, ...]]) -> None:
-        for _ in range(12):
-            client.execute("SELECT 1")
-
+    assert (len(pids) > 1, len(within)) == (True, 1)
+    assert found == {"('0',)", "('1234ms',)"}, "left to others"
     with (
         psycopg.connect(pooled, autocommit=True, prepare_threshold=0) as client,
         pytest.raises(psycopg.errors.InvalidSqlStatementName),
     ):
-        repeat(client)
-
-
-def test_startup_options_are_refused(pooled: str) -> None:
-    with pytest.raises(psycopg.OperationalError, match="unsupported startup parameter: options"):
-        psycopg.connect(pooled, options="-c search_path=jobs")
+        [client.execute("SELECT 1") for _ in range(12)]
 
 
 # What the store does all the same.
@@ -209,7 +190,9 @@ def test_a_deploy_waits_for_another_one_and_leaves_no_lock_and_no_search_path_be
 
 
 @pytest.mark.behaviour("TX-16")
-def test_a_schema_is_named_without_startup_options(pooled_and_empty: Engine) -> None:
+def test_a_schema_is_named_without_startup_options_and_a_url_that_needs_them_is_told_so(
+    pooled_and_empty: Engine, pooled: str
+) -> None:
     with pooled_and_empty.begin() as connection:
         upgrade(connection, schema="jobs")
 
@@ -220,13 +203,7 @@ def test_a_schema_is_named_without_startup_options(pooled_and_empty: Engine) -> 
         with store.transaction(claim) as tx:
             tx.advance({tp: one.remaining for tp, one in tx.lock({P0: OffsetRange(0, 7)}).items()})
         assert store.offsets(GROUP)[P0].next_offset == 7
-
-
-@pytest.mark.behaviour("TX-16")
-def test_a_url_that_needs_startup_options_is_told_what_to_do(pooled: str) -> None:
     jdbc = f"jdbc:{pooled.replace('postgres@', '')}?user=postgres&currentSchema=public"
-
     with pytest.raises(StoreUnavailable, match="unsupported startup parameter: options") as caught:
         OffsetStore.connect(jdbc)
-
     assert "schema=" in caught.value.next_step

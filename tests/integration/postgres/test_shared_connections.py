@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +14,6 @@ from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
-from tests.support.forking import BEFORE_A_FORK, in_new_process, run_forked
 from tests.support.waiting import wait_until
 
 P0 = TopicPartition("payments", 0)
@@ -28,25 +26,6 @@ def narrow(offsetstore_database: str) -> Iterator[Engine]:
     engine = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1)
     yield engine
     engine.dispose()
-
-
-def read_after_a_fork(url: str) -> None:
-    with OffsetStore.connect(url) as store:
-
-        def job() -> None:
-            child = os.fork()
-            if child == 0:
-                store.offsets("billing")
-                return
-            os.waitpid(child, 0)
-
-        told = run_forked(job)
-        assert told.startswith(BEFORE_A_FORK), told
-        assert store.offsets("billing") == {}
-
-
-def test_a_store_is_refused_after_a_fork(offsetstore_database: str) -> None:
-    in_new_process(read_after_a_fork, offsetstore_database)
 
 
 def test_a_busy_pool_does_not_silence_the_heartbeat(narrow: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

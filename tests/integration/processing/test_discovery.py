@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +17,15 @@ from sqlalchemy.orm import Session
 
 from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Upsert
 from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim, StoreUnavailable, UnexpectedCommit
-from offsetstore.processing.blame import Halve, TooManyFailed, discover
-from offsetstore.processing.unit import Decisions
+from offsetstore.processing.blame import Halve, discover
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.failpoints import FailpointReached
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.work import Work
 from tests.integration.conftest import Query
-from tests.integration.writers.writing import batch, kafka
+from tests.integration.writers.writing import batch
 from tests.support.background import in_background
-from tests.support.units import tried
 
 P0 = TopicPartition("payments", 0)
 
@@ -71,70 +69,16 @@ def in_order(*outputs: Output) -> Callable[[Work, Sequence[int]], None]:
     return write
 
 
-def size_of(*outputs: Output) -> int:
-    return 1 + max(record for output in outputs for record in output.records)
-
-
-def decisions_for(size: int) -> Decisions:
-    return {P0: decide(0, OffsetRange(0, size))}
-
-
 def search(
-    claim: Claim,
-    *outputs: Output,
-    keys: Mapping[int, Hashable] | None = None,
-    seconds: float = 60.0,
-    limit: int = 10_000,
-    check: Callable[[], None] = lambda: None,
+    claim: Claim, *outputs: Output, seconds: float = 60.0, check: Callable[[], None] = lambda: None
 ) -> dict[int, RowsRefused]:
-    size = size_of(*outputs)
-    write = in_order(*outputs)
-    decisions = decisions_for(size)
-    found = discover(
-        claim,
-        decisions,
-        range(size),
-        keys or {},
-        write,
-        refused=RowsRefused("refused"),
-        seconds=seconds,
-        limit=limit,
-        check=check,
-    )
-    return dict(found.dead)
-
-
-def write_all_but(claim: Claim, *outputs: Output, dead: Mapping[int, object]) -> None:
-    """What the real transaction would write; it is rolled back."""
-    size = size_of(*outputs)
-    rest = [record for record in range(size) if record not in dead]
-
-    def write(work: Work) -> int:
-        in_order(*outputs)(work, rest)
-        return len(rest)
-
-    tried(claim, decisions_for(size), write)
+    size = 1 + max(record for output in outputs for record in output.records)
+    decisions = {P0: decide(0, OffsetRange(0, size))}
+    options: dict[str, Any] = {"refused": RowsRefused("refused"), "seconds": seconds, "limit": 10_000, "check": check}
+    return dict(discover(claim, decisions, range(size), {}, in_order(*outputs), **options).dead)
 
 
 # -- whom it blames
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_an_employee_whose_boss_comes_later_is_not_blamed(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE emp (id int PRIMARY KEY, boss int REFERENCES emp, name text NOT NULL)")
-    staff = each(
-        Append("emp"),
-        {"id": 5, "boss": 9, "name": "n"},
-        {"id": 9, "boss": None, "name": "n"},
-        {"id": 10, "boss": None, "name": None},
-    )
-
-    found = search(claim, staff)
-
-    assert found.keys() == {2}
-    assert (found[2].sqlstate, found[2].column) == ("23502", "name")
-    write_all_but(claim, staff, dead=found)
-    assert query("SELECT * FROM emp") == []
 
 
 LINES = """
@@ -142,21 +86,6 @@ CREATE TABLE orders (id int PRIMARY KEY);
 CREATE TABLE lines (id int, "order" int CONSTRAINT of_order REFERENCES orders {deferrable})
 """
 DEFERRED = "DEFERRABLE INITIALLY DEFERRED"
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_of_lines_that_come_before_their_orders_only_the_one_without_dies(claim: Claim, query: Query) -> None:
-    query(LINES.format(deferrable=DEFERRED))
-    size = 500
-    rows = [{"id": number, "order": -1 if number == 77 else number} for number in range(size)]
-    lines = Output(Append("lines"), rows, list(range(size)))
-    orders = Output(Append("orders"), [{"id": number} for number in range(size)], list(range(size, 2 * size)))
-    tries: list[None] = []
-
-    found = search(claim, lines, orders, check=lambda: tries.append(None))
-
-    assert {record: refused.constraint for record, refused in found.items()} == {77: "of_order"}
-    assert len(tries) < 40
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -199,115 +128,6 @@ def test_a_constraint_that_is_immediate_at_first_stays_so(claim: Claim, query: Q
     others = each(Append("other"), *({"id": number} for number in range(8)))
 
     assert search(claim, lines, orders, others).keys() == {4}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_dead_parents_child_dies_too(claim: Claim, query: Query) -> None:
-    query(LINES.format(deferrable=DEFERRED))
-    query("ALTER TABLE orders ADD CHECK (id < 100)")
-    orders = each(Append("orders"), {"id": 100}, {"id": 1}, {"id": 2})
-    lines = Output(Append("lines"), [{"id": 1, "order": 100}, {"id": 2, "order": 1}], [3, 4])
-
-    found = search(claim, orders, lines)
-
-    assert {record: refused.sqlstate for record, refused in found.items()} == {0: "23514", 3: "23503"}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_record_goes_from_all_outputs_for_one_of_its_rows(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE parts (id int CHECK (id < 100)); CREATE TABLE wholes (id int UNIQUE)")
-    wholes = each(Append("wholes"), {"id": 1}, {"id": 1}, {"id": 2})
-    parts = Output(Append("parts"), [{"id": 1}, {"id": 100}, {"id": 2}, {"id": 3}], [0, 0, 0, 1])
-
-    assert search(claim, wholes, parts).keys() == {0}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE latest (k text PRIMARY KEY, v int CHECK (v > 0))")
-    writer = Upsert("latest", key=["k"])
-    values = [("k", -5), ("other", 1), ("k", 7), ("bad", -1)]
-    rows = batch(
-        {
-            "k": [key for key, _ in values],
-            "v": [value for _, value in values],
-            "_kafka": kafka(*(("payments", 0, offset) for offset in range(4))),
-        }
-    )
-
-    def write(work: Work, records: Sequence[int]) -> None:
-        writer.write(work, [rows.take(list(records))])
-
-    keys = {record: key for record, (key, _) in enumerate(values)}
-    found = discover(
-        claim, decisions_for(4), range(4), keys, write, refused=RowsRefused("refused"), seconds=60, limit=100
-    )
-
-    assert found.dead.keys() == {3}
-    assert query("SELECT relname FROM pg_class WHERE relpersistence = 't'") == []
-
-
-@pytest.mark.behaviour("DLQ-8")
-@pytest.mark.parametrize(("amounts", "dead"), [([500, 500], {1}), ([500, 500, -600], set[int]())])
-def test_of_amounts_that_overflow_a_sum_the_later_dies_unless_another_makes_them_fit(
-    claim: Claim, query: Query, amounts: list[int], dead: set[int]
-) -> None:
-    query("CREATE TABLE sums (k text PRIMARY KEY, n int); INSERT INTO sums VALUES ('k', 2147483000)")
-    rows = [{"k": "k", "n": amount} for amount in amounts]
-    sums = each(Upsert("sums", key=["k"], add=["n"]), *rows)
-
-    found = search(claim, sums, keys=dict.fromkeys(range(len(rows)), "k"))
-
-    assert found.keys() == dead
-    assert {refused.sqlstate for refused in found.values()} <= {"22003"}
-
-
-NEVER_OVERDRAWN = """
-CREATE TABLE moves (account text, amount int NOT NULL);
-CREATE FUNCTION check_balance() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-  IF NEW.amount + (SELECT coalesce(sum(amount), 0) FROM moves WHERE account = NEW.account) < 0 THEN
-    RAISE EXCEPTION 'overdrawn';
-  END IF;
-  RETURN NEW;
-END $$;
-CREATE TRIGGER check_balance BEFORE INSERT ON moves FOR EACH ROW EXECUTE FUNCTION check_balance()
-"""
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_what_is_accepted_in_another_order_only_is_left_to_the_real_transaction(claim: Claim, query: Query) -> None:
-    """A withdrawal before its deposit: the batch is then halved, and it is alone when it is refused."""
-    query(NEVER_OVERDRAWN)
-    amounts = (-50, 100, None)
-    moves = each(Append("moves"), *({"account": "A", "amount": amount} for amount in amounts))
-
-    found = search(claim, moves)
-
-    assert found.keys() == {2}
-    with pytest.raises(RowsRefused, match="P0001"):
-        write_all_but(claim, moves, dead=found)
-    withdrawal = each(Append("moves"), {"account": "A", "amount": -50})
-    assert search(claim, withdrawal).keys() == {0}
-
-
-FAILS_AT_TIMES = """
-CREATE TABLE results (record bigint);
-CREATE SEQUENCE calls MINVALUE 0;
-CREATE FUNCTION fail_at_times() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-  IF nextval('calls') % 3 = 0 THEN RAISE EXCEPTION 'at times'; END IF;
-  RETURN NULL;
-END $$;
-CREATE TRIGGER fail_at_times AFTER INSERT ON results FOR EACH STATEMENT EXECUTE FUNCTION fail_at_times()
-"""
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_refusal_that_does_not_recur_blames_no_record(claim: Claim, query: Query) -> None:
-    query(FAILS_AT_TIMES)
-    results = each(Append("results"), *({"record": number} for number in range(8)))
-    with pytest.raises(RowsRefused):
-        write_all_but(claim, results, dead={})
-    assert search(claim, results) == {}
 
 
 def insert_with_a_savepoint(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -464,34 +284,6 @@ def test_discovery_that_fails_after_parts_were_accepted_leaves_nothing(
     assert query(f"SELECT * FROM {results}") == []
 
 
-# -- too many
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_where_no_row_is_accepted_it_takes_few_tries_to_say_so(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE results (record int CHECK (record < 0))")
-    tries: list[None] = []
-    rows = each(Append("results"), *({"record": number} for number in range(5000)))
-    with pytest.raises(TooManyFailed) as told:
-        search(claim, rows, check=lambda: tries.append(None))
-    assert told.value.error.constraint == "results_record_check"
-    assert len(tries) < 150
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_rows_beyond_what_a_trigger_allows_are_too_many(claim: Claim, query: Query) -> None:
-    query(
-        "CREATE TABLE results (record int);"
-        "CREATE FUNCTION allow_100() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "IF (SELECT count(*) FROM results) > 100 THEN RAISE EXCEPTION 'enough'; END IF; RETURN NULL; END $$;"
-        "CREATE TRIGGER allow_100 AFTER INSERT ON results FOR EACH STATEMENT EXECUTE FUNCTION allow_100()"
-    )
-    rows = each(Append("results"), *({"record": number} for number in range(200)))
-    with pytest.raises(TooManyFailed):
-        search(claim, rows, limit=99)
-    assert len(search(claim, rows, limit=100)) == 100
-
-
 # -- what it costs
 
 SUBTRANSACTIONS = """
@@ -514,25 +306,3 @@ def test_however_much_is_kept_subtransactions_do_not_overflow(claim: Claim, quer
     assert len(found) > 48
     assert max(count for count, _ in seen) in range(40, 60)
     assert not any(is_overflowed for _, is_overflowed in seen)
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_two_hundred_bad_records_half_of_them_deferred_are_found_in_seconds(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders SELECT generate_series(0, 999)")
-    query(
-        "CREATE TABLE lines (id int PRIMARY KEY, amount int CHECK (amount > 0),"
-        ' "order" int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)'
-    )
-    refused, orphaned = {*range(7, 20_000, 200)}, {*range(111, 20_000, 200)}
-    rows = [
-        {"id": number, "amount": -1 if number in refused else 1, "order": -1 if number in orphaned else number % 1000}
-        for number in range(20_000)
-    ]
-    lines = each(Append("lines"), *rows)
-
-    tries: list[None] = []
-    found = search(claim, lines, seconds=500, check=lambda: tries.append(None))
-
-    assert {record for record, one in found.items() if one.sqlstate == "23514"} == refused
-    assert {record for record, one in found.items() if one.sqlstate == "23503"} == orphaned
-    assert len(tries) < 5000  # each takes some milliseconds

@@ -151,16 +151,9 @@ def test_what_a_claim_reads_waits_for_a_lock_as_long_as_its_transactions_do(offs
 
 # -- who is to blame
 
-CLASSES = {
-    "server": ["25006", "28000", "55000", "HV000", "XX000"],
-    "outage": ["08006", "25P04", "40001", "40P01", "53100", "55P03", "57014", "57P01", "58030"],
-    "own": ["0A000", "2200H", "42501", "45001", "50001"],
-}
-RAISED = [state for states in CLASSES.values() for state in states]
-
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", RAISED)
+@pytest.mark.parametrize("sqlstate", ["25006", "XX000", "08006", "40001", "55P03", "57014", "42501", "2200H"])
 def test_a_record_is_a_letter_whatever_a_trigger_raises_for_it(store: OffsetStore, query: Query, sqlstate: str) -> None:
     fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';")
 
@@ -171,7 +164,7 @@ def test_a_record_is_a_letter_whatever_a_trigger_raises_for_it(store: OffsetStor
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", ["42501", "40001", "XX000"])
+@pytest.mark.parametrize("sqlstate", ["42501", "40001"])
 def test_what_a_trigger_raises_for_every_record_blames_none(store: OffsetStore, query: Query, sqlstate: str) -> None:
     fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';", "true")
 
@@ -207,7 +200,7 @@ def test_a_grant_that_is_missing_inside_a_trigger_blames_no_record(offsetstore_d
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("left", [1, 4, 7, 12])
+@pytest.mark.parametrize("left", [1, 7])
 def test_a_sequence_that_comes_to_its_end_blames_no_record(store: OffsetStore, query: Query, left: int) -> None:
     """Its values are used up by tries, too; record 3 is bad, and is a letter only if it is known to be."""
     query(f"CREATE SEQUENCE ids MAXVALUE {left + 1}; SELECT nextval('ids')")
@@ -255,7 +248,7 @@ def by_inserts(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[F
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", ["23505", "42501", "40001"])
+@pytest.mark.parametrize("sqlstate", ["23505", "40001"])
 def test_a_function_may_raise_its_own_error_from_the_databases(store: OffsetStore, query: Query, sqlstate: str) -> None:
     fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';")
     write(store, by_inserts)

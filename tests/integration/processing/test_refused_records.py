@@ -14,7 +14,7 @@ from offsetstore.errors import RowsRefused, StaleClaim
 from offsetstore.postgres.errors import refusals
 from offsetstore.processing.blame import blame
 from offsetstore.processing.plan import Plan
-from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
+from offsetstore.processing.unit import Coordinates, Ranges
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.work import Work
@@ -52,18 +52,6 @@ def search(claim: Claim, writer: Writer, rows: Sequence[Mapping[str, Any]]) -> R
     with pytest.raises(RowsRefused) as caught:
         attempt(claim, writer, rows, whole)
     return blame(caught.value, whole, lambda part, without: attempt(claim, writer, rows, part, without), claim)
-
-
-def test_a_withdrawal_that_an_earlier_deposit_covers_is_not_blamed(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE balances (account text PRIMARY KEY, amount bigint CHECK (amount >= 0))")
-    rows = [{"account": f"other {number}", "amount": 1} for number in range(8)]
-    rows[1], rows[5] = {"account": "A", "amount": 100}, {"account": "A", "amount": -50}
-    rows[7] = {"account": "B", "amount": -5}
-
-    found = search(claim, Upsert("balances", key=["account"], add=["amount"]), rows)
-
-    assert (found.offsets, found.constraint) == (OffsetRange(7, 8), "balances_amount_check")
-    assert query("SELECT * FROM balances") == []
 
 
 def insert_family(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -107,61 +95,6 @@ def test_a_withdrawal_that_a_later_deposit_covers_is_not_blamed(claim: Claim, qu
     assert "reset" not in found.next_step
 
 
-@pytest.mark.behaviour("TX-18")
-def test_a_parent_that_comes_a_moment_later_is_no_records_fault(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
-    query("CREATE TABLE children (id bigint, parent bigint REFERENCES parents)")
-    rows = [{"id": number, "parent": 1} for number in range(8)]
-    whole = {P0: OffsetRange(0, 8)}
-    with pytest.raises(RowsRefused) as caught:
-        attempt(claim, Append("children"), rows, whole)
-    query("INSERT INTO parents VALUES (1)")
-
-    with pytest.raises(PlanOutdated, match="accepted a moment later"):
-        blame(caught.value, whole, lambda part, without: attempt(claim, Append("children"), rows, part, without), claim)
-
-
-def test_of_several_children_without_a_parent_the_first_is_named(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE parents (id bigint PRIMARY KEY)")
-    query("INSERT INTO parents VALUES (1)")
-    query("CREATE TABLE children (id bigint, parent bigint REFERENCES parents)")
-    rows = [{"id": number, "parent": 7 if number in {3, 5, 6} else 1} for number in range(8)]
-
-    found = search(claim, Append("children"), rows)
-
-    assert found.offsets == OffsetRange(3, 4)
-    assert query("SELECT * FROM children") == []
-
-
-@pytest.mark.behaviour("TX-18")
-def test_of_two_records_with_one_key_the_later_is_told_without_a_command(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE once (id bigint PRIMARY KEY)")
-
-    found = search(claim, Append("once"), [{"id": 3 if number == 5 else number} for number in range(8)])
-
-    assert (found.offsets, found.constraint) == (OffsetRange(5, 8), "once_pkey")
-    assert "first refused at record payments-0@5, but the cause may be any of" in str(found)
-    assert "reset" not in found.next_step
-
-
-@pytest.mark.behaviour("TX-18")
-def test_of_more_rows_than_a_statement_trigger_allows_none_is_named(claim: Claim, query: Query) -> None:
-    query("CREATE TABLE few (id bigint)")
-    query(
-        "CREATE FUNCTION few() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF (SELECT count(*) FROM added) > 7 THEN RAISE EXCEPTION 'too many'; END IF; RETURN NULL; END $$"
-    )
-    query(
-        "CREATE TRIGGER few AFTER INSERT ON few REFERENCING NEW TABLE AS added"
-        " FOR EACH STATEMENT EXECUTE FUNCTION few()"
-    )
-
-    found = search(claim, Append("few"), [{"id": number} for number in range(8)])
-
-    assert "first refused at record payments-0@7, but the cause may be any of" in str(found)
-    assert "reset" not in found.next_step
-
-
 def test_a_search_of_a_job_that_was_taken_over_ends_with_that(store: OffsetStore, claim: Claim, query: Query) -> None:
     """Otherwise it would meet what its successor has written, and blame an innocent record."""
     query("CREATE TABLE once (id bigint PRIMARY KEY, amount bigint NOT NULL)")
@@ -198,12 +131,6 @@ def test_a_frozen_search_is_ended_by_a_claim_and_ends_with_that(
     with pytest.raises(StaleClaim):
         searching.result(timeout=60)
     assert query(f"SELECT * FROM {results}") == []
-
-
-def test_a_search_whose_batch_was_stored_meanwhile_is_outdated(store: OffsetStore, claim: Claim, results: str) -> None:
-    process(store, claim, P0, range_=OffsetRange(0, 8))
-    with pytest.raises(PlanOutdated):
-        tried(claim, {P0: decide(0, OffsetRange(0, 8))}, lambda _: pytest.fail(f"wrote to {results}"))
 
 
 # -- deferred constraints

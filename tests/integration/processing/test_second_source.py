@@ -6,23 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from offsetstore import Append, DeadLetters, Flush, OffsetRange, OffsetStore, Tick, Work
-from offsetstore.errors import RowsRefused, StaleClaim
-from offsetstore.processing.runner import Interrupted, Settings
-from offsetstore.protocol.events import BatchEnded, PauseChanged
-from offsetstore.writers.into_table import IntoTable
+from offsetstore import Append, DeadLetters, Flush, OffsetRange, OffsetStore
+from offsetstore.errors import RowsRefused
+from offsetstore.processing.runner import Settings
+from offsetstore.protocol.events import BatchEnded
 from tests.integration.conftest import Query
-from tests.support.background import in_background
 from tests.support.memory_source import GOOD, LOG, P0, P1, Log, MemorySource
 from tests.support.recorder import Recorder
-from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 ROWS = "SELECT record FROM results ORDER BY record"
@@ -88,12 +83,6 @@ def test_without_dead_letters_a_refused_record_ends_the_job_and_what_comes_befor
     assert failed.stored == {P0: OffsetRange(0, 2)}
 
 
-def test_a_record_that_cant_be_computed_is_named(store: OffsetStore, query: Query) -> None:
-    with pytest.raises(RowsRefused, match="first refused at record payments-0@1"):
-        source_of(store, Settings(), log={P0: [b"0", b"bad", b"2"]}).drain_log()
-    assert numbers(query) == [0]
-
-
 def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
     store: OffsetStore, query: Query, recorder: Recorder
 ) -> None:
@@ -110,30 +99,9 @@ def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
     assert [state for *_, state in query(LETTERS)] == ["replayed", "dead", "dead"]
 
 
-def test_values_that_never_fit_become_letters_without_a_trial(
-    store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query("ALTER TABLE results ALTER record TYPE int")
-    source = source_of(store, Settings(dead_letters=DeadLetters()), log={P0: [b"0", b"99999999999", b"2"]})
-    wrote = Mock(wraps=Append("results").write)
-    monkeypatch.setattr(IntoTable, "write", wrote)
-    source.poll()
-    assert (numbers(query), query(LETTERS)) == ([0, 2], [(0, 1, "refused", "dead")])
-    assert wrote.call_count == 2  # the whole, and the good ones
-
-
 @pytest.mark.parametrize(
     "failpoint",
-    [
-        "before_lock:2",
-        "after_lock:3",
-        "in_copy:2",
-        "before_commit:4",
-        "after_commit:3",
-        "in_discovery:1",
-        "in_discovery:2",
-        "letters_written",
-    ],
+    ["after_commit:3", "in_discovery:2", "letters_written"],
 )
 @pytest.mark.behaviour("DLQ-1", "DLQ-2", "DLQ-9", "OUT-8")
 def test_a_job_that_is_killed_writes_each_record_once(
@@ -144,7 +112,9 @@ def test_a_job_that_is_killed_writes_each_record_once(
     if failpoint == "letters_written":  # before the first COMMIT
         assert (numbers(query), query(LETTERS), query(PRODUCED)) == ([], [], [])
     ended = run_job(offsetstore_database, "letters")
-    assert ended.returncode == 0, ended.stderr
+    assert (ended.returncode, ended.stdout.strip()) == (0, ""), (
+        ended.stderr
+    )  # it prints what it has of Spark's, Kafka's
     assert numbers(query) == GOOD
     assert query(LETTERS) == ALL_LETTERS
     assert query("SELECT DISTINCT times FROM dead_letters") == [(1,)]
@@ -156,23 +126,11 @@ def test_a_job_that_is_killed_writes_each_record_once(
 
 
 @pytest.mark.behaviour("DLQ-3")
-def test_attempts_survive_a_kill(query: Query, offsetstore_database: str) -> None:
-    killed = run_job(offsetstore_database, "letters", "failures_written")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert query(FAILURES) == [(2, 1, {"23514": 1})]
-    assert numbers(query) == []
-
-    assert run_job(offsetstore_database, "letters").returncode == 0
-    assert query("SELECT attempts FROM dead_letters WHERE record_offset = 2") == [(2,)]
-    assert query(LETTERS) == ALL_LETTERS
-    assert query(FAILURES) == []
-
-
-@pytest.mark.behaviour("DLQ-3")
 def test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten(
     query: Query, offsetstore_database: str
 ) -> None:
     assert run_job(offsetstore_database, "letters", "failures_written").returncode == -signal.SIGKILL
+    assert (numbers(query), query(FAILURES)) == ([], [(2, 1, {"23514": 1})])
     query("ALTER TABLE results DROP CONSTRAINT unlucky")
 
     assert run_job(offsetstore_database, "letters").returncode == 0
@@ -192,11 +150,6 @@ def test_a_replay_that_is_killed_is_done_once(store: OffsetStore, query: Query, 
     assert numbers(query) == sorted([*GOOD, 13])
 
 
-def test_the_engine_imports_neither_spark_nor_kafka(offsetstore_database: str) -> None:
-    ended = run_job(offsetstore_database, "letters")
-    assert (ended.returncode, ended.stdout.strip()) == (0, ""), ended.stderr
-
-
 def test_what_is_kept_is_written_at_the_end_in_one_transaction_and_a_crash_before_it_loses_nothing(
     store: OffsetStore, query: Query, recorder: Recorder, offsetstore_database: str
 ) -> None:
@@ -211,49 +164,3 @@ def test_what_is_kept_is_written_at_the_end_in_one_transaction_and_a_crash_befor
     source.runner.claim.close()
     assert numbers(query) == [20, 21, 22, 23, 24, 25]
     assert store.offsets("billing")[P1].next_offset == 6
-
-
-def test_a_paused_group_waits_and_a_stop_leaves_the_batch_to_the_next_start(
-    store: OffsetStore, query: Query, recorder: Recorder
-) -> None:
-    source = source_of(store, Settings(), log={P1: LOG[P1]})
-    store.pause("billing", reason="maintenance")
-    polling = in_background(source.poll)
-    wait_until(lambda: recorder.of(PauseChanged) != [])
-    source.runner.stop(source.stopping.set, timeout=30)
-    with pytest.raises(Interrupted):
-        polling.result(timeout=30)
-    assert len(recorder.of(BatchEnded, "interrupted")) == 1
-    assert numbers(query) == []
-
-    store.resume("billing", reason="done")
-    source.stopping.clear()
-    source.drain_log()
-    assert numbers(query) == [20, 21, 22, 23, 24, 25]
-
-
-def test_a_delivery_that_is_handed_over_again_is_skipped_and_a_stale_job_writes_nothing(
-    store: OffsetStore, query: Query, recorder: Recorder
-) -> None:
-    source, log = source_of(store, Settings(), log={P1: LOG[P1]}), {P1: LOG[P1]}
-    again = MemorySource(source.runner.claim, Append("results"), Settings(), log)
-    source.drain_log()
-    again.poll()
-    assert len(recorder.of(BatchEnded, "skipped")) == 1
-    source_of(store, Settings())
-    with pytest.raises(StaleClaim):
-        again.poll()
-    assert numbers(query) == [20, 21, 22, 23, 24, 25]
-
-
-def test_idle_work_is_done_between_deliveries(store: OffsetStore, query: Query) -> None:
-    done = threading.Event()
-
-    def work(tx: Work) -> None:
-        tx.connection.exec_driver_sql("INSERT INTO results VALUES (99)")
-        done.set()
-
-    source = source_of(store, Settings(tick=Tick(work, every=0.05)), log={})
-    assert done.wait(30)
-    source.runner.claim.close()
-    assert 99 in numbers(query)

@@ -1,8 +1,12 @@
-"""The world of each test of the sink."""
+"""The world of each test of the sink, and a service that handlers call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +15,40 @@ from pyspark.sql import SparkSession
 
 from offsetstore import OffsetStore
 from offsetstore.local.kafka.server import KafkaBroker
+from offsetstore.processing import blame
 from offsetstore.store import mirror
+from tests.support.background import serving
 from tests.support.postgres import Database
 from tests.support.world import World
 
 
 @pytest.fixture(autouse=True)
-def last_copies_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that is closed has copied its offsets to Kafka, however busy all is."""
+def however_busy_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is closed has copied its offsets to Kafka, and searches come to their end."""
     monkeypatch.setattr(mirror, "LAST_COMMIT", 60.0)
+    monkeypatch.setattr(blame, "SECONDS", 600.0)
 
 
 @pytest.fixture
-def world(
-    offsetstore_spark: SparkSession,
-    offsetstore_kafka: KafkaBroker,
-    offsetstore_database: str,
-    offsetstore_group: str,
-    tmp_path: Path,
-) -> Iterator[World]:
-    world = World(
-        offsetstore_spark,
-        offsetstore_kafka,
-        Database(offsetstore_database),
-        OffsetStore.connect(offsetstore_database),
-        offsetstore_group,
-        str(tmp_path / "checkpoints"),
-    )
-    yield world
-    world.close()
+def world_of(
+    offsetstore_spark: SparkSession, offsetstore_database: str, offsetstore_group: str, tmp_path: Path
+) -> Iterator[Callable[[KafkaBroker], World]]:
+    """Make the world of a test on a Kafka."""
+    with ExitStack() as made:
+
+        def make(kafka: KafkaBroker) -> World:
+            database, store = Database(offsetstore_database), OffsetStore.connect(offsetstore_database)
+            checkpoints = str(tmp_path / "checkpoints")
+            world = World(offsetstore_spark, kafka, database, store, offsetstore_group, checkpoints)
+            made.callback(world.close)
+            return world
+
+        yield make
+
+
+@pytest.fixture
+def world(world_of: Callable[[KafkaBroker], World], offsetstore_kafka: KafkaBroker) -> World:
+    return world_of(offsetstore_kafka)
 
 
 @pytest.fixture
@@ -51,3 +60,44 @@ def nothing_persisted(offsetstore_spark: SparkSession) -> None:
     context: Any = offsetstore_spark.sparkContext
     for rdd in context._jsc.getPersistentRDDs().values():
         rdd.unpersist(True)  # noqa: FBT003 - Java
+
+
+class Service(ThreadingHTTPServer):
+    """Answers ``POST /scores`` with the record's value as its score, or with the status that the value has."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Requests)
+        self.address = f"127.0.0.1:{self.server_port}"
+        self.statuses = {"bad": 422, "down": 503}
+        self.asked: list[tuple[str, Mapping[str, str]]] = []
+
+    @property
+    def keys(self) -> Counter[str]:
+        """How often it was asked for each record."""
+        return Counter(headers["Idempotency-Key"] for _, headers in self.asked)
+
+
+class _Requests(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def do_POST(self) -> None:
+        value = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.server.asked.append((value, self.headers))
+        status = self.server.statuses.get(value, 200)
+        body = json.dumps({"score": float(value)} if status == 200 else {}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the method that it replaces
+        pass
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with Service() as service, serving(service):
+        yield service

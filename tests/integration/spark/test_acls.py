@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
 
-from offsetstore import Append, Broker, OffsetStore, TopicPartition
+from offsetstore import Append, Broker, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.acls import Acl
 from offsetstore.kafka.admin import create_topic
+from offsetstore.local.kafka.server import KafkaBroker
 from tests.support.authorized import JOB, Authorized
-from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import World
@@ -25,23 +23,8 @@ DEPRECATED = "spark.sql.streaming.kafka.useDeprecatedOffsetFetching"
 
 
 @pytest.fixture
-def world(
-    authorized: Authorized,
-    offsetstore_spark: SparkSession,
-    offsetstore_database: str,
-    offsetstore_group: str,
-    tmp_path: Path,
-) -> Iterator[World]:
-    world = World(
-        offsetstore_spark,
-        authorized.kafka,
-        Database(offsetstore_database),
-        OffsetStore.connect(offsetstore_database),
-        offsetstore_group,
-        str(tmp_path / "checkpoints"),
-    )
-    yield world
-    world.close()
+def world(authorized: Authorized, world_of: Callable[[KafkaBroker], World]) -> World:
+    return world_of(authorized.kafka)
 
 
 @pytest.fixture

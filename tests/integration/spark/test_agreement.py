@@ -14,7 +14,6 @@ from offsetstore import Append
 from offsetstore.spark import collecting
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.blocks import lose_blocks
-from tests.support.transforms import events
 from tests.support.world import SECONDS, World, counts, made_unchecked
 
 pytestmark = pytest.mark.usefixtures("nothing_persisted")
@@ -24,15 +23,17 @@ Outputs: TypeAlias = "dict[str, DataFrame]"
 new_id: Any = F.udf(lambda: str(uuid4()))  # which says of itself that it is deterministic, as each does by default
 
 TABLES = (
-    "CREATE TABLE orders (name text, id text, uuid text, number double precision, at timestamptz)",
-    "CREATE TABLE lines (item int, id text, uuid text, number double precision, at timestamptz)",
+    "CREATE TABLE orders (name text, id text, uuid text, number double precision, at timestamptz, apart timestamptz)",
+    "CREATE TABLE lines (item int, id text, uuid text, number double precision, at timestamptz, apart timestamptz)",
 )
 INTO = {"orders": Append("orders"), "lines": Append("lines")}
 JOINED = "SELECT count(*) FROM orders JOIN lines USING (id, uuid, number, at)"
 
 
 def orders_and_lines(batch: DataFrame) -> Outputs:
-    """One line for each order, with all that may come out differently when it is computed again."""
+    """One line for each order, with all that may come out differently when it is computed again; each looks at the
+    clock too.
+    """
     orders = batch.select(
         F.col("value").cast("string").alias("name"),
         new_id().alias("id"),
@@ -41,7 +42,10 @@ def orders_and_lines(batch: DataFrame) -> Outputs:
         F.current_timestamp().alias("at"),
     )
     lines = orders.select(F.explode(F.array(F.lit(1))).alias("item"), "id", "uuid", "number", "at")
-    return {"orders": orders, "lines": lines}
+    return {
+        "orders": orders.withColumn("apart", F.current_timestamp()),
+        "lines": lines.selectExpr("*", "now() AS apart"),
+    }
 
 
 def run(world: World, topic: str, transform: Callable[[DataFrame], Outputs], *, keep: bool = False, **more: Any) -> Any:
@@ -64,17 +68,14 @@ def topic(world: World, offsetstore_topic: NewTopic) -> str:
     return name
 
 
-# -- what is written
-
-
 @pytest.mark.behaviour("SINK-19")
-@pytest.mark.parametrize("settings", [{}, {"keep": True}], ids=["disposable checkpoint", "kept checkpoint"])
-def test_each_line_has_an_order(world: World, topic: str, settings: dict[str, Any]) -> None:
-    query = run(world, topic, orders_and_lines, **settings)
+@pytest.mark.parametrize("keep", [False, True], ids=["disposable checkpoint", "kept checkpoint"])
+def test_each_line_has_an_order(world: World, topic: str, *, keep: bool) -> None:
+    query = run(world, topic, orders_and_lines, keep=keep)
     assert [world.database.one(f"SELECT count(*) FROM {table}") for table in ("orders", "lines")] == [10, 10]
     assert world.database.one(JOINED) == 10
-    assert world.database.one("SELECT count(DISTINCT id) FROM orders") == 10
-    assert world.database.one("SELECT count(DISTINCT number) FROM orders") == 10
+    assert world.database.one("SELECT count(DISTINCT (id, number)) FROM orders") == 10
+    assert world.database.one("SELECT count(*) FROM orders JOIN lines USING (apart)") == 100
     assert counts(query) == [10], "Kafka was read once"
     context: Any = world.spark.sparkContext
     assert list(context._jsc.getPersistentRDDs()) == []
@@ -98,28 +99,3 @@ def test_a_lost_part_of_what_is_shared_is_not_computed_again_for_one_output_alon
     assert lost, "nothing was persisted"
     assert world.database.one(JOINED) == 10
     assert world.database.one("SELECT count(*) FROM lines") == 10
-
-
-@pytest.mark.behaviour("SINK-19")
-def test_outputs_that_look_at_the_clock_apart_see_the_same_time(world: World, topic: str) -> None:
-    def transform(batch: DataFrame) -> Outputs:
-        lines = batch.selectExpr("1 AS item", "cast(localtimestamp() AS string) AS id", "now() AS at")
-        orders = batch.select(F.localtimestamp().cast("string").alias("id"), F.current_timestamp().alias("at"))
-        return {"orders": orders, "lines": lines}
-
-    run(world, topic, transform)
-    assert world.database.one("SELECT count(*) FROM orders JOIN lines USING (id, at)") == 100
-
-
-def test_one_output_is_computed_as_it_is(world: World) -> None:
-    topic = world.events_topic(["a"])
-    claim = world.claim(topic)
-    persisted: list[int] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        context: Any = batch.sparkSession.sparkContext
-        persisted.append(len(context._jsc.getPersistentRDDs()))
-        return events(batch)
-
-    world.run(claim, transform, Append("events"))
-    assert persisted == [0]

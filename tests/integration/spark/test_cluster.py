@@ -23,7 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
-from offsetstore import Execute, OffsetStore, Timeouts, TransactionalSink
+from offsetstore import Execute, OffsetStore, TransactionalSink
 from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
@@ -145,24 +145,6 @@ def _written(directory: Path) -> bytes:
     files = [file for file in directory.rglob("*") if file.is_file() and not file.is_symlink()]
     assert files
     return b"".join(file.read_bytes() for file in files)
-
-
-def fail_to_connect(session: SparkSession, url: str) -> str:
-    """A job whose tasks are not sent the password, and have no connection to this store yet."""
-    with OffsetStore.connect(url, timeouts=Timeouts(lock=1)) as store:
-        shared = ExecutorStore.of(store)
-        frame = session.range(1, numPartitions=1).mapInArrow(
-            lambda batches: who(shared, batches), "process long, backend long"
-        )
-        try:
-            frame.collect()
-        except Exception as error:  # noqa: BLE001 - its text is what is asked for
-            return str(error)
-    return ""
-
-
-def test_outside_of_the_block_no_task_has_the_password(cluster: Cluster, strict_postgres: str) -> None:
-    assert "no password supplied" in cluster.run(fail_to_connect, url=strict_postgres)
 
 
 def connect_by_environment(session: SparkSession, url: str, password: str) -> list[int]:

@@ -22,11 +22,6 @@ SIZE = 5_000
 
 
 @pytest.fixture
-def _all_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "IN_MEMORY", 0)
-
-
-@pytest.fixture
 def _limit(world: World) -> Iterator[None]:
     """One partition's records are below it, and those of all are not."""
     context: Any = world.spark.sparkContext
@@ -43,19 +38,6 @@ def topic(world: World) -> str:
     for number, letter in enumerate("abcd"):
         world.produce(name, [letter * SIZE], partition=number)
     return name
-
-
-@pytest.mark.usefixtures("_all_in_a_file")
-def test_a_failure_of_the_job_is_the_same_as_for_a_small_batch(world: World) -> None:
-    topic = world.events_topic(["a"])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        return events(batch).where("assert_true(value = 'b', 'no b') IS NULL")
-
-    failed = world.run_to_failure(world.claim(topic), transform, Append("events"))
-
-    assert "no b" in failed.text
-    assert world.stored(topic) == {0: 0}
 
 
 @pytest.mark.behaviour("SINK-8")

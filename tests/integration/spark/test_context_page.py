@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,14 @@ from offsetstore import (
     Outbox,
     Record,
     Relay,
-    Retries,
     TopicPartition,
-    TransactionalSink,
 )
-from offsetstore.errors import KafkaColumnsMissing
 from offsetstore.kafka.admin import read_committed
 from offsetstore.monitoring import Tracing
 from offsetstore.monitoring.tracing import LINKS
 from offsetstore.protocol.observers import Observers
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.background import serving
+from tests.integration.spark.conftest import Service
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "context.md"
@@ -46,41 +40,16 @@ def parent(number: int) -> bytes:
     return f"00-{number:032x}-{number:016x}-01".encode()
 
 
-class Service(ThreadingHTTPServer):
-    """Answers ``POST /scores`` with the record's value as its score, or with 422 while it is told to."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Requests)
-        self.asked: list[tuple[str, str | None, str | None, str | None]] = []
-        self.refuses: str | None = "0.5"
-
-
-class _Requests(BaseHTTPRequestHandler):
-    server: Any
-
-    def do_POST(self) -> None:
-        value = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.server.asked.append((value, *map(self.headers.get, ("traceparent", "tenant", "secret"))))
-        self.send_response(422 if value == self.server.refuses else 200)
-        self.end_headers()
-        self.wfile.write(json.dumps({"score": float(value)}).encode())
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the method that it replaces
-        pass
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with Service() as service, serving(service):
-        yield service
+def asked(service: Service) -> list[tuple[str | None, ...]]:
+    """The values and headers that came."""
+    return [(value, *map(headers.get, ("traceparent", "tenant", "secret"))) for value, headers in service.asked]
 
 
 @pytest.mark.behaviour("CTX-1", "CTX-4")
 def test_named_headers_reach_the_service_with_each_record_and_again_when_its_letter_is_replayed(
     world: World, service: Service
 ) -> None:
+    service.statuses["0.5"] = 422
     world.database.execute("CREATE TABLE scores (id bigint, score double precision)")
     topic = world.topic()
     sent = [("traceparent", parent(1)), ("tenant", b"ann"), ("secret", b"s")]
@@ -100,13 +69,13 @@ def test_named_headers_reach_the_service_with_each_record_and_again_when_its_let
     assert query.awaitTermination(SECONDS)
 
     refused, letter = ("0.5", parent(1).decode(), "ann", None), TopicPartition(topic, 0)
-    assert sorted(service.asked) == [("0.25", None, "ann", None), *[refused] * 3, ("0.75", None, None, None)]
+    assert sorted(asked(service)) == [("0.25", None, "ann", None), *[refused] * 3, ("0.75", None, None, None)]
     assert world.store.letter(world.group, letter, 0).trace_id == f"{1:032x}"
     service.asked.clear()
-    service.refuses = None
+    service.statuses.clear()
     world.store.request_replay(world.group, LetterKey(letter, 0), reason="the service takes it now")
     assert names["sink"].drain(world.spark) == 1
-    assert service.asked == [refused]
+    assert asked(service) == [refused]
     assert world.database.rows("SELECT * FROM scores ORDER BY id") == [(0, 0.5), (1, 0.25), (2, 0.75)]
 
 
@@ -122,8 +91,7 @@ def looks(record: Record) -> dict[str, Any]:
 
 
 @pytest.mark.behaviour("CTX-1", "CTX-2", "CTX-3", "CTX-4")
-@pytest.mark.parametrize("way", ["batch", "partition"])
-def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world: World, way: str) -> None:
+def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world: World) -> None:
     world.database.execute(SEEN)
     topic = world.topic()
     malformed = [("traceparent", b"\xff"), ("traceparent", None), ("tenant", b"ann")]
@@ -139,7 +107,7 @@ def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world:
         claim,
         Handler(looks, "id long, headers string, trace string"),
         Append("seen"),
-        atomicity=way,
+        atomicity="partition",
         dead_letters=DeadLetters(keep="coordinates"),
         propagate=("traceparent",),
         includeHeaders="true",
@@ -153,63 +121,22 @@ def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world:
     assert [link.context.span_id for link in batch.links] == [n + 1 for n in range(LINKS) if n != 1]
 
 
-class Traced:
-    """A handler's function, whose row is the trace that it sees; until there is a file, it fails for ``bad``."""
-
-    def __init__(self, flag: Path) -> None:
-        self._flag = flag
-
-    def __call__(self, record: Record) -> dict[str, Any]:
-        from offsetstore import current_headers  # noqa: PLC0415 - in Spark's Python process
-
-        if record.value == b"bad" and not self._flag.exists():
-            raise ValueError
-        return {"key": record.value, "value": dict(current_headers())["traceparent"]}
-
-
 @pytest.mark.behaviour("CTX-1", "CTX-3")
-def test_a_producers_trace_is_seen_in_the_handler_the_letter_and_the_record_that_comes_of_it(
-    world: World, offsetstore_topic: NewTopic, tmp_path: Path
-) -> None:
+def test_a_producers_trace_is_in_the_record_that_comes_of_its_record(world: World, offsetstore_topic: NewTopic) -> None:
     topic, events, anchor = world.topic(), offsetstore_topic(1), offsetstore_topic(1)
-    handler = Handler(Traced(tmp_path / "flag"), "key binary, value binary", retries=Retries(attempts=1))
-    sent: list[list[tuple[str, bytes | None]]] = [
-        [("tenant", b"ann"), ("traceparent", parent(number)), ("traceparent", None), ("traceparent", parent(number))]
-        for number in range(3)
+    sent: list[tuple[str, bytes | None]] = [
+        *(("tenant", b"ann"), ("traceparent", parent(1))),
+        *(("traceparent", None), ("traceparent", parent(1))),
     ]
     settings: dict[str, Any] = {"propagate": ["traceparent"], "includeHeaders": "true"}
-    world.produce_whole(topic, [(None, b"good", sent[0], 1), (None, b"bad", sent[1], 1)])
-    world.run(world.claim(topic), handler, Outbox(events), dead_letters=DeadLetters(), **settings)
-
-    letter = LetterKey(TopicPartition(topic, 0), 1)
-    assert world.store.letter(world.group, *letter).trace_id == f"{1:032x}"
-    (tmp_path / "flag").touch()
-    world.store.request_replay(world.group, letter, reason="it is good now")
-    with world.claim(topic) as claim:
-        sink = TransactionalSink(
-            claim, handler, into=Outbox(events), dead_letters=DeadLetters(), propagate=["traceparent"]
-        )
-        assert sink.drain(world.spark) == 1
-    world.produce_whole(topic, [(None, b"plain", sent[2], 1)])
+    world.produce_whole(topic, [(None, b"handled", sent, 1)])
+    handler = Handler(lambda record: {"key": record.value, "value": b"v"}, "key binary, value binary")
+    world.run(world.claim(topic), handler, Outbox(events), **settings)
+    world.produce_whole(topic, [(None, b"plain", sent, 1)])
     rename = "_kafka", "value AS key", "array(struct('tenant' AS key, value)) AS headers", "value"
     claim = world.claim(topic)
     world.run(claim, lambda batch: batch.selectExpr(*rename), Outbox(events), atomicity="partition", **settings)
     Relay(world.store, Broker({"bootstrap.servers": world.kafka.bootstrap_servers}), anchor=anchor).drain()
 
-    found = {one.key(): (one.value(), one.headers()) for one in read_committed(world.kafka.bootstrap_servers, events)}
-    assert found == {
-        b"good": (parent(0), sent[0][1:]),
-        b"bad": (parent(1), sent[1][1:]),
-        b"plain": (b"plain", [("tenant", b"plain"), *sent[2][1:]]),
-    }
-
-
-@pytest.mark.behaviour("CTX-1")
-def test_a_stream_without_headers_is_refused_before_anything_is_called(world: World) -> None:
-    world.database.execute(SEEN)
-    topic = world.topic(["a"])
-    handler = Handler(looks, "id long, headers string, trace string")
-    failed = world.run_to_failure(world.claim(topic), handler, Append("seen"), propagate=("tenant",))
-    assert isinstance(failed.error, KafkaColumnsMissing)
-    assert 'includeHeaders="true"' in failed.text
-    assert world.stored(topic) == {0: 0}
+    found = {one.key(): one.headers() for one in read_committed(world.kafka.bootstrap_servers, events)}
+    assert found == {b"handled": sent[1:], b"plain": [("tenant", b"plain"), *sent[1:]]}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from offsetstore import (
@@ -33,14 +35,18 @@ from offsetstore.errors import (
     ExitCode,
     FunctionFailed,
     HandlerStuck,
-    SinkError,
     UnsupportedQuery,
     exit_code,
 )
 from offsetstore.processing.handled_rows import columns_of, schema_of
+from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import BatchEnded, HandlerCalled
 from offsetstore.protocol.observers import Observers
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, kafka_frame
+from offsetstore.spark.outputs import Outputs
 from offsetstore.spark.schemas import spark_columns
+from offsetstore.spark.settings import SinkSettings
+from offsetstore.testing import InMemoryOffsetStore
 from tests.support import arrow_types
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -141,16 +147,20 @@ def test_each_type_of_arrow_is_stored_by_value(world: World) -> None:
 
 
 @pytest.mark.behaviour("HAND-2")
-@pytest.mark.parametrize("way", list(WAYS))
-def test_without_dead_letters_the_error_names_the_record(world: World, calls: Calls, way: str) -> None:
+def test_without_dead_letters_the_error_names_the_record(world: World, calls: Calls) -> None:
     topic = world.events_topic(["a", "b", "bad 1", "c"])
 
-    failure = world.run_to_failure(world.claim(topic), calls.handler(), Append("events"), **WAYS[way])
+    failure = world.run_to_failure(world.claim(topic), calls.handler(), Append("events"), **WAYS["partition"])
 
     assert isinstance(failure.error, FunctionFailed)
     assert exit_code(failure.error) == ExitCode.OTHER
     assert (failure.error.topic_partition, str(failure.error.offsets)) == (TopicPartition(topic, 0), "[2, 3)")
-    assert "the handler failed with ValueError" in failure.error.what
+    assert re.fullmatch(
+        r"the handler failed with ValueError at test_handlers\.py:\d+ \(attempts: 3\)", failure.error.what
+    )
+    assert "--from-offset 2 --to-offset 3" in failure.error.next_step
+    assert "dead_letters=DeadLetters()" in failure.error.next_step
+    assert "in handle" in (failure.error.traceback or "")
     assert "can't do" not in str(failure.error)
     assert world.database.column(VALUES) == ["a", "b"]
     assert calls.of == Counter({"a": 1, "b": 1, "bad 1": 3, "c": 1})
@@ -175,38 +185,26 @@ def test_a_refused_row_and_the_careful_way_call_no_handler_again(world: World, c
 
 @pytest.mark.behaviour("HAND-7")
 @pytest.mark.parametrize("way", list(WAYS))
-def test_a_batch_that_is_planned_again_calls_no_handler_again(
+def test_what_is_stored_is_not_handled_and_a_batch_that_is_planned_again_calls_no_handler_again(
     world: World, calls: Calls, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offsetstore.protocol import failpoints  # noqa: PLC0415
-
     topic = world.events_topic(["a", "b", "c"], ["d"])
     claim, reach, moved = world.claim(topic), failpoints.reach, list[str]()
+    stream = world.read(claim)
+    world.advance(claim, {TopicPartition(topic, 0): 1})
 
     def moving(point: str) -> None:
         if point == "before_lock" and not moved:
             moved.append(point)
-            world.advance(claim, {TopicPartition(topic, 0): 1})
+            world.advance(claim, {TopicPartition(topic, 0): 2})
         reach(point)
 
     monkeypatch.setattr(failpoints, "reach", moving)
-    world.run(claim, calls.handler(), Append("events"), **WAYS[way])
+    world.run(claim, calls.handler(), Append("events"), stream=stream, **WAYS[way])
 
     assert moved
-    assert world.database.column(VALUES) == ["b", "c", "d"]
-    assert calls.of == Counter({"a": 1, "b": 1, "c": 1, "d": 1})
-
-
-@pytest.mark.behaviour("HAND-7")
-def test_what_is_stored_is_not_handled_again(world: World, calls: Calls) -> None:
-    topic = world.events_topic(["a", "b", "c"])
-    claim = world.claim(topic)
-    stream = world.read(claim)
-    world.advance(claim, {TopicPartition(topic, 0): 2})
-
-    world.run(claim, calls.handler(), Append("events"), stream=stream)
-
-    assert calls.of == Counter({"c": 1})
+    assert world.database.column(VALUES) == ["c", "d"]
+    assert calls.of == Counter("bcd")
 
 
 @pytest.mark.behaviour("HAND-9")
@@ -229,58 +227,8 @@ def test_several_outputs_are_handled_once(world: World, calls: Calls) -> None:
     assert calls.of == Counter({"ann": 1, "bad": 3, "bob": 1})
 
 
-@pytest.mark.behaviour("HAND-3")
-def test_rows_that_do_not_fit_the_schema_are_letters(world: World) -> None:
-    """Which these are, is in `tests.unit.spark.test_handled_rows`."""
-    world.database.execute("CREATE TABLE payments (id bigint)")
-    topic = world.topic(["1", "2", "3"])
-
-    def handle(record: Record) -> Any:
-        return {"ID": 1} if record.value == b"2" else {"id": int(record.value or 0)}
-
-    world.run(world.claim(topic), Handler(handle, "id long"), Append("payments"), dead_letters=DeadLetters())
-
-    assert world.database.column("SELECT id FROM payments ORDER BY id") == [1, 3]
-    [[_, offset, cause, name, text, attempts]] = world.database.rows(LETTERS)
-    assert (offset, cause, name, attempts) == (1, "raised", "HandlerResult", 1)
-    assert "the schema has no column 'ID'; it has id" in text
-
-
-@pytest.mark.behaviour("HAND-4")
-def test_a_call_that_takes_too_long_is_a_letter(world: World) -> None:
-    topic = world.events_topic(["a", "slow", "b"])
-
-    def at_once(record: Record) -> tuple[Any, ...]:
-        import time  # noqa: PLC0415
-
-        time.sleep(60 if record.value == b"slow" else 0)
-        return (record.topic, record.partition, record.offset, (record.value or b"").decode())
-
-    world.run(world.claim(topic), Handler(at_once, SCHEMA, timeout=3), Append("events"), dead_letters=DeadLetters())
-
-    assert world.database.column(VALUES) == ["a", "b"]
-    assert [row[1:4] for row in world.database.rows(LETTERS)] == [(1, "raised", "HandlerTimeout")]
-
-
-@pytest.mark.behaviour("HAND-2")
-def test_an_outage_ends_the_query_and_no_record_is_to_blame(world: World) -> None:
-    topic = world.events_topic(["a", "b"])
-
-    def refused(_: Record) -> None:
-        raise ConnectionRefusedError("no route to 10.0.0.7")
-
-    handler = Handler(refused, SCHEMA, retries=FAST)
-    failure = world.run_to_failure(world.claim(topic), handler, Append("events"), dead_letters=DeadLetters())
-
-    assert isinstance(failure.error, SinkError)
-    assert "ConnectionRefusedError" in str(failure.error)
-    assert world.database.rows(LETTERS) == []
-    assert world.stored(topic) == {0: 0}
-
-
 @pytest.mark.behaviour("HAND-2", "HAND-4")
-@pytest.mark.parametrize("way", list(WAYS))
-def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World, way: str, tmp_path: Path) -> None:
+def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World, tmp_path: Path) -> None:
     topic, file = world.events_topic(["a", "slow", "b"]), str(tmp_path / "calls")
     seen = Recorder()
     world.store.observers = Observers([seen])
@@ -294,7 +242,7 @@ def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World,
 
     handler = Handler(hangs, SCHEMA, timeout=2, ordering="partition")
     failure = world.run_to_failure(
-        world.claim(topic), handler, Append("events"), dead_letters=DeadLetters(), **WAYS[way]
+        world.claim(topic), handler, Append("events"), dead_letters=DeadLetters(), **WAYS["partition"]
     )
 
     assert isinstance(failure.error, HandlerStuck)
@@ -306,29 +254,15 @@ def test_a_handler_that_hangs_ends_the_query_with_the_record_named(world: World,
 
 
 @pytest.mark.behaviour("HAND-4")
-@pytest.mark.parametrize(("way", "is_async"), [("batch", False), ("partition", True)])
-def test_a_stop_of_the_query_waits_for_no_call_longer_than_its_timeout(
-    world: World, calls: Calls, way: str, tmp_path: Path, *, is_async: bool
-) -> None:
+def test_a_stop_of_the_query_waits_for_no_call_longer_than_its_timeout(world: World, tmp_path: Path) -> None:
     topic, file, timeout = world.events_topic(["slow"]), tmp_path / "begun", 60.0
-    path = str(file)
 
-    def waits(record: Record) -> None:
-        import time  # noqa: PLC0415
-
-        with open(path, "w"):  # noqa: PTH123
-            pass
+    def waits(_: Record) -> None:
+        file.touch()
         time.sleep(600)
 
-    async def waits_too(record: Record) -> None:
-        with open(path, "w"):  # noqa: ASYNC230, PTH123
-            pass
-        await asyncio.sleep(600)
-
     claim = world.claim(topic)
-    sink = made_unchecked(
-        claim, Handler(waits_too if is_async else waits, SCHEMA, timeout=timeout), into=Append("events"), **WAYS[way]
-    )
+    sink = made_unchecked(claim, Handler(waits, SCHEMA, timeout=timeout), into=Append("events"))
     query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
     wait_until(file.exists)
     began = time.monotonic()
@@ -337,16 +271,6 @@ def test_a_stop_of_the_query_waits_for_no_call_longer_than_its_timeout(
     assert time.monotonic() - began < timeout
     assert not query.isActive
     assert world.stored(topic) == {0: 0}
-    world.run(world.claim(topic), calls.handler(), Append("events"), **WAYS[way])
-    assert world.database.column(VALUES) == ["slow"]
-
-
-@pytest.mark.behaviour("HAND-2", "DLQ-1")
-def test_bad_records_among_many_for_which_nothing_is_returned(world: World, calls: Calls) -> None:
-    topic = world.events_topic([*["nothing"] * 5, *[f"bad {number}" for number in range(12)]])
-    world.run(world.claim(topic), calls.handler(), Append("events"), dead_letters=DeadLetters())
-    assert len(world.database.rows(LETTERS)) == 12
-    assert world.stored(topic) == {0: 17}
 
 
 @pytest.mark.behaviour("HAND-1", "HAND-9")
@@ -377,32 +301,25 @@ def test_the_order_of_a_key_is_kept_where_tasks_are_not_partitions(world: World,
     assert all(offsets == sorted(offsets) for offsets in by_key.values())
 
 
-@pytest.mark.behaviour("HAND-9")
-def test_an_execute_gets_the_rows_of_a_handler(world: World, calls: Calls) -> None:
-    topic = world.events_topic(["a", "b"])
+@pytest.mark.behaviour("HAND-9", "HAND-5")
+def test_a_flush_hands_what_was_handled_to_an_execute(world: World, calls: Calls) -> None:
+    topic = world.events_topic(["a", "b", "c"])
 
     def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        for batch in batches:
-            for row in batch.to_pylist():
-                work.connection.exec_driver_sql(
-                    'INSERT INTO events (partition, "offset", value) VALUES (%s, %s, %s)',
-                    (row["partition"], row["offset"], row["value"] + "!"),
-                )
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            work.connection.exec_driver_sql(
+                'INSERT INTO events (partition, "offset", value) VALUES (%s, %s, %s)',
+                (row["partition"], row["offset"], row["value"] + "!"),
+            )
 
-    world.run(world.claim(topic), calls.handler(), Execute(insert))
-    assert world.database.column(VALUES) == ["a!", "b!"]
-
-
-@pytest.mark.behaviour("HAND-9", "HAND-5")
-def test_a_flush_writes_what_was_handled(world: World, calls: Calls) -> None:
-    topic = world.events_topic(["a", "b", "c"])
     with world.claim(topic) as claim:
         flush = Flush(rows=1_000, seconds=600)
-        sink = made_unchecked(claim, calls.handler(), into=Append("events"), flush=flush)
+        sink = made_unchecked(claim, calls.handler(), into=Execute(insert), flush=flush)
         options = {"maxOffsetsPerTrigger": "1"}
         query = world.start(sink, world.read(claim, **options), checkpoint=claim.checkpoint(world.checkpoints))
         assert query.awaitTermination(120)
-    assert world.database.column(VALUES) == ["a", "b", "c"]
+        assert world.database.column(VALUES) == []
+    assert world.database.column(VALUES) == ["a!", "b!", "c!"]
     assert calls.of == Counter("abc")
     [topic_id] = world.database.column("SELECT DISTINCT topic_id FROM kafka_partitions")
     assert calls.ids == {f"{topic}/{topic_id}/0/{offset}" for offset in range(3)}
@@ -428,16 +345,17 @@ def test_a_replayed_letter_is_handled_under_its_records_id(world: World, calls: 
 @pytest.mark.behaviour("HAND-8")
 def test_what_does_not_go_together(world: World, calls: Calls) -> None:
     world.database.execute("CREATE TABLE latest (name text PRIMARY KEY, value bigint)")
-    topic = world.events_topic(["a"])
     handler = Handler(calls.handler().fn, "name string, value long", ordering="none")
     only_keys = Handler(calls.handler().fn, "name string", ordering="none")
-    with world.claim(topic) as claim:
-        with pytest.raises(ConfigurationError, match='ordering="none"'):
-            TransactionalSink(claim, handler, into=Upsert("latest", key=["name"]))
-        TransactionalSink(claim, handler, into=Upsert("latest", key=["name"], version="value"))
-        TransactionalSink(claim, only_keys, into=Upsert("latest", key=["name"]))
-    failure = _kept(world, topic, calls.handler)
-    assert isinstance(failure, UnsupportedQuery)
+    claim = world.store.claim(world.group, topics=["payments"])
+    with pytest.raises(ConfigurationError, match='ordering="none"'):
+        TransactionalSink(claim, handler, into=Upsert("latest", key=["name"]))
+    TransactionalSink(claim, handler, into=Upsert("latest", key=["name"], version="value"))
+    TransactionalSink(claim, only_keys, into=Upsert("latest", key=["name"]))
+    kept = claim.checkpoint(world.checkpoints, keep=True)
+    settings = SinkSettings(marking="automatic", flush=None, dead_letters=None)
+    with pytest.raises(UnsupportedQuery, match="a Handler takes Kafka's records"):
+        settings.check_query(claim, KAFKA_COLUMNS, kept, has_handler=True)
 
 
 def test_a_query_where_spark_runs_slow_tasks_twice_makes_no_call(
@@ -452,29 +370,6 @@ def test_a_query_where_spark_runs_slow_tasks_twice_makes_no_call(
 
     assert isinstance(failed.error, UnsupportedQuery)
     assert calls.of == Counter()
-
-
-def _kept(world: World, topic: str, handler: Callable[[], Handler]) -> BaseException | None:
-    with world.claim(topic) as claim:
-        checkpoint = claim.checkpoint(world.checkpoints, keep=True)
-        return world.run_to_failure(claim, handler(), Append("events"), checkpoint=checkpoint).error
-
-
-@pytest.mark.behaviour("HAND-3")
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ("id lung", "schema can't be read; found 'id lung': column id: the type lung is unknown"),
-        (7, "schema can't be read; found 7"),
-        ("_reject string", "uses itself"),
-        (pa.schema([("id", arrow_types.arrow.month_day_nano_interval())]), "In id, replace month_day_nano_interval by"),
-    ],
-)
-def test_schemas_that_are_none(world: World, schema: Any, said: str) -> None:
-    topic = world.events_topic(["a"])
-    with world.claim(topic) as claim, pytest.raises(ConfigurationError) as refused:
-        TransactionalSink(claim, Handler(lambda _: None, schema), into=Append("events"))
-    assert said in str(refused.value)
 
 
 @pytest.mark.behaviour("HAND-10")
@@ -497,14 +392,27 @@ def test_a_text_is_read_as_spark_reads_it(world: World, text: str) -> None:
 
 
 @pytest.mark.behaviour("HAND-3")
-def test_a_function_that_cant_be_pickled_is_refused_when_the_sink_is_made(world: World) -> None:
+def test_schemas_that_are_none_and_a_function_that_cant_be_pickled_are_refused(offsetstore_spark: SparkSession) -> None:
     lock = threading.Lock()
 
-    def handle(record: Record) -> tuple[int]:
+    def locked(record: Record) -> tuple[int]:
         with lock:
             return (record.offset,)
 
-    topic = world.events_topic(["a"])
-    with world.claim(topic) as claim, pytest.raises(ConfigurationError, match="can't be pickled") as refused:
-        TransactionalSink(claim, Handler(handle, StructType().add("offset", "long")), into=Append("events"))
-    assert "lock" in str(refused.value.found)
+    interval = pa.schema([("id", arrow_types.arrow.month_day_nano_interval())])
+    refused: list[tuple[Any, str]] = [
+        ("id lung", "schema can't be read; found 'id lung': column id: the type lung is unknown"),
+        (7, "schema can't be read; found 7"),
+        ("_reject string", "uses itself"),
+        (interval, "In id, replace month_day_nano_interval by"),
+    ]
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        for schema, said in refused:
+            with pytest.raises(ConfigurationError) as caught:
+                TransactionalSink(claim, Handler(lambda _: None, schema), into=Append("events"))
+            assert said in str(caught.value)
+        outputs = Outputs(claim, Handler(locked, StructType().add("offset", "long")), Append("events"))
+        with pytest.raises(ConfigurationError, match="can't be pickled") as caught:
+            outputs.handled(kafka_frame(offsetstore_spark, [], KAFKA_COLUMNS))
+        assert "lock" in str(caught.value.found)

@@ -6,9 +6,6 @@ import json
 import os
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,47 +15,12 @@ import pytest
 
 import offsetstore
 from offsetstore import Append, Handler, Record, TransactionalSink
-from tests.support.background import serving
+from tests.integration.spark.conftest import Service
 from tests.support.world import SECONDS, World
 
 PAGE = Path(__file__).parents[3] / "docs" / "handlers.md"
 EXAMPLE, SEVERAL, MODULE, ASYNC = range(4)
 SCORES = "id long, score double"
-
-
-class Service(ThreadingHTTPServer):
-    """Answers ``POST /scores`` with the record's value as its score; "bad" with 422, "down" with 503."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Requests)
-        self.address = f"127.0.0.1:{self.server_port}"
-        self.keys = Counter[str]()
-
-
-class _Requests(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Any
-
-    def do_POST(self) -> None:
-        value = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.server.keys[self.headers["Idempotency-Key"]] += 1
-        status = {"bad": 422, "down": 503}.get(value, 200)
-        body = json.dumps({"score": float(value)} if status == 200 else {}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the method that it replaces
-        pass
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    with Service() as service, serving(service):
-        yield service
 
 
 def blocks() -> list[str]:

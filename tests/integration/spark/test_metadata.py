@@ -9,9 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from sqlalchemy import Column, MetaData, Table, insert, text
 
 import offsetstore
@@ -20,24 +18,22 @@ from offsetstore import (
     Append,
     BatchInfo,
     Claim,
-    DeadLetters,
     Execute,
     OffsetRange,
-    OffsetStore,
     TopicPartition,
     Transaction,
     TransactionalSink,
     Work,
 )
 from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
-from offsetstore.spark import metadata_finder
+from offsetstore.processing.plan import BatchMetadata
+from offsetstore.testing import InMemoryOffsetStore
 from tests.support.transforms import traced
 from tests.support.world import SECONDS, World
 
 WAYS: dict[str, dict[str, Any]] = {
     "batch": {},
     "tasks": {"atomicity": "partition"},
-    "driver": {"atomicity": "partition", "task_threshold": 100},
 }
 
 
@@ -67,7 +63,7 @@ def values(world: World, topic: str) -> dict[int, object]:
     return {tp.partition: value for tp, value in found.items()}
 
 
-@pytest.mark.behaviour("META-1")
+@pytest.mark.behaviour("META-1", "META-5")
 @pytest.mark.parametrize("way", WAYS)
 def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
     seen: list[BatchInfo] = []
@@ -76,26 +72,15 @@ def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: st
         seen.append(info)
         return until(info)
 
-    world.run(world.claim(topic), kept, Append("events"), metadata=note, maxOffsetsPerTrigger="6", **WAYS[way])
+    claim = world.claim(topic)
+    claim.store_metadata(None, "what the function says wins over it")
+    world.run(claim, kept, Append("events"), metadata=note, maxOffsetsPerTrigger="6", **WAYS[way])
 
     assert world.stored(topic) == {0: 4, 1: 4, 2: 4}
     assert values(world, topic) == {number: {"until": 4} for number in range(3)}
     assert [info.number for info in seen] == [0, 1]
     assert {str(info.rows) for info in seen} == {"None" if way == "tasks" else "{'': 4}"}
-
-
-@pytest.mark.behaviour("META-6")
-def test_an_advance_that_only_writes_dead_letters_takes_its_metadata_along(world: World, topic: str) -> None:
-    def rejected(batch: DataFrame) -> DataFrame:
-        return traced(batch).withColumn("_reject", F.lit("of no use"))
-
-    world.run(
-        world.claim(topic), rejected, Append("events"), metadata=until, dead_letters=DeadLetters(), **WAYS["tasks"]
-    )
-
-    assert world.database.one("SELECT count(*) FROM events") == 0
-    assert world.database.one("SELECT count(*) FROM dead_letters") == 12
-    assert values(world, topic) == {number: {"until": 4} for number in range(3)}
+    assert [term.next for term in claim.terms.values()] == [None] * 3
 
 
 @pytest.mark.behaviour("META-4")
@@ -106,55 +91,31 @@ def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world:
     def next_one(_: BatchInfo) -> object:
         return returned.pop(0)
 
-    world.run(
-        world.claim(topic),
-        kept,
-        Append("events"),
-        metadata=next_one,
-        maxOffsetsPerTrigger="3",
-        **WAYS["tasks"],
-    )
+    claim = world.claim(topic)
+    world.run(claim, kept, Append("events"), metadata=next_one, maxOffsetsPerTrigger="3", **WAYS["tasks"])
     assert returned == []
     assert values(world, topic) == {0: "for one", 1: "for all", 2: "for all"}
 
 
-@pytest.mark.behaviour("META-5")
-def test_what_a_claim_stores_goes_with_the_next_batch_alone(world: World, topic: str) -> None:
-    claim = world.claim(topic)
-    claim.store_metadata(None, "stored")
-    world.run(claim, kept, Append("events"), maxOffsetsPerTrigger="6", **WAYS["tasks"])
-
-    assert values(world, topic) == dict.fromkeys(range(3), "stored")
-    assert [term.next for term in claim.terms.values()] == [None] * 3
-
-
 @pytest.mark.behaviour("META-8")
-@pytest.mark.parametrize("way", ["batch", "tasks"])
-def test_a_function_that_fails_or_names_another_partition_ends_the_query_with_nothing_written(
-    world: World, topic: str, way: str
-) -> None:
-    claim = world.claim(topic)
-
+def test_a_function_that_fails_or_names_another_partition_is_told_before_anything_is_written() -> None:
     def fail(_: BatchInfo) -> object:
         raise ZeroDivisionError
 
-    failed = world.run_to_failure(claim, kept, Append("events"), metadata=fail, **WAYS[way])
-    assert isinstance(failed.error, ZeroDivisionError)
-
     def elsewhere(_: BatchInfo) -> object:
-        return {TopicPartition(topic, 7): "elsewhere"}
+        return {TopicPartition("payments", 7): "elsewhere"}
 
-    failed = world.run_to_failure(world.claim(topic), kept, Append("events"), metadata=elsewhere, **WAYS[way])
-    assert isinstance(failed.error, MetadataError)
-    assert world.database.one("SELECT count(*) FROM events") == 0
-    assert world.stored(topic) == {0: 0, 1: 0, 2: 0}
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        for function, error in ((fail, ZeroDivisionError), (elsewhere, MetadataError)):
+            with pytest.raises(error):
+                BatchMetadata(claim, function).texts(0, {TopicPartition("payments", 0): OffsetRange(0, 1)}, None)
 
 
 @pytest.mark.behaviour("META-1")
-@pytest.mark.parametrize("way", ["batch", "tasks"])
-def test_before_a_refused_record_the_metadata_are_those_of_what_was_stored(world: World, topic: str, way: str) -> None:
+def test_before_a_refused_record_the_metadata_are_those_of_what_was_stored(world: World, topic: str) -> None:
     world.database.execute("ALTER TABLE events ADD CHECK (value <> 'c')")
-    failed = world.run_to_failure(world.claim(topic), kept, Append("events"), metadata=until, **WAYS[way])
+    failed = world.run_to_failure(world.claim(topic), kept, Append("events"), metadata=until, **WAYS["tasks"])
 
     assert isinstance(failed.error, RowsRefused)
     stored = {partition: offset for partition, offset in world.stored(topic).items() if offset}
@@ -180,38 +141,12 @@ def test_an_execute_reads_and_writes_metadata(world: World, topic: str) -> None:
     assert {partition: values(world, topic)[partition] for partition in (0, 1)} == {0: 4, 1: 4}
 
 
-@pytest.mark.behaviour("META-9")
-def test_a_transform_finds_metadata_on_executors(world: World, topic: str) -> None:
-    world.run(world.claim(topic), kept, Append("events"), metadata=a_note)
-    world.database.execute("TRUNCATE events")
-    for partition in range(2):
-        world.produce(topic, ["more", "and more"], partition=partition)
-    with OffsetStore.connect(world.database.url, credentials=lambda: "a password") as store:
-        claim = store.claim(world.group, world.broker(topic), mirror_every=None)
-        find = metadata_finder(claim)
-
-        def look(name: Any, partition: Any) -> str:
-            context: Any = TaskContext.get()
-            assert context.getLocalProperty("offsetstore.password") is not None
-            return str(find(name, partition))
-
-        def noted(batch: DataFrame) -> DataFrame:
-            udf: Any = F.udf
-            # Without types, from which Spark would guess another kind of function.
-            note = udf(lambda name, number: look(name, number), "string")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-            return traced(batch).withColumn("value", note("topic", "partition"))
-
-        world.run(claim, noted, Append("events"), **WAYS["batch"])
-
-    assert world.database.column("SELECT value FROM events") == ["a note"] * 4
-
-
 def blocks() -> list[str]:
     page = (Path(__file__).parents[3] / "docs" / "metadata.md").read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.behaviour("META-1", "META-2", "META-4", "META-5")
+@pytest.mark.behaviour("META-1", "META-2", "META-4", "META-5", "META-9")
 def test_what_the_page_says_is_so(world: World) -> None:
     """Its blocks, in order, on a topic and a group of this test."""
     topic = world.events_topic()

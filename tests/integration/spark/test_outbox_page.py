@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import Column, MetaData, Table, insert
 
 import offsetstore
-from offsetstore import Claim, DeadLetters, Outbox, TransactionalSink
-from offsetstore.errors import ColumnMismatch
+from offsetstore import Claim
 from offsetstore.kafka.admin import read_committed
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.world import SECONDS, World
@@ -65,7 +64,7 @@ def page(world: World, offsetstore_topic: NewTopic) -> Page:
     return Page(world, offsetstore_topic)
 
 
-@pytest.mark.behaviour("OUT-1", "OUT-2", "SINK-10")
+@pytest.mark.behaviour("OUT-1", "OUT-2")
 def test_what_a_sink_writes_to_two_outputs_is_in_the_table_and_in_kafka_once(page: Page, world: World) -> None:
     world.produce(page.source, ["1", "2"])
     claim = world.claim(page.source)
@@ -87,30 +86,3 @@ def test_a_transaction_without_spark_produces_too(page: Page, world: World) -> N
 
     assert page.produced() == [(b"ada", b"booked 0.99", [("source", b"payments")]), (b"bob", b"booked 2.50", None)]
     assert world.database.column("SELECT payment FROM payments ORDER BY 1") == ["0.99", "2.50"]
-
-
-@pytest.mark.behaviour("OUT-1")
-def test_a_record_whose_topic_kafka_can_t_have_is_a_dead_letter_and_the_others_are_produced(
-    page: Page, world: World
-) -> None:
-    """The topic is the record's value; with tasks that write, too."""
-
-    def routed(batch: Any) -> Any:
-        return batch.selectExpr("_kafka", "key", "headers", "value", "CAST(value AS string) AS topic")
-
-    for atomicity, good in (("batch", "first.events"), ("partition", "second.events")):
-        world.produce(page.source, [good, "no topic"])
-        letters = DeadLetters(max_retries=0)
-        world.run(
-            world.claim(page.source), routed, Outbox(), atomicity=atomicity, dead_letters=letters, includeHeaders="true"
-        )
-
-    assert world.database.column("SELECT topic FROM outbox ORDER BY id") == ["first.events", "second.events"]
-    found = world.store.letters(world.group, contents=True).letters
-    assert [one.payload and one.payload.value for one in found] == [b"no topic"] * 2
-
-
-@pytest.mark.behaviour("OUT-1")
-def test_columns_that_are_not_a_record_s_are_told_before_the_first_batch(page: Page, world: World) -> None:
-    with pytest.raises(ColumnMismatch, match="value is missing"):
-        TransactionalSink(world.claim(page.source), lambda batch: batch.select("_kafka", "key"), into=Outbox("events"))

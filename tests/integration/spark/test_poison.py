@@ -96,31 +96,17 @@ def test_the_first_record_of_a_partition_can_be_passed_over_without_a_broker(wor
     assert world.database.column(VALUES) == ["a"]
 
 
-@pytest.mark.behaviour("TX-18")
-@pytest.mark.parametrize("atomicity", ["batch", "partition"])
-def test_a_transform_with_chance_in_it_names_no_record(world: World, atomicity: Atomicity) -> None:
-    world.database.execute(EVENTS)
-    world.database.execute("ALTER TABLE events ALTER value SET NOT NULL")
-    topic = world.topic(["a"] * 40)
-
-    def transform(batch: DataFrame) -> DataFrame:
-        return traced(batch).withColumn("value", F.when(F.rand() < 0.5, F.col("value")))
-
-    failed = world.run_to_failure(world.claim(topic), transform, Append("events"), atomicity=atomicity)
-
-    assert not isinstance(failed.error, RowsRefused) or (failed.error.offsets or OffsetRange(0, 40)).until == 40
-    assert "offsetstore reset" not in failed.text
-
-
 @pytest.mark.behaviour("TX-17")
 def test_where_several_outputs_are_written_the_records_before_are_in_all_of_them(world: World) -> None:
+    """Also in those whose rows are made of many records, without coordinates."""
     world.database.execute(EVENTS)
     world.database.execute("CREATE TABLE counts (value text PRIMARY KEY, records bigint)")
     world.database.execute(f"ALTER TABLE events {CONSTRAINTS['checked']}")
     topic = world.topic(["a", "b", "toxic", "c", "toxic", "a"])
 
     def transform(batch: DataFrame) -> dict[str, DataFrame]:
-        return {"counts": counted(batch), "events": traced(batch)}
+        grouped = batch.groupBy(F.col("value").cast("string").alias("value"))
+        return {"counts": grouped.agg(F.count("*").alias("records")), "events": traced(batch)}
 
     into = {"counts": Upsert("counts", key=["value"], add=["records"]), "events": Append("events")}
     failed = world.run_to_failure(world.claim(topic), transform, into)
@@ -143,21 +129,3 @@ def test_a_partition_of_too_many_records_is_not_collected_on_the_driver(
     assert isinstance(failed.error, RowsRefused)
     assert (failed.error.topic_partition, failed.error.offsets) == (TopicPartition(topic, 0), OffsetRange(0, 4))
     assert f"one of the records {topic}-0 [0, 4)" in failed.text
-
-
-def counted(batch: DataFrame) -> DataFrame:
-    """Rows of many records each, without coordinates."""
-    return batch.groupBy(F.col("value").cast("string").alias("value")).agg(F.count("*").alias("records"))
-
-
-def test_a_record_is_found_behind_an_aggregation(world: World) -> None:
-    world.database.execute("CREATE TABLE counts (value varchar(3) PRIMARY KEY, records bigint)")
-    topic = world.topic(["a", "b", "a"], ["a", "much too long", "b"])
-
-    failed = world.run_to_failure(world.claim(topic), counted, Upsert("counts", key=["value"], add=["records"]))
-
-    assert isinstance(failed.error, RowsRefused)
-    assert failed.error.column == "value"
-    assert str(failed.error.found).startswith(f"string; first refused at record {topic}-1@1")
-    assert world.database.rows("SELECT * FROM counts ORDER BY value") == [("a", 3), ("b", 1)]
-    assert world.stored(topic) == {0: 3, 1: 1}

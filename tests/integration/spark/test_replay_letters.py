@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
+from pyspark.errors import NumberFormatException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, Claim, DeadLetters, LetterFilter, TopicPartition, TransactionalSink, Upsert
-from offsetstore.errors import ConfigurationError, StaleClaim
+from offsetstore.errors import ConfigurationError
 from offsetstore.protocol.letters import digest
+from offsetstore.spark.function_errors import LOGGERS
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS, letters_frame
 from offsetstore.testing.fixtures import NewTopic
-from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES, rejecting
+from tests.integration.spark.test_dead_letters import AT_ONCE, VALUES
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
 from tests.support.world import World
@@ -49,50 +54,54 @@ def test_requested_letters_are_written_before_the_next_batch_and_marked(
     assert world.database.column("SELECT DISTINCT state FROM dead_letters") == ["replayed"]
     assert world.stored(topic) == {0: 5, 1: 1}
 
-    world.produce(topic, ["d"])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=AT_ONCE)
-    assert world.database.column(VALUES) == ["a", "long 1", "b", "long 2", "c", "d", "long 3"]
+    with world.claim(topic) as claim:
+        assert sink(claim).drain(world.spark) == 0
+    assert world.database.column(VALUES) == ["a", "long 1", "b", "long 2", "c", "long 3"]
+    with world.claim(topic) as claim, pytest.raises(ConfigurationError, match="dead_letters"):
+        TransactionalSink(claim, traced, into=Append("events")).drain(world.spark)
 
 
-@pytest.mark.behaviour("DLQ-7")
-def test_an_idle_job_replays_what_is_requested(world: World, offsetstore_topic: NewTopic) -> None:
+@pytest.mark.behaviour("DLQ-7", "OPS-7")
+def test_an_idle_job_replays_what_is_requested_and_pyspark_logs_no_value(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.database.execute(EVENTS)
     world.database.execute(SHORT)
     topic = offsetstore_topic(1)
-    world.produce(topic, ["a", "long"])
+    world.produce(topic, ["1", "1000", "twelve"])
+
+    def transform(batch: DataFrame) -> DataFrame:
+        return traced(batch).withColumn("value", F.col("value").cast("int").cast("string"))
+
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+    for name in LOGGERS:
+        monkeypatch.setattr(PySparkLogger.getLogger(name), "handlers", [handler])
     claim = world.claim(topic)
+    replaying = sink(claim, transform=transform)
     query = world.start(
-        sink(claim),
+        replaying,
         world.read(claim),
         checkpoint=claim.checkpoint(world.checkpoints),
         trigger={"processingTime": "0 seconds"},
     )
     try:
-        wait_until(lambda: world.database.rows(STATES) == [(1, "dead")])
+        wait_until(lambda: world.database.rows(STATES) == [(1, "dead"), (2, "dead")])
         world.database.execute("ALTER TABLE events DROP CONSTRAINT rule")
         world.store.request_replay(world.group, LetterFilter(topic=topic), reason="the rule is gone")
 
-        wait_until(lambda: world.database.rows(STATES) == [(1, "replayed")])
+        wait_until(lambda: world.database.rows(STATES) == [(1, "replayed"), (2, "dead")])
     finally:
         query.stop()
-    assert world.database.column(VALUES) == ["a", "long"]
+    assert world.database.column(VALUES) == ["1", "1000"]
 
-
-@pytest.mark.behaviour("DLQ-7")
-def test_drain_needs_dead_letters_and_the_claim(world: World, offsetstore_topic: NewTopic) -> None:
-    world.database.execute(EVENTS)
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["bad"])
-    world.run(world.claim(topic), rejecting, Append("events"), dead_letters=DeadLetters())
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="again")
-
-    with world.claim(topic) as stale:
-        with pytest.raises(ConfigurationError, match="dead_letters"):
-            TransactionalSink(stale, traced, into=Append("events")).drain(world.spark)
-        with world.claim(topic), pytest.raises(StaleClaim):
-            sink(stale).drain(world.spark)
-    assert world.database.column(VALUES) == []
-    assert world.database.rows(STATES) == [(0, "requested")]
+    world.store.request_replay(world.group, LetterFilter(topic=topic, states=("dead",)), reason="again")
+    assert replaying.drain(world.spark) == 0
+    assert not logged, "PySpark's log has the record's value"
+    with pytest.raises(NumberFormatException):
+        world.spark.range(1).selectExpr("CAST('twelve' AS int)").collect()
+    assert logged, "what others do is logged"
 
 
 @pytest.mark.behaviour("DLQ-11")
@@ -118,10 +127,6 @@ def test_the_letters_of_a_key_are_replayed_in_order_and_stop_at_the_first_that_f
 
     assert world.database.column("SELECT value FROM events ORDER BY id") == ["5", "1", "2"]
     assert world.database.rows(STATES) == [(0, "replayed"), (1, "replayed"), (2, "dead"), (3, "requested")]
-
-    world.produce_keyed(topic, [("k", "6")])
-    world.run(world.claim(topic), traced, Append("events"), dead_letters=DeadLetters(max_retries=0, sequence="key"))
-    assert world.database.column("SELECT value FROM events ORDER BY id") == ["5", "1", "2"]
 
 
 @pytest.mark.behaviour("DLQ-7")
@@ -149,18 +154,17 @@ def test_an_older_row_replaces_no_newer_one_unless_it_is_forced_to(world: World,
     assert world.database.rows("SELECT name, amount FROM latest") == [("a", 7)]
 
 
-@pytest.mark.behaviour("DLQ-7")
-@pytest.mark.parametrize("headers", ["true", "false"])
-def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_topic: NewTopic, headers: str) -> None:
+@pytest.mark.behaviour("DLQ-1", "DLQ-7")
+def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_topic: NewTopic) -> None:
     """With the reader's columns and no others, and without a query that could tell which they are."""
     world.database.execute('CREATE TABLE seen ("offset" bigint, as_json text)')
     topic = offsetstore_topic(1)
     world.produce_whole(
         topic,
         [
-            (None, b"a", None, 1),
-            (b"", None, [("h", b"1"), ("h", None)], 1_700_000_000_123),
-            (b"k", b"", [], 86_400_000),
+            (None, b"bad \0\xff", None, 1),
+            (b"", None, [("h", b"1"), ("é", b"\0\xff"), ("h", None)], 1_700_000_000_123),
+            (b"\0k", b"", [], 86_400_000),
         ],
     )
 
@@ -172,36 +176,14 @@ def test_a_replayed_record_is_as_the_source_had_it(world: World, offsetstore_top
         return described(batch).withColumn("_reject", F.lit("not yet"))
 
     into = Append("seen")
-    world.run(world.claim(topic, group="direct"), described, into, dead_letters=DeadLetters(), includeHeaders=headers)
+    world.run(world.claim(topic, group="direct"), described, into, dead_letters=DeadLetters(), includeHeaders="true")
     direct = world.database.rows('SELECT "offset", as_json FROM seen ORDER BY 1')
     world.database.execute("TRUNCATE seen")
 
-    world.run(world.claim(topic), rejected, into, dead_letters=DeadLetters(), includeHeaders=headers)
+    world.run(world.claim(topic), rejected, into, dead_letters=DeadLetters(), includeHeaders="true")
     world.store.request_replay(world.group, LetterFilter(topic=topic), reason="now")
     with world.claim(topic) as claim:
         assert sink(claim, into, described).drain(world.spark) == 3
     assert world.database.rows('SELECT "offset", as_json FROM seen ORDER BY 1') == direct
     assert len(direct) == 3
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_record_that_cant_be_computed_is_dead_again_and_the_others_are_replayed(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute("CREATE TABLE numbers (number int)")
-    topic = offsetstore_topic(1)
-    world.produce(topic, ["1", "2", "x", "4"])
-    parse: Any = F.udf(lambda value: int(value), "int")  # noqa: PLW0108 # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-
-    def rejected(batch: DataFrame) -> DataFrame:
-        return batch.select(F.lit(0).alias("number"), "_kafka").withColumn("_reject", F.lit("not yet"))
-
-    def parsed(batch: DataFrame) -> DataFrame:
-        return batch.select(parse(F.col("value").cast("string")).alias("number"), "_kafka")
-
-    world.run(world.claim(topic), rejected, Append("numbers"), dead_letters=DeadLetters())
-    world.store.request_replay(world.group, LetterFilter(topic=topic), reason="now")
-    with world.claim(topic) as claim:
-        assert sink(claim, Append("numbers"), parsed).drain(world.spark) == 3
-    assert world.database.column("SELECT number FROM numbers ORDER BY 1") == [1, 2, 4]
-    assert world.database.rows("SELECT record_offset, cause FROM dead_letters WHERE state = 'dead'") == [(2, "raised")]
+    assert letters_frame(world.spark, [], None).columns == [*KAFKA_COLUMNS[:-1]]  # of a reader without headers

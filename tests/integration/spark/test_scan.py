@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -21,31 +21,8 @@ def coordinates(task: int, batches: Iterable[pa.RecordBatch | None]) -> list[tup
     return [(task, record["partition"], record["offset"]) for record in kafka]
 
 
-def as_it_is(frame: DataFrame) -> DataFrame:
-    return frame
-
-
-def shuffled(frame: DataFrame) -> DataFrame:
-    """Into as many tasks as there are partitions, so that counting them would prove it."""
-    return frame.repartition(2)
-
-
 @pytest.mark.behaviour("SINK-7")
-@pytest.mark.parametrize(
-    ("options", "change", "moved"),
-    [
-        pytest.param({}, as_it_is, "not at all", id="as Spark does it by itself"),
-        pytest.param({"minPartitions": "7"}, as_it_is, "tasks read 2 Kafka partitions", id="several tasks a partition"),
-        pytest.param({}, shuffled, "from a ShuffledRowRDD", id="a shuffle"),
-    ],
-)
-def test_each_task_has_the_rows_of_one_partition_and_all_of_them(
-    world: World,
-    offsetstore_topic: NewTopic,
-    options: dict[str, str],
-    change: Callable[[DataFrame], DataFrame],
-    moved: str,
-) -> None:
+def test_each_task_has_the_rows_of_one_partition_and_all_of_them(world: World, offsetstore_topic: NewTopic) -> None:
     topic = offsetstore_topic(2)
     for partition in range(2):
         world.produce(topic, list("abcd"), partition=partition)
@@ -53,19 +30,27 @@ def test_each_task_has_the_rows_of_one_partition_and_all_of_them(
     found: list[tuple[Placed, list[Any]]] = []
 
     def look(batch: DataFrame, _: int) -> None:
-        placed = place(change(with_coordinates(batch)), ranges, list(ranges))
-        found.append((placed, [each for part in placed.parts.run(coordinates) for each in part]))
+        frame = with_coordinates(batch)
+        # As Spark does it by itself, and after a shuffle into as many tasks as there are partitions.
+        for changed in (frame, frame.repartition(2)):
+            placed = place(changed, ranges, list(ranges))
+            found.append((placed, [each for part in placed.parts.run(coordinates) for each in part]))
 
-    reader = world.spark.readStream.format("kafka").options(**world.options(topic, **options))
-    stream = reader.option("startingOffsets", "earliest").load().writeStream.foreachBatch(look)
-    query = stream.option("checkpointLocation", world.checkpoints).trigger(availableNow=True).start()
-    assert query.awaitTermination(SECONDS)
+    for name, options in {"plain": {}, "several tasks a partition": {"minPartitions": "7"}}.items():
+        reader = world.spark.readStream.format("kafka").options(**world.options(topic, **options))
+        stream = reader.option("startingOffsets", "earliest").load().writeStream.foreachBatch(look)
+        checkpoint = f"{world.checkpoints}/{name}"
+        query = stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(SECONDS)
 
-    [(placed, rows)] = found
-    tasks = dict(enumerate(placed.tasks))
-    assert sorted(placed.tasks) == sorted(ranges)
-    assert all(tasks.get(task) == TopicPartition(topic, partition) for task, partition, _ in rows)
-    assert sorted((partition, offset) for _, partition, offset in rows) == [
-        (p, offset) for p in range(2) for offset in range(4)
-    ]
-    assert moved in (placed.moved or "not at all")
+    shuffle = "from a ShuffledRowRDD"
+    for (placed, rows), moved in zip(
+        found, ("not at all", shuffle, "tasks read 2 Kafka partitions", shuffle), strict=True
+    ):
+        tasks = dict(enumerate(placed.tasks))
+        assert sorted(placed.tasks) == sorted(ranges)
+        assert all(tasks.get(task) == TopicPartition(topic, partition) for task, partition, _ in rows)
+        assert sorted((partition, offset) for _, partition, offset in rows) == [
+            (p, offset) for p in range(2) for offset in range(4)
+        ]
+        assert moved in (placed.moved or "not at all")

@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from base64 import encodebytes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from offsetstore import Append, Broker, OffsetStore, TopicPartition
+from offsetstore import Append, Broker, TopicPartition
 from offsetstore.errors import BrokerRefused, ConfigurationError
 from offsetstore.kafka.admin import create_topic
 from offsetstore.local.kafka.properties import SaslUser
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.spark.java import find_java
 from offsetstore.offsets import CommittedOffset
-from tests.support.postgres import Database
 from tests.support.transforms import EVENTS, events
 from tests.support.world import World
 
@@ -128,54 +127,44 @@ def topic(secured_kafka: KafkaBroker) -> str:
 
 
 @pytest.fixture
-def world(ways: Ways, offsetstore_database: str, offsetstore_group: str, tmp_path: Path) -> Iterator[World]:
-    store = OffsetStore.connect(offsetstore_database)
-    database = Database(offsetstore_database)
-    world = World(ways.spark, ways.kafka, database, store, offsetstore_group, str(tmp_path / "checkpoints"))
-    yield world
-    world.close()
+def world(ways: Ways, world_of: Callable[[KafkaBroker], World]) -> World:
+    return world_of(ways.kafka)
 
 
-WAYS = ["scram", "pkcs12", "scram and jks", "mutual", "mutual in pem"]
+def ways_in(ways: Ways, tmp_path: Path) -> dict[str, dict[str, str]]:
+    address = {"kafka.bootstrap.servers": ways.kafka.secured.sasl_ssl, "kafka.security.protocol": "SASL_SSL"}
+    return {
+        "scram": ways.scram(),
+        "pkcs12": ways.tls() | ways.pkcs12(),
+        "mutual": ways.mutual() | ways.with_client(),
+        "scram and jks": ways.scram("SCRAM-SHA-512") | ways.jks() | address,
+        "mutual in pem": ways.mutual() | ways.with_client_in_pem(tmp_path / "client.pem"),
+    }
 
 
-def options_of(way: str, ways: Ways, tmp_path: Path) -> dict[str, str]:
-    match way:
-        case "scram":
-            return ways.scram()
-        case "pkcs12":
-            return ways.tls() | ways.pkcs12()
-        case "scram and jks":
-            address = {"kafka.bootstrap.servers": ways.kafka.secured.sasl_ssl, "kafka.security.protocol": "SASL_SSL"}
-            return ways.scram("SCRAM-SHA-512") | ways.jks() | address
-        case "mutual":
-            return ways.mutual() | ways.with_client()
-        case _:
-            return ways.mutual() | ways.with_client_in_pem(tmp_path / "client.pem")
-
-
-@pytest.mark.parametrize("way", WAYS)
 def test_resolver_sink_and_mirror_work_with_the_readers_options(
-    way: str, ways: Ways, world: World, topic: str, tmp_path: Path
+    ways: Ways, world: World, topic: str, tmp_path: Path
 ) -> None:
+    """In each way Spark reads, and the mirror writes; a job in the last one."""
     world.database.execute(EVENTS)
-    world.produce(topic, ["a", "b", "c"])
-    options = options_of(way, ways, tmp_path) | {"subscribe": topic}
-    broker = Broker.from_spark(options)
+    world.produce(topic, ["a", "b"])
+    given: dict[str, str] = {}
+    for number, options in enumerate(ways_in(ways, tmp_path).values(), 3):
+        given = options | {"subscribe": topic}
+        world.produce(topic, [str(number)])
+        assert world.spark.read.format("kafka").options(**given).load().count() == number
+        broker = Broker.from_spark(given)
+        copied = {TopicPartition(topic, 0): CommittedOffset(number, "landed")}
+        broker.commit(world.group, copied)
+        assert broker.view(world.group, [topic]).committed == copied
+        broker.close()
 
-    claim = world.store.claim(world.group, broker)
-    reader = world.spark.readStream.format("kafka").options(**options)
+    broker = Broker.from_spark(given)
+    claim = world.store.claim(f"{world.group}-2", broker)
+    reader = world.spark.readStream.format("kafka").options(**given)
     stream = reader.option("startingOffsets", claim.starting_offsets).load()
     world.run(claim, events, Append("events"), stream=stream)
-    copied = {TopicPartition(topic, 0): CommittedOffset(world.stored(topic)[0], "landed")}
-    broker.commit(world.group, copied)
-
-    assert world.database.column("SELECT value FROM events ORDER BY value") == ["a", "b", "c"]
-    assert (
-        broker.view(world.group, [topic]).committed
-        == copied
-        == {TopicPartition(topic, 0): CommittedOffset(3, "landed")}
-    )
+    assert world.database.column("SELECT value FROM events ORDER BY value") == ["3", "4", "5", "6", "7", "a", "b"]
     broker.close()
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore.processing.unit import PlanOutdated
@@ -40,12 +40,6 @@ class Given:
         return len(context._jsc.getPersistentRDDs())
 
 
-def text(frame: DataFrame) -> str:
-    """The plan, with what is persisted in it."""
-    classic: Any = frame
-    return classic._jdf.queryExecution().withCachedData().toString()
-
-
 @pytest.fixture
 def given(offsetstore_spark: SparkSession) -> Given:
     return Given(offsetstore_spark)
@@ -68,12 +62,6 @@ def with_a_correlated_subquery(given: Given) -> Outputs:
     sql = "SELECT k, uuid() AS id FROM batch b WHERE EXISTS (SELECT 1 FROM range(20) r WHERE r.id = b.k)"
     orders = given.session.sql(sql)
     return {"a": orders.select("id"), "b": orders.select("id", "k")}
-
-
-def in_a_with(given: Given) -> Outputs:
-    given.batch.createOrReplaceTempView("batch")
-    orders = given.session.sql("WITH t AS (SELECT k, uuid() AS id FROM batch) SELECT id, k FROM t WHERE k > 2")
-    return {"a": orders.select("id"), "b": orders.select("id", "k").where("k < 100")}
 
 
 def above_a_with(given: Given) -> Outputs:
@@ -131,7 +119,6 @@ def any_three(given: Given) -> Outputs:
         from_a_function,
         in_a_subquery,
         with_a_correlated_subquery,
-        in_a_with,
         above_a_with,
         one_in_another,
         of_an_rdd,
@@ -160,51 +147,12 @@ def test_what_the_user_keeps_over_batches_can_be_computed_again(given: Given) ->
     lookup.unpersist()
 
 
-def test_spark_does_not_warn_of_what_is_given_up_on_purpose(given: Given) -> None:
-    log4j, written = given.session._jvm.org.apache.logging.log4j, given.session._jvm.java.io.StringWriter()
-    appender = log4j.core.appender.WriterAppender.createAppender(None, None, written, "test", False, True)  # noqa: FBT003 - Java
-    appender.start()
-    logger = log4j.LogManager.getLogger("org.apache.spark.rdd")  # what others log is no concern of ours
-    logger.addAppender(appender)
-    log4j.core.config.Configurator.setLevel("org.apache.spark.rdd", log4j.Level.WARN)
-    try:
-        given.compute(from_a_function(given))
-        log4j.LogManager.getLogger("org.apache.spark.rdd.RDD").warn("heard")
-    finally:
-        log4j.core.config.Configurator.setLevel("org.apache.spark.rdd", log4j.Level.ERROR)
-        logger.removeAppender(appender)
-    assert written.toString().splitlines() == ["heard"]
-    assert given.persisted() == 0
-
-
 @pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK_DESER, StorageLevel.DISK_ONLY])
 def test_what_has_no_rows_is_not_lost(given: Given, level: StorageLevel) -> None:
     orders = given.batch.where("k > 100").select("k", new_id().alias("id"))
     with computed_once(given.batch, level) as sharing:
         frames = sharing({"a": orders, "b": orders.select("id"), "c": given.batch.where("k > 100")})
         assert [frame.collect() for frame in frames.values()] == [[], [], []]
-
-
-def test_deterministic_outputs_read_the_batch_and_are_computed_apart(given: Given) -> None:
-    parsed = given.batch.where("k > 1").select(F.upper("v").alias("id"), "k")
-    given.compute({"a": parsed.select("id"), "b": parsed.where("k < 5")})
-    for frame in given.frames.values():
-        [relation] = [line for line in text(frame).splitlines() if "InMemoryRelation" in line]
-        assert "[k#" in relation
-        assert "v#" in relation
-
-
-def test_other_data_that_is_as_it_is_is_not_persisted(given: Given) -> None:
-    lookup = given.session.range(10).selectExpr("cast(id AS int) AS k", "id * 2 AS double").where("k < 8")
-    given.compute({"a": lookup, "b": given.batch.join(lookup, "k")})
-    assert "InMemoryRelation" not in text(given.frames["a"])
-
-
-def test_the_batch_is_not_persisted_beside_what_was_made_of_it(given: Given) -> None:
-    orders = given.batch.select("k", new_id().alias("id"))
-    with computed_once(given.batch, StorageLevel.DISK_ONLY) as sharing:
-        sharing({"a": orders, "b": orders.select("id")})
-        assert given.persisted() == 1
 
 
 @pytest.mark.behaviour("SINK-19")

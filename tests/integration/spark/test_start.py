@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
-from confluent_kafka import TopicPartition as KafkaPartition
 
 from offsetstore import Append, StartPolicy, TopicPartition, TransactionalSink, resolve_starting_offsets
 from offsetstore.errors import OffsetOutOfRange
@@ -22,17 +20,6 @@ from tests.support.world import SECONDS, World
 VALUES = "SELECT value FROM events ORDER BY value"
 
 
-def commit_by_a_consumer(world: World, topic: str, offset: int) -> None:
-    """Move the group's offset in Kafka, as any other tool does."""
-    consumer = Consumer({
-        "bootstrap.servers": world.kafka.bootstrap_servers, "group.id": world.group, "enable.auto.commit": False
-    })  # fmt: skip
-    try:
-        consumer.commit(offsets=[KafkaPartition(topic, 0, offset)], asynchronous=False)
-    finally:
-        consumer.close()
-
-
 def decisions(world: World, topic: str) -> list[tuple[Any, ...]]:
     """The history of the topic's offsets: event, from, to."""
     history = world.store.history(world.group)
@@ -41,15 +28,6 @@ def decisions(world: World, topic: str) -> list[tuple[Any, ...]]:
         for event in history
         if event.topic_partition is not None and event.topic_partition.topic == topic
     ]
-
-
-@pytest.mark.behaviour("START-4")
-def test_a_job_that_comes_to_a_group_that_kafka_knows_continues_there(world: World) -> None:
-    topic = world.events_topic(["a", "b", "c"], ["d"])
-    commit_by_a_consumer(world, topic, 2)
-    world.run(world.claim(topic), events, Append("events"))
-    assert world.database.column(VALUES) == ["c", "d"]
-    assert world.stored(topic) == {0: 3, 1: 1}
 
 
 @pytest.mark.behaviour("START-5")
@@ -69,7 +47,7 @@ def test_a_new_group_begins_where_it_asks_to(world: World) -> None:
 def test_records_that_were_removed_before_they_were_read_stop_the_start_unless_that_is_accepted(world: World) -> None:
     topic = world.events_topic(["a", "b"])
     first = world.claim(topic)
-    world.run(first, events, Append("events"))
+    world.advance(first, {TopicPartition(topic, 0): 2})
     world.produce(topic, ["c", "d", "e"])
     admin.delete_records(world.kafka.bootstrap_servers, topic, {0: 4})
 
@@ -82,7 +60,7 @@ def test_records_that_were_removed_before_they_were_read_stop_the_start_unless_t
     assert owner.token == first.token
 
     world.run(world.claim(topic, policy=StartPolicy(on_data_loss="earliest")), events, Append("events"))
-    assert world.database.column(VALUES) == ["a", "b", "e"]
+    assert world.database.column(VALUES) == ["e"]
     assert decisions(world, topic)[-1] == ("skip", 2, 4)
 
 
@@ -114,12 +92,10 @@ def test_a_partition_that_is_created_between_claim_and_start_makes_spark_refuse_
     assert f"{topic}-1" in failed.text
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
-    world.run(world.claim(topic), events, Append("events"))
-    assert world.database.column(VALUES) == ["a", "b"]
-    assert world.stored(topic) == {0: 1, 1: 1}
+    assert json.loads(world.claim(topic).starting_offsets) == {topic: {"0": 0, "1": 0}}
 
 
-@pytest.mark.behaviour("START-23")
+@pytest.mark.behaviour("START-23", "START-5")
 def test_the_resolver_alone_gives_json_that_spark_reads_from_and_writes_nothing(
     world: World, offsetstore_topic: NewTopic
 ) -> None:
@@ -127,33 +103,28 @@ def test_the_resolver_alone_gives_json_that_spark_reads_from_and_writes_nothing(
     topic, fresh = offsetstore_topic(2), offsetstore_topic(1)
     world.produce(topic, ["a", "b"])
     claim = world.claim(topic)
-    world.run(claim, events, Append("events"))
+    world.advance(claim, {TopicPartition(topic, 0): 2})
     world.produce(topic, ["c"])
     world.produce(topic, ["d"], partition=1)
-    world.produce(fresh, ["e"])
+    noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
+    at = int(noon.timestamp() * 1000)
+    records = [admin.Record(name.encode(), None, 0, at + seconds) for name, seconds in (("e", -1), ("f", 0))]
+    admin.produce(world.kafka.bootstrap_servers, fresh, records)
     before = world.database.rows("SELECT * FROM kafka_partitions ORDER BY partition")
 
     start = resolve_starting_offsets(world.broker(topic, fresh), group=world.group, store=world.store)
 
     options = world.options(topic, fresh, startingOffsets=start.json())
     batch = world.spark.read.format("kafka").options(**options).load()
-    assert sorted(row.value for row in events(batch).collect()) == ["c", "d", "e"]
+    assert sorted(row.value for row in events(batch).collect()) == ["c", "d", "e", "f"]
     assert f"{topic}-0" in start.explain()
     assert world.database.rows("SELECT * FROM kafka_partitions ORDER BY partition") == before
     assert claim.token == world.store.offsets(world.group)[TopicPartition(topic, 0)].token
-
-
-@pytest.mark.behaviour("START-23", "START-5")
-def test_a_start_by_time_can_be_left_to_spark_too(world: World, offsetstore_topic: NewTopic) -> None:
-    topic = offsetstore_topic(1)
-    noon = datetime(2024, 7, 1, 12, tzinfo=UTC)
-    at = int(noon.timestamp() * 1000)
-    records = [admin.Record(name.encode(), None, 0, at + seconds) for name, seconds in (("a", -1), ("b", 0))]
-    admin.produce(world.kafka.bootstrap_servers, topic, records)
-    start = resolve_starting_offsets(world.broker(topic), group=world.group, policy=StartPolicy(auto_offset_reset=noon))
-    options = world.options(topic, startingOffsetsByTimestamp=start.timestamps_json())
+    # A start by time can be left to Spark.
+    start = resolve_starting_offsets(world.broker(fresh), group=world.group, policy=StartPolicy(auto_offset_reset=noon))
+    options = world.options(fresh, startingOffsetsByTimestamp=start.timestamps_json())
     batch = world.spark.read.format("kafka").options(**options).load()
-    assert [row.value for row in events(batch).collect()] == ["b"]
+    assert [row.value for row in events(batch).collect()] == ["f"]
 
 
 @pytest.mark.behaviour("TX-10", "START-11")
@@ -176,9 +147,6 @@ def test_a_partition_that_is_added_while_the_job_runs_is_read_from_its_beginning
     assert sink.error is None
     assert world.database.column(VALUES) == ["b", "c", "d"]
     assert decisions(world, topic)[-1] == ("adopt", None, 0)
-    world.produce(topic, ["e"], partition=1)
-    world.run(world.claim(topic), events, Append("events"))
-    assert world.database.column(VALUES) == ["b", "c", "d", "e"]
 
 
 def commit_by_java(world: World, topic: str, texts: Mapping[int, str]) -> None:

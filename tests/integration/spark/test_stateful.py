@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,17 +10,18 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from offsetstore import Append, Claim, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import CheckpointAhead, CheckpointBehind, RowsRefused, UnsupportedQuery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.ports import Writer
+from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
+from offsetstore.spark.settings import SinkSettings
 from offsetstore.spark.sink import Transform
+from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.transforms import EVENTS, events
-from tests.support.windows import WINDOWS, rows, timed, windows
+from tests.support.windows import WINDOWS, rows, windows
 from tests.support.world import World, made_unchecked
 
 COUNTS = "SELECT second, records FROM windows ORDER BY second, records"
@@ -101,7 +101,8 @@ def test_a_window_comes_out_once_wherever_the_job_breaks(job: Job, monkeypatch: 
         assert not (job.directory / "commits" / str(batch)).exists()
     monkeypatch.delenv(failpoints.VARIABLE)
 
-    assert counted(job.run()) == [0]  # batch 3, which is skipped
+    query = job.run()
+    assert [progress["numInputRows"] for progress in query.recentProgress] == [0]  # batch 3, which is skipped
     assert world.database.rows(COUNTS) == [(0, 4), (10, 2), (20, 1)]
     assert world.stored(job.topic) == {0: 8}
     # The window that was open all the time has kept its record.
@@ -112,103 +113,12 @@ def test_a_window_comes_out_once_wherever_the_job_breaks(job: Job, monkeypatch: 
 
 @pytest.mark.behaviour("SINK-6")
 def test_a_row_that_is_refused_stores_nothing_of_the_batch_and_no_reset_is_offered(job: Job) -> None:
-    """It may be made of records of earlier batches: no offset would be the right one to go on at."""
+    """It may be made of records of earlier batches: no offset would be the right one to go on at.
+
+    A transform that looks at nothing has lost no state before that.
+    """
     world = job.world
     world.database.execute("ALTER TABLE windows ADD CONSTRAINT few CHECK (records < 3)")
-    world.produce(job.topic, [str(second) for second in (1, 2, 11, 3, 12, 21, 35)])
-
-    failed = job.run(fails=True)
-
-    assert isinstance(failed.error, RowsRefused)
-    assert (failed.error.offsets, failed.error.stored) == (None, {})
-    assert "offsetstore reset" not in str(failed.error)
-    assert world.stored(job.topic) == {0: 3}  # the window came with the second batch
-    assert world.database.rows(COUNTS) == []
-    world.database.execute("ALTER TABLE windows DROP CONSTRAINT few")
-    job.run()
-    assert world.database.rows(COUNTS) == [(0, 3), (10, 2), (20, 1)]
-
-
-@pytest.mark.behaviour("SINK-6")
-def test_a_key_that_came_in_an_earlier_run_is_still_known(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = job.world
-    world.database.execute(EVENTS)
-    job.change = lambda stream: timed(stream).dropDuplicatesWithinWatermark(["value"])
-    seen: list[bool] = []
-
-    def transform(batch: DataFrame) -> DataFrame:
-        seen.append("_kafka" in batch.columns)  # its rows still are Kafka's records
-        return events(batch)
-
-    job.transform, job.into = transform, Append("events")
-    world.produce(job.topic, ["1", "2", "1"])
-    monkeypatch.setenv(failpoints.VARIABLE, "after_sink:1:raise")
-    failpoints._reached.clear()
-    job.run(fails=True)
-    monkeypatch.delenv(failpoints.VARIABLE)
-    world.produce(job.topic, ["2", "3", "1"])
-    job.run()
-
-    assert world.database.column("SELECT value FROM events ORDER BY value") == ["1", "2", "3"]
-    assert all(seen)
-
-
-@pytest.mark.behaviour("SINK-6")
-def test_records_that_wait_for_their_match_are_joined_once(
-    job: Job, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, other = job.world, offsetstore_topic(1)
-    world.database.execute("CREATE TABLE pairs (value text)")
-
-    def run(*, fails: bool) -> Any:
-        claim = world.claim(job.topic, other, mirror_every=None)
-        left, right = (
-            timed(
-                world.spark.readStream.format("kafka")
-                .options(**world.options(topic))
-                .option("startingOffsets", at)
-                .load()
-            )
-            for topic, at in starts(claim)
-        )
-        pairs = left.alias("l").join(right.alias("r"), F.expr("l.at = r.at AND l.value = r.value")).select("l.value")
-        arguments: dict[str, Any] = {"stream": pairs, "checkpoint": job.checkpoint(claim)}
-        into = Append("pairs")
-        if fails:
-            return world.run_to_failure(claim, text, into, **arguments)
-        return world.run(claim, text, into, **arguments)
-
-    world.produce(job.topic, ["1", "2"])
-    world.produce(other, ["2"])
-    monkeypatch.setenv(failpoints.VARIABLE, "after_commit:1:raise")
-    failpoints._reached.clear()
-    run(fails=True)
-    monkeypatch.delenv(failpoints.VARIABLE)
-    world.produce(other, ["3"])
-    world.produce(job.topic, ["3"])
-    run(fails=False)
-
-    assert world.database.column("SELECT value FROM pairs ORDER BY value") == ["2", "3"]
-    assert (world.stored(job.topic), world.stored(other)) == ({0: 3}, {0: 2})
-
-
-def text(batch: DataFrame) -> DataFrame:
-    return batch.select(F.col("value").cast("string"))
-
-
-def distinct(stream: DataFrame) -> DataFrame:
-    return timed(stream).dropDuplicates(["value", "at"])
-
-
-def starts(claim: Claim) -> list[tuple[str, str]]:
-    """Each topic with its part of the starting offsets."""
-    offsets = json.loads(claim.starting_offsets)
-    return [(topic, json.dumps({topic: offsets[topic]})) for topic in claim.topics]
-
-
-@pytest.mark.behaviour("SINK-6")
-def test_a_transform_that_looks_at_nothing_loses_no_state(job: Job) -> None:
-    world = job.world
     asked: list[list[str]] = []
 
     def nothing(batch: DataFrame) -> DataFrame:
@@ -216,14 +126,22 @@ def test_a_transform_that_looks_at_nothing_loses_no_state(job: Job) -> None:
         return rows(batch).where("false")
 
     job.transform = nothing
-    world.produce(job.topic, ["1", "2", "3"])
+    world.produce(job.topic, ["1", "2"])
     job.run()
-    job.transform = rows
-    world.produce(job.topic, ["4", "11"])
-    job.run()
-
-    assert world.database.rows(COUNTS) == [(0, 4)]
     assert asked[0] == ["window", "records"]  # Kafka's columns are gone, and that is fine
+    job.transform = rows
+    world.produce(job.topic, [str(second) for second in (11, 3, 12, 21, 35)])
+
+    failed = job.run(fails=True)
+
+    assert isinstance(failed.error, RowsRefused)
+    assert (failed.error.offsets, failed.error.stored) == (None, {})
+    assert "offsetstore reset" not in str(failed.error)
+    assert world.stored(job.topic) == {0: 5}  # the window came with the next batch
+    assert world.database.rows(COUNTS) == []
+    world.database.execute("ALTER TABLE windows DROP CONSTRAINT few")
+    job.run()
+    assert world.database.rows(COUNTS) == [(0, 3), (10, 2), (20, 1)]
 
 
 @pytest.mark.behaviour("SINK-6")
@@ -238,56 +156,43 @@ def test_the_whole_result_of_each_batch_is_taken_by_an_upsert_and_not_by_an_appe
     assert world.stored(job.topic) == {0: 0}
 
     job.into = Upsert("totals", key=["second"], version="records")
-    job.run()
     world.produce(job.topic, ["3", "12"])
     job.run()
     assert world.database.rows("SELECT * FROM totals ORDER BY second") == [(0, 3), (10, 2)]
 
 
-@pytest.mark.behaviour("START-15")
-def test_a_database_that_is_older_than_the_checkpoint_stops_the_job(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["1", "2", "11", "12"])
-    job.run()
-    assert world.database.rows(COUNTS) == [(0, 2)]
-    world.produce(job.topic, ["13", "21"])
-    job.run()  # batches 3, with the data, and 4, in which the window is over
-    assert world.database.rows(COUNTS) == [(0, 2), (10, 3)]
-    world.produce(job.topic, ["14"])
-
-    # Restored to a moment at which batch 4 was not there; the offsets are the same.
-    world.database.execute("UPDATE batch_marks SET batch_id = batch_id - 1")
-    failed = job.run(fails=True)
-    assert isinstance(failed.error, CheckpointAhead)
-    assert "batch 3 in the database" in failed.text
-
-    # Restored to a moment before there were marks of this query.
-    world.database.execute("DELETE FROM batch_marks")
-    world.database.execute("UPDATE kafka_partitions SET next_offset = 4")
-    failed = job.run(fails=True)
-    assert isinstance(failed.error, CheckpointAhead)
-    assert failed.error.topic_partition == TopicPartition(job.topic, 0)
-    assert "4 stored" in failed.text
-
-    # Moved away: it goes on at the stored offset, with an empty state, and says so.
-    shutil.rmtree(job.directory)
-    world.database.execute("DELETE FROM windows WHERE second >= 10")
-    world.produce(job.topic, ["31"])
-    job.run()
-    assert world.database.rows(COUNTS) == [(0, 2), (10, 2), (20, 1)]
-
-
 @pytest.mark.behaviour("START-15", "START-21")
-def test_a_reset_is_not_read_over_by_the_checkpoint(job: Job) -> None:
+def test_a_database_that_is_older_than_the_checkpoint_or_was_reset_stops_the_job(job: Job) -> None:
+    """Which cases there are, is in `tests.unit.spark.test_continuity`."""
     world = job.world
     world.produce(job.topic, ["1", "2", "11"])
     job.run()
-    for offset, error in ((1, CheckpointAhead), (4, CheckpointBehind)):
-        world.produce(job.topic, ["12"])
-        world.store.reset(world.group, {TopicPartition(job.topic, 0): offset}, reason="a test")
-        failed = job.run(fails=True)
-        assert isinstance(failed.error, error)
-        assert world.stored(job.topic) == {0: offset}
+    assert world.database.rows(COUNTS) == [(0, 2)]
+    world.produce(job.topic, ["12", "21"])
+    job.run()  # the last batch has no data: the window is over in it
+    assert world.database.rows(COUNTS) == [(0, 2), (10, 2)]
+    world.produce(job.topic, ["14"])
+
+    # Restored to a moment at which that batch was not there; the offsets are the same.
+    world.database.execute("UPDATE batch_marks SET batch_id = batch_id - 1")
+    failed = job.run(fails=True)
+    assert isinstance(failed.error, CheckpointAhead)
+    assert "in the database" in failed.text
+    world.database.execute("UPDATE batch_marks SET batch_id = batch_id + 1")
+
+    world.store.reset(world.group, {TopicPartition(job.topic, 0): 6}, reason="a test")
+    assert isinstance(job.run(fails=True).error, CheckpointBehind)
+    world.store.reset(world.group, {TopicPartition(job.topic, 0): 4}, reason="a test")
+    failed = job.run(fails=True)
+    assert isinstance(failed.error, CheckpointAhead)
+    assert failed.error.topic_partition == TopicPartition(job.topic, 0)
+    assert world.stored(job.topic) == {0: 4}
+
+    # Moved away: it goes on at the stored offset, with an empty state, and says so.
+    shutil.rmtree(job.directory)
+    world.produce(job.topic, ["31"])
+    job.run()
+    assert world.database.rows(COUNTS) == [(0, 2), (10, 1), (10, 2), (20, 1)]
 
 
 @pytest.mark.behaviour("SINK-6", "SINK-8", "SINK-16")
@@ -314,33 +219,21 @@ def test_several_outputs_of_a_window_without_a_broker(job: Job, offsetstore_topi
 
 
 @pytest.mark.behaviour("SINK-6")
-@pytest.mark.parametrize("change", [windows, distinct], ids=["windows", "distinct"])
-def test_without_a_kept_checkpoint_a_query_with_state_is_told_how(job: Job, change: Any) -> None:
+def test_without_a_kept_checkpoint_a_query_with_state_is_told_how(job: Job) -> None:
     world = job.world
     world.produce(job.topic, ["1"])
     claim = job.claim()
-    failed = world.run_to_failure(claim, rows, job.into, stream=change(world.read(claim)))
+    failed = world.run_to_failure(claim, rows, job.into, stream=windows(world.read(claim)))
     assert isinstance(failed.error, UnsupportedQuery)
     assert "claim.checkpoint(base, keep=True)" in failed.text
     assert world.stored(job.topic) == {0: 0}
 
 
 @pytest.mark.behaviour("SINK-6")
-def test_state_and_a_transaction_for_each_partition_do_not_go_together(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["1"])
-    claim = job.claim()
-    sink = TransactionalSink(claim, rows, into=job.into, atomicity="partition")
-    query = world.start(sink, windows(world.read(claim)), checkpoint=job.checkpoint(claim))
-    assert isinstance(world.failure(query, sink).error, UnsupportedQuery)
-
-
-@pytest.mark.behaviour("SINK-6", "SINK-15")
-def test_a_kept_checkpoint_does_not_allow_to_skip_lost_records(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["1"])
-    claim = job.claim()
-    stream = windows(world.read(claim, failOnDataLoss="false"))
-    failed = world.run_to_failure(claim, rows, job.into, stream=stream, checkpoint=job.checkpoint(claim))
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "failOnDataLoss" in failed.text
+def test_state_and_a_transaction_for_each_partition_do_not_go_together() -> None:
+    settings = SinkSettings(marking="automatic", flush=None, dead_letters=None, atomicity="partition")
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        settings.check_query(claim, KAFKA_COLUMNS, claim.checkpoint("/checkpoints"))
+        with pytest.raises(UnsupportedQuery, match="query with state"):
+            settings.check_query(claim, KAFKA_COLUMNS, claim.checkpoint("/checkpoints", keep=True))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from offsetstore import Append, DeadLetters, TopicPartition, TransactionalSink
-from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, ProtocolMisuse, UnsupportedQuery
+from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
+from offsetstore.spark.plans import analyzed
+from offsetstore.spark.plans.admission import admit, admit_stateful
+from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.transforms import EVENTS, events, traced
 from tests.support.world import SECONDS, World
@@ -21,36 +25,18 @@ VALUES = "SELECT value FROM events ORDER BY value"
 
 
 @pytest.mark.behaviour("SINK-15")
-def test_spark_connect_is_refused_when_the_sink_is_made(
-    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+def test_spark_connect_is_refused_when_the_sink_is_made_and_when_it_would_be_sent_elsewhere(
+    offsetstore_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = world.claim(offsetstore_topic(1))
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
-        TransactionalSink(claim, events, into=Append("events"))
-
-
-@pytest.mark.behaviour("SINK-15")
-def test_spark_connect_is_refused_when_it_would_send_the_sink_elsewhere(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute(EVENTS)
-    sink = TransactionalSink(world.claim(offsetstore_topic(1)), events, into=Append("events"))
     pickler: Any = cloudpickle
-    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
-        pickler.dumps(sink)
-
-
-def test_a_claim_that_was_closed_writes_nothing(world: World) -> None:
-    topic = world.events_topic(["a"])
-    claim = world.claim(topic)
-    claim.close()
-
-    failed = world.run_to_failure(claim, events, Append("events"))
-
-    assert isinstance(failed.error, ProtocolMisuse)
-    assert "inside the store's with block" in str(failed.error)
-    assert world.database.column(VALUES) == []
+    with InMemoryOffsetStore() as store:
+        claim = store.claim("billing", topics=["payments"])
+        sink = TransactionalSink(claim, events, into=Append("events"))
+        with pytest.raises(UnsupportedQuery, match="Spark Connect"):
+            pickler.dumps(sink)
+        monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        with pytest.raises(UnsupportedQuery, match="Spark Connect"):
+            TransactionalSink(claim, events, into=Append("events"))
 
 
 @pytest.mark.behaviour("SINK-15")
@@ -73,7 +59,7 @@ def test_real_time_mode_fails_inside_spark_and_nothing_is_written(world: World) 
     assert world.stored(topic) == {0: 0}
 
 
-@pytest.mark.behaviour("SINK-15")
+@pytest.mark.behaviour("SINK-15", "START-28")
 def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(world: World) -> None:
     topic = world.events_topic(["a"])
     failed = world.run_to_failure(world.claim(topic), events, Append("events"), failondataloss="false")
@@ -84,59 +70,108 @@ def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(world
     assert world.stored(topic) == {0: 0}
 
 
-@pytest.mark.behaviour("START-28")
-@pytest.mark.parametrize("option", ["startingtimestamp", "endingTimestamp"])
-def test_a_reader_with_another_start_or_an_end_is_refused_at_the_first_batch(world: World, option: str) -> None:
-    topic = world.events_topic(["a"])
-    options: dict[str, Any] = {option: "0"}
-    failed = world.run_to_failure(world.claim(topic), events, Append("events"), **options)
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert f"{option}=0".lower() in failed.text.lower()
-    assert world.database.column(VALUES) == []
-    assert world.stored(topic) == {0: 0}
+@pytest.mark.behaviour("SINK-15")
+def test_the_same_topic_twice_in_one_query_is_refused(world: World) -> None:
+    """Also where one of the two sources has nothing new."""
+    topic = world.events_topic(["a", "b"])
 
-
-def by_two_sources(world: World, topic: str) -> DataFrame:
-    def read(**options: str) -> DataFrame:
-        reader = world.spark.readStream.format("kafka").options(**world.options(topic, **options))
-        return reader.option("startingOffsets", "earliest").load()
-
-    return read().union(read(maxOffsetsPerTrigger="1"))
-
-
-def by_one_source_twice(world: World, topic: str) -> DataFrame:
-    reader = world.spark.readStream.format("kafka").options(**world.options(topic))
-    stream = reader.option("startingOffsets", "earliest").load()
-    return stream.union(stream)
-
-
-def by_one_source_that_has_nothing_new(world: World, topic: str) -> DataFrame:
     def read(start: str) -> DataFrame:
         reader = world.spark.readStream.format("kafka").options(**world.options(topic))
         return reader.option("startingOffsets", start).load()
 
-    return read("earliest").union(read("latest"))
-
-
-@pytest.mark.behaviour("SINK-15")
-@pytest.mark.parametrize("twice", [by_two_sources, by_one_source_twice, by_one_source_that_has_nothing_new])
-def test_the_same_topic_twice_in_one_query_is_refused(world: World, twice: Callable[[World, str], DataFrame]) -> None:
-    topic = world.events_topic(["a", "b"])
-    failed = world.run_to_failure(world.claim(topic), events, Append("events"), stream=twice(world, topic))
+    stream = read("earliest").union(read("latest"))
+    failed = world.run_to_failure(world.claim(topic), events, Append("events"), stream=stream)
     assert isinstance(failed.error, UnsupportedQuery)
     assert "two sources of the query read the same topic" in failed.text
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
 
 
-def test_a_source_that_is_not_kafka_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
+def test_a_topic_that_the_claim_does_not_have_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
+    """Nobody has resolved where it starts, and nobody would notice if it was recreated."""
     world.database.execute(EVENTS)
-    stream = world.spark.readStream.format("rate").option("rowsPerSecond", "50").load()
-    sink = TransactionalSink(world.claim(offsetstore_topic(1)), events, into=Append("events"))
-    query = world.start(sink, stream, checkpoint=f"{world.checkpoints}/rate", trigger={"processingTime": "0 seconds"})
-    failed = world.failure(query, sink)
+    claimed, other = offsetstore_topic(1), offsetstore_topic(1)
+    world.produce(claimed, ["a"])
+    world.produce(other, ["b"])
+    reader = world.spark.readStream.format("kafka").options(**world.options(claimed, other))
+    stream = reader.option("startingOffsets", "earliest").load()
+    failed = world.run_to_failure(world.claim(claimed), events, Append("events"), stream=stream)
     assert isinstance(failed.error, UnsupportedQuery)
-    assert "the query reads from a source other than Kafka" in failed.text
+    assert "topics that its claim does not have" in failed.text
+    assert failed.error.topic_partition == TopicPartition(other, 0)
+    assert "the checkpoint is another query's" in failed.error.next_step
+    assert world.database.column(VALUES) == []
+    assert world.stored(other) == {}
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(world: World) -> None:
+    """Letters would keep something else, and a record's rows would be written several times."""
+    topic = world.events_topic(["a", "b"])
+    claim = world.claim(topic)
+    stream = world.read(claim).withColumn("value", F.upper("value"))
+    failed = world.run_to_failure(claim, traced, Append("events"), stream=stream, dead_letters=DeadLetters())
+    assert isinstance(failed.error, UnsupportedQuery)
+    assert "Do it in the sink's transform" in failed.text
+    assert world.database.column(VALUES) == []
+
+
+# -- what is seen in a query's plan, before it is started
+
+
+class Items:
+    """As Scala's collections are."""
+
+    def __init__(self, *items: Any) -> None:
+        self._left = [*items]
+
+    def iterator(self) -> Items:
+        return self
+
+    def hasNext(self) -> bool:  # noqa: N802 - Scala's
+        return bool(self._left)
+
+    def next(self) -> Any:
+        return self._left.pop(0)
+
+
+class Execution:
+    """Spark's own object for a query with this stream."""
+
+    def __init__(self, stream: DataFrame, *sources: Any) -> None:
+        self._plan, self._sources = analyzed(stream), sources
+
+    def analyzedPlan(self) -> Any:  # noqa: N802 - Spark's
+        return self._plan
+
+    def sources(self) -> Items:
+        return Items(*self._sources)
+
+
+def read(spark: SparkSession, **options: str) -> DataFrame:
+    given = {"kafka.bootstrap.servers": "nowhere:9092", "subscribe": "payments", **options}
+    return spark.readStream.format("kafka").options(**given).load()
+
+
+def check(stream: DataFrame, *sources: Any, **arguments: Any) -> None:
+    admit(Execution(stream, *sources), stream.columns, **arguments)
+
+
+@pytest.mark.behaviour("SINK-15", "START-28")
+@pytest.mark.parametrize("option", ["startingtimestamp", "endingTimestamp", "failondataloss"])
+def test_a_reader_with_another_start_or_an_end_is_refused(offsetstore_spark: SparkSession, option: str) -> None:
+    value = "false" if option == "failondataloss" else "0"
+    stream = read(offsetstore_spark, **{option: value})
+    with pytest.raises(UnsupportedQuery, match=f"(?i){option}={value}"):
+        check(stream)
+    with pytest.raises(UnsupportedQuery, match=f"(?i){option}={value}"):
+        admit_stateful(Execution(stream), stream.columns)
+
+
+def test_a_source_that_is_not_kafka_is_refused(offsetstore_spark: SparkSession) -> None:
+    rate = SimpleNamespace(getClass=lambda: SimpleNamespace(getName=lambda: "RateStream"))
+    with pytest.raises(UnsupportedQuery, match="reads from a source other than Kafka; found RateStream"):
+        check(read(offsetstore_spark), rate)
 
 
 CHANGES: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -158,23 +193,13 @@ CHANGES: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_stream_whose_rows_no_longer_are_kafkas_records_of_this_batch_is_refused(world: World, change: str) -> None:
+def test_a_stream_whose_rows_no_longer_are_kafkas_records_of_this_batch_is_refused(
+    offsetstore_spark: SparkSession,
+) -> None:
     """Each would be cropped by wrong coordinates, or keep records in a state that the next claim does not have."""
-    topic = world.events_topic(["a", "b"])
-    claim = world.claim(topic)
-    failed = world.run_to_failure(claim, events, Append("events"), stream=CHANGES[change](world.read(claim)))
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "Do it in the sink's transform" in failed.text
-    assert world.database.column(VALUES) == []
-    assert world.stored(topic) == {0: 0}
-
-
-UNCHANGED: dict[str, Callable[[DataFrame], DataFrame]] = {
-    "a filter": lambda stream: stream.where("value IS NOT NULL"),
-    "an explode": lambda stream: stream.withColumn("one", F.explode(F.array(F.lit(1)))),
-    "there and back": lambda stream: stream.withColumnRenamed("offset", "o").withColumnRenamed("o", "offset"),
-}
+    for change in CHANGES.values():
+        with pytest.raises(UnsupportedQuery, match="Do it in the sink's transform"):
+            check(change(read(offsetstore_spark)))
 
 
 WITH_LETTERS: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -189,66 +214,40 @@ WITH_LETTERS: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 @pytest.mark.behaviour("DLQ-1")
-@pytest.mark.parametrize("change", WITH_LETTERS)
-def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(world: World, change: str) -> None:
-    """Letters would keep something else, and a record's rows would be written several times."""
-    topic = world.events_topic(["a", "b"])
-    claim = world.claim(topic)
-    stream = WITH_LETTERS[change](world.read(claim))
-    failed = world.run_to_failure(claim, traced, Append("events"), stream=stream, dead_letters=DeadLetters())
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "Do it in the sink's transform" in failed.text
-    assert world.database.column(VALUES) == []
+def test_where_a_row_is_a_record_it_is_as_kafka_has_it_and_once(offsetstore_spark: SparkSession) -> None:
+    for change in WITH_LETTERS.values():
+        check(change(read(offsetstore_spark)))
+        with pytest.raises(UnsupportedQuery, match="Do it in the sink's transform"):
+            check(change(read(offsetstore_spark)), whole_records=True)
 
 
-@pytest.mark.parametrize("change", UNCHANGED)
-def test_a_stream_whose_rows_still_are_kafkas_records_is_taken(world: World, change: str) -> None:
-    topic = world.events_topic(["a", "b"])
-    claim = world.claim(topic)
-    world.run(claim, events, Append("events"), stream=UNCHANGED[change](world.read(claim)))
-    assert world.database.column(VALUES) == ["a", "b"]
-    assert world.stored(topic) == {0: 2}
+UNCHANGED: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "a filter": lambda stream: stream.where("value IS NOT NULL"),
+    "an explode": lambda stream: stream.withColumn("one", F.explode(F.array(F.lit(1)))),
+    "there and back": lambda stream: stream.withColumnRenamed("offset", "o").withColumnRenamed("o", "offset"),
+}
 
 
-def test_a_topic_that_the_claim_does_not_have_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
-    """Nobody has resolved where it starts, and nobody would notice if it was recreated."""
-    world.database.execute(EVENTS)
-    claimed, other = offsetstore_topic(1), offsetstore_topic(1)
-    world.produce(claimed, ["a"])
-    world.produce(other, ["b"])
-    reader = world.spark.readStream.format("kafka").options(**world.options(claimed, other))
-    stream = reader.option("startingOffsets", "earliest").load()
-    failed = world.run_to_failure(world.claim(claimed), events, Append("events"), stream=stream)
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "topics that its claim does not have" in failed.text
-    assert failed.error.topic_partition == TopicPartition(other, 0)
-    assert "the checkpoint is another query's" in failed.error.next_step
-    assert world.database.column(VALUES) == []
-    assert world.stored(other) == {}
+def test_a_stream_whose_rows_still_are_kafkas_records_is_taken(offsetstore_spark: SparkSession) -> None:
+    for change in UNCHANGED.values():
+        check(change(read(offsetstore_spark)))
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [["CAST(value AS string) AS value"], ["Topic AS Topic", "partition", "offset", "timestamp", "value"]],
-    ids=["dropped", "in another case"],
-)
-def test_a_stream_that_has_lost_kafkas_columns_is_refused(world: World, columns: list[str]) -> None:
-    topic = world.events_topic(["a"])
-    claim = world.claim(topic)
-    failed = world.run_to_failure(claim, events, Append("events"), stream=world.read(claim).selectExpr(*columns))
-    assert isinstance(failed.error, KafkaColumnsMissing)
-    assert "also topic" in failed.text
-    assert world.stored(topic) == {0: 0}
+def test_a_stream_that_has_lost_kafkas_columns_is_refused(offsetstore_spark: SparkSession) -> None:
+    stream = read(offsetstore_spark)
+    for columns in (
+        ["CAST(value AS string) AS value"],
+        ["Topic AS Topic", "partition", "offset", "timestamp", "value"],
+    ):
+        with pytest.raises(KafkaColumnsMissing, match="also topic"):
+            check(stream.selectExpr(*columns))
 
 
-def test_the_sink_is_refused_outside_of_a_streaming_query(world: World) -> None:
-    topic = world.events_topic()
-    sink = TransactionalSink(world.claim(topic), events, into=Append("events"))
-    with pytest.raises(UnsupportedQuery, match="outside of a running streaming query"):
-        sink(world.spark.read.format("kafka").options(**world.options(topic)).load(), 0)
-    assert isinstance(sink.error, UnsupportedQuery)
-
-
-def test_a_sink_without_a_writer_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
-    with pytest.raises(ConfigurationError, match=r"must be a writer.*found \{\}"):
-        TransactionalSink(world.claim(offsetstore_topic(1)), events, into={})
+def test_the_sink_is_refused_outside_of_a_streaming_query(offsetstore_spark: SparkSession) -> None:
+    with InMemoryOffsetStore() as store:
+        sink = TransactionalSink(store.claim("billing", topics=["payments"]), events, into=Append("events"))
+        with pytest.raises(UnsupportedQuery, match="outside of a running streaming query"):
+            sink(offsetstore_spark.range(1), 0)
+        assert isinstance(sink.error, UnsupportedQuery)
+        with pytest.raises(ConfigurationError, match=r"must be a writer.*found \{\}"):
+            TransactionalSink(store.claim("other", topics=["payments"]), events, into={})

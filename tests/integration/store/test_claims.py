@@ -10,15 +10,13 @@ import weakref
 import pytest
 from sqlalchemy import Engine
 
-from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition
-from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetOutOfRange, StoreUnavailable, TopicRecreated
+from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
+from offsetstore.errors import ClaimInUse, ConfigurationError, StoreUnavailable
 from offsetstore.testing import StaticBroker
-from tests.integration.conftest import Query
 from tests.support.trips import sent_statements
 
 P0 = TopicPartition("payments", 0)
 P1 = TopicPartition("payments", 1)
-R0 = TopicPartition("refunds", 0)
 
 
 def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, metadata: object = None) -> None:
@@ -27,16 +25,6 @@ def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, me
     with store.transaction(claim) as tx:
         plan = tx.lock({tp: OffsetRange(stored, until)})
         tx.advance({tp: plan[tp].remaining}, metadata=metadata)
-
-
-@pytest.mark.behaviour("START-11")
-def test_starting_offsets_name_every_partition_of_every_topic(store: OffsetStore) -> None:
-    broker = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (7, 90)}, "refunds": {0: (3, 3)}})
-
-    claim = store.claim("billing", broker)
-
-    assert json.loads(claim.starting_offsets) == {"payments": {"0": 0, "1": 7}, "refunds": {"0": 3}}
-    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 0, P1: 7, R0: 3}
 
 
 @pytest.mark.behaviour("START-11")
@@ -59,63 +47,6 @@ def test_a_partition_created_while_the_claim_waits_is_seen_by_its_second_look(st
     assert json.loads(store.claim("billing", broker).starting_offsets) == {"payments": {"0": 0, "1": 0}}
 
 
-@pytest.mark.behaviour("START-12")
-def test_a_group_of_several_topics_moves_them_in_one_transaction(store: OffsetStore) -> None:
-    broker = StaticBroker.with_logs({"payments": {0: (0, 100)}, "refunds": {0: (0, 9)}})
-    claim = store.claim("billing", broker)
-
-    with store.transaction(claim) as tx:
-        plan = tx.lock({R0: OffsetRange(0, 9), P0: OffsetRange(0, 50)})
-        tx.advance({tp: decision.remaining for tp, decision in plan.items()})
-
-    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 50, R0: 9}
-
-
-@pytest.mark.behaviour("START-10")
-@pytest.mark.parametrize("look", ["before the fence", "under the locks"])
-def test_one_wrong_log_end_does_not_fail_the_start(store: OffsetStore, look: str) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    advance(store, store.claim("billing", broker), P0, 40)
-    lagging = StaticBroker.with_topics({"payments": 1}, end=30).current
-    broker.script = [lagging] if look == "before the fence" else [None, lagging]
-
-    claim = store.claim("billing", broker)
-
-    assert json.loads(claim.starting_offsets) == {"payments": {"0": 40}}
-    assert not broker.script
-    assert claim.token.epoch == 2
-
-
-@pytest.mark.behaviour("START-10")
-def test_a_log_end_that_stays_wrong_is_believed_and_fences_nobody(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    first = store.claim("billing", broker)
-    advance(store, first, P0, 40)
-    broker.set_log(P0, 0, 30)
-
-    broker.has_ids = False
-    with pytest.raises(TopicRecreated, match=r"payments-0.*end 30"):
-        store.claim("billing", broker)
-    broker.has_ids = True
-    with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 30"):
-        store.claim("billing", broker)
-
-    advance(store, first, P0, 45)
-
-
-@pytest.mark.behaviour("START-24")
-def test_a_log_end_below_the_stored_offset_of_the_same_topic_restarts_nothing(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    first = store.claim("billing", broker)
-    advance(store, first, P0, 40)
-    broker.set_log(P0, 0, 30)
-
-    with pytest.raises(OffsetOutOfRange, match=r"payments-0.*the topic is the same.*end 30.*at least 40"):
-        store.claim("billing", broker, policy=StartPolicy(on_recreated="restart"))
-
-    advance(store, first, P0, 45)
-
-
 @pytest.mark.behaviour("START-18")
 def test_a_foreign_commit_is_adopted_and_recorded_with_the_skipped_range(store: OffsetStore) -> None:
     broker = StaticBroker.with_topics({"payments": 2}, end=100)
@@ -133,26 +64,6 @@ def test_a_foreign_commit_is_adopted_and_recorded_with_the_skipped_range(store: 
     assert line.at is not None
 
 
-@pytest.mark.behaviour("START-18")
-def test_a_foreign_commit_that_is_not_preferred_changes_nothing(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    advance(store, store.claim("billing", broker), P0, 40)
-    broker.set_committed({P0: 70})
-
-    claim = store.claim("billing", broker, policy=StartPolicy(prefer="stored"))
-
-    assert json.loads(claim.starting_offsets) == {"payments": {"0": 40}}
-    assert [line.event for line in store.history("billing") if line.token == claim.token] == ["claim"]
-
-
-def test_the_kafka_group_may_have_another_name(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=1)
-
-    store.claim("billing", broker, kafka_group="old-name")
-
-    assert {*broker.asked, *broker.asked_offsets} == {"old-name"}
-
-
 @pytest.mark.behaviour("START-22")
 def test_a_second_query_on_one_claim_is_refused(store: OffsetStore) -> None:
     claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
@@ -161,13 +72,6 @@ def test_a_second_query_on_one_claim_is_refused(store: OffsetStore) -> None:
 
     with pytest.raises(ClaimInUse, match=r"found query two; expected query one"):
         claim.bind("two")
-
-
-def test_without_a_broker_the_starting_offsets_are_not_known(store: OffsetStore) -> None:
-    claim = store.claim("billing", topics=["payments"])
-
-    with pytest.raises(ConfigurationError, match="without a broker"):
-        _ = claim.starting_offsets
 
 
 @pytest.mark.parametrize(
@@ -180,6 +84,8 @@ def test_without_a_broker_the_starting_offsets_are_not_known(store: OffsetStore)
         ({"takeover": "ask"}, "takeover has an unknown value"),
         ({"takeover_timeout": -1}, "takeover_timeout must be 0 or more seconds"),
         ({"takeover_timeout": float("nan")}, "takeover_timeout must be 0 or more seconds"),
+        ({"mirror_every": 0}, "mirror_every"),
+        ({"mirror_every": float("nan")}, "mirror_every"),
     ],
 )
 def test_arguments_that_cant_be_right_are_named(store: OffsetStore, arguments: dict[str, object], words: str) -> None:
@@ -225,16 +131,6 @@ def test_the_users_own_engine_stays_open_when_the_store_is_closed(engine: Engine
 
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM consumer_groups").scalar_one() == 1
-
-
-def test_a_closed_claim_leaves_no_heartbeat_and_keeps_its_offsets(store: OffsetStore, query: Query) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    with store.claim("billing", broker) as claim:
-        advance(store, claim, P0, 40)
-        assert query("SELECT claim_id FROM heartbeats") == [(claim.token.claim_id,)]
-
-    assert query("SELECT * FROM heartbeats") == []
-    assert store.offsets("billing")[P0].next_offset == 40
 
 
 def test_a_store_lets_go_of_a_closed_claim_unless_its_close_has_failed(store: OffsetStore) -> None:

@@ -54,8 +54,9 @@ def test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it(
 
 
 @pytest.mark.behaviour("START-13")
-@pytest.mark.parametrize("known", [True, False], ids=["holding its partition", "holding the group"])
-@pytest.mark.parametrize("step", ["copy", "idle"])
+@pytest.mark.parametrize(
+    ("step", "known"), [("copy", True), ("idle", False)], ids=["holding its partition", "holding the group"]
+)
 @pytest.mark.usefixtures("results")
 def test_a_frozen_job_is_terminated_after_the_timeout(
     store: OffsetStore, offsetstore_database: str, query: Query, tmp_path: Path, step: str, *, known: bool
@@ -155,50 +156,20 @@ def test_another_role_may_end_the_transaction_of_a_frozen_job_if_it_is_a_member(
 
 
 @pytest.mark.behaviour("START-22")
-def test_fence_does_not_ask_whether_the_owner_lives(store: OffsetStore) -> None:
-    store.claim("billing", broker())
-
-    assert store.claim("billing", broker(), takeover="fence").token.epoch == 2
-
-
-@pytest.mark.behaviour("START-22")
-def test_refuse_leaves_a_live_owner_alone_and_names_it(store: OffsetStore) -> None:
-    first = store.claim("billing", broker())
-    other = broker()
-
-    with pytest.raises(GroupBusy, match="has a live owner") as caught:
-        store.claim("billing", other, takeover="refuse")
-
-    assert first.owner in str(caught.value)
-    assert not other.asked
-    with store.transaction(first) as tx:
-        tx.lock({P0: OffsetRange(0, 0)})
-
-
-@pytest.mark.behaviour("START-22")
 def test_refuse_neither_waits_for_a_live_owners_transaction_nor_ends_it(store: OffsetStore) -> None:
     first = store.claim("billing", topics=["payments"])
     with store.transaction(first) as tx:
         plan = tx.lock({P1: OffsetRange(0, 5)})  # an unknown partition: the group's row is held
         began = time.monotonic()
-        with pytest.raises(GroupBusy):
-            store.claim("billing", broker(), takeover="refuse", takeover_timeout=0)
+        other = broker()
+        with pytest.raises(GroupBusy, match="has a live owner") as caught:
+            store.claim("billing", other, takeover="refuse", takeover_timeout=0)
+        assert first.owner in str(caught.value)
+        assert not other.asked
         assert time.monotonic() - began < 5
         tx.advance({P1: plan[P1].remaining})
 
     assert store.offsets("billing")[P1].next_offset == 5
-
-
-@pytest.mark.behaviour("START-22")
-@pytest.mark.parametrize("takeover", ["refuse", "wait"])
-def test_a_group_that_nobody_owns_is_had_at_once(store: OffsetStore, takeover: claim.Takeover) -> None:
-    began = time.monotonic()
-    with store.claim("billing", broker(), takeover=takeover):
-        pass
-
-    with store.claim("billing", broker(), takeover=takeover) as claim:
-        assert claim.token.epoch == 2
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.behaviour("START-22")

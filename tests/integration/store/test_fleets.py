@@ -22,7 +22,6 @@ from offsetstore.store import fleet, heartbeat
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.identity import name_prefix
-from offsetstore.store.sessions import read
 from offsetstore.store.unknown_commit import Advanced, settle
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -269,17 +268,6 @@ def test_a_lost_commit_of_a_partition_s_first_records_is_told_while_a_member_tak
         settle(store.database, lost, timeout=5.0, cause=ConnectionLost("no answer"))
 
     taking.rollback()
-
-
-def test_rows_of_some_partitions_are_read_with_their_metadata(store: OffsetStore, joins: Joins) -> None:
-    member = joins()
-    member.assign([P0, P1])
-    with store.transaction(member) as tx:
-        tx.advance({P1: tx.lock({P1: OffsetRange(0, 5)})[P1].remaining}, metadata="a note")
-
-    rows = read(store.database, lambda session: session.read_partitions("billing", [P1, P2]))
-
-    assert {tp: (row.next_offset, row.metadata) for tp, row in rows.items()} == {P1: (5, '"a note"'), P2: (0, None)}
 
 
 @pytest.mark.behaviour("CONS-12")

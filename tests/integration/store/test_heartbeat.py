@@ -166,18 +166,6 @@ def test_heartbeats_go_on_where_runs_can_t_be_recorded(
         wait_for_a_beat(query)
 
 
-def test_closing_the_store_leaves_all_of_its_claims(
-    offsetstore_database: str, query: Query, patient_end: Callable[[], None]
-) -> None:
-    with OffsetStore.connect(offsetstore_database) as store:
-        store.claim("billing", topics=["payments"])
-        store.claim("audit", topics=["payments"])
-        assert len(query(BEAT)) == 2
-        patient_end()
-
-    assert query(BEAT) == []
-
-
 def test_a_fenced_claim_stops_beating_and_does_not_come_back(
     store: OffsetStore, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
-from offsetstore.errors import BrokerUnavailable, ConfigurationError, OffsetsDisagree
+from offsetstore import OffsetRange, OffsetStore, TopicPartition, resolve_starting_offsets
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Contents, Query
@@ -47,14 +46,6 @@ def test_it_writes_nothing_and_fences_nobody(
 
 
 @pytest.mark.behaviour("START-23")
-def test_it_resolves_what_the_next_claim_does(store: OffsetStore, broker: StaticBroker) -> None:
-    broker.set_committed({P0: 50})
-    start = resolve_starting_offsets(broker, group="billing", store=store)
-
-    assert start.json() == store.claim("billing", broker).starting_offsets
-
-
-@pytest.mark.behaviour("START-23")
 def test_without_a_store_it_goes_by_what_kafka_has_committed() -> None:
     broker = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (5, 100)}})
     broker.set_committed({P0: 30})
@@ -73,34 +64,6 @@ def test_its_explanation_says_for_each_partition_where_and_why(store: OffsetStor
     larger = "committed in Kafka by another tool, larger than stored (stored 40, committed 70, log [0, 100))"
     new = "a new partition of a known topic: its beginning (stored -, committed -, log [5, 100))"
     assert lines == [f"payments-0  starts at 70: {larger}; skips [40, 70)", f"payments-1  starts at 5: {new}"]
-
-
-@pytest.mark.behaviour("START-23")
-def test_it_takes_one_topic_by_its_name(store: OffsetStore, broker: StaticBroker) -> None:
-    broker.set_log(TopicPartition("refunds", 0), 0, 1)
-
-    start = resolve_starting_offsets(broker, group="billing", topics="payments", store=store)
-
-    assert set(start.offsets) == {P0, P1}
-
-
-def test_it_follows_the_policy_and_asks_for_another_group_in_kafka(store: OffsetStore, broker: StaticBroker) -> None:
-    broker.set_committed({P0: 70})
-
-    with pytest.raises(OffsetsDisagree, match="40 stored, 70 committed"):
-        resolve_starting_offsets(
-            broker, group="billing", store=store, policy=StartPolicy(prefer="agree"), kafka_group="old-name"
-        )
-
-    assert broker.asked == ["old-name"]
-
-
-def test_no_topics_and_a_dead_broker_are_told(store: OffsetStore, broker: StaticBroker) -> None:
-    with pytest.raises(ConfigurationError, match="no topics"):
-        resolve_starting_offsets(broker, group="billing", topics=[], store=store)
-    broker.script = [BrokerUnavailable("no answer")]
-    with pytest.raises(BrokerUnavailable):
-        resolve_starting_offsets(broker, group="billing", store=store)
 
 
 @pytest.mark.behaviour("START-19")

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count
 
 import psycopg
 import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import LockTimeout, StaleClaim
+from offsetstore.errors import LockTimeout
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
-from tests.integration.transacting import GROUP, P0, P1, P2, apply, lock, process, write
+from tests.integration.transacting import GROUP, P0, P1, P2, apply, lock, write
 from tests.support.background import in_background
 from tests.support.plans import expected_plan
 
@@ -37,29 +34,6 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_
 
 
 @pytest.mark.behaviour("TX-8")
-def test_rows_are_locked_in_order_whatever_was_asked_and_however_they_lie(
-    store: OffsetStore, claim: Claim, other: psycopg.Connection, query: Query
-) -> None:
-    # Written anew, the rows lie in the table in the opposite order.
-    for partition in (2, 1, 0):
-        query(f"UPDATE kafka_partitions SET updated_at = now() WHERE partition = {partition}")
-    other.execute("SELECT 1 FROM kafka_partitions WHERE partition = 1 FOR UPDATE")
-
-    def job() -> None:
-        with store.transaction(claim, lock_timeout=60) as tx:
-            tx.advance(lock(tx, P2, P1, P0, range_=OffsetRange(0, 1)))
-
-    running = in_background(job)
-    while not query(BLOCKED):
-        assert not running.done()
-    free = query("SELECT partition FROM kafka_partitions FOR UPDATE SKIP LOCKED")
-    other.rollback()
-    running.result(60)
-
-    assert free == [(2,)]
-
-
-@pytest.mark.behaviour("TX-8")
 @pytest.mark.parametrize("asked", [2, 1000])
 def test_the_plan_locks_what_comes_out_of_the_sort(store: OffsetStore, query: Query, results: str, asked: int) -> None:
     store.claim(GROUP, StaticBroker.with_topics({"payments": 2000}, end=1))
@@ -71,46 +45,6 @@ def test_the_plan_locks_what_comes_out_of_the_sort(store: OffsetStore, query: Qu
     assert locked["Node Type"] == "LockRows"
     [below] = [node for node in locked["Plans"] if node["Parent Relationship"] == "Outer"]
     assert below["Node Type"] in {"Sort", "Incremental Sort", "Merge Join"}
-
-
-@pytest.mark.behaviour("TX-8", "TX-10")
-def test_two_jobs_that_create_rows_in_opposite_orders_never_deadlock(
-    store: OffsetStore, claim: Claim, query: Query
-) -> None:
-    rounds = [[TopicPartition("payments", 10 * number + one) for one in range(3)] for number in range(1, 25)]
-
-    def job(direction: int) -> None:
-        for partitions in rounds:
-            process(store, claim, *partitions[::direction], range_=OffsetRange(5, 7))
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(job, 1), pool.submit(job, -1)]:
-            done.result(60)
-
-    assert query("SELECT record, count(*) FROM results GROUP BY 1 ORDER BY 1") == [(5, 72), (6, 72)]
-
-
-@pytest.mark.behaviour("TX-8")
-def test_jobs_and_claims_at_once_never_deadlock(store: OffsetStore, claim: Claim) -> None:
-    """A claim takes all rows, a job with a partition that is new to it shares the group's: both take that one first."""
-    broker = StaticBroker.with_topics({"payments": 3}, end=1000)
-    claims = [claim]
-    fresh = count(10)
-
-    def take_over() -> None:
-        for _ in range(10):
-            newest = store.claim(GROUP, broker)
-            claims.append(newest)
-
-    def work() -> None:
-        partitions = (P0, TopicPartition("payments", next(fresh)))
-        with suppress(StaleClaim):
-            process(store, claims[-1], *partitions, range_=OffsetRange(0, 0))
-
-    taking = in_background(take_over)
-    while not taking.done():
-        in_background(work).result(60)
-    taking.result()
 
 
 @pytest.mark.behaviour("TX-9")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import IntegrityError, PendingRollbackError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError, UnexpectedCommit
@@ -101,17 +101,6 @@ def add_and_flush(connection: Connection) -> None:
         session.flush()
 
 
-def begin_twice(connection: Connection) -> None:
-    for number in (1, 2):
-        with Session(connection) as session, session.begin():
-            session.add(Row(number=number))
-
-
-def make_with_a_factory(connection: Connection) -> None:
-    with sessionmaker(connection, autoflush=False).begin() as session:
-        session.add_all([Row(number=1), Row(number=2)])
-
-
 def nest(connection: Connection) -> None:
     with Session(connection) as session:
         session.add_all([Row(number=1), Row(number=2)])
@@ -144,8 +133,6 @@ def use_the_drivers_own_savepoint(connection: Connection) -> None:
     [
         add_and_commit,
         add_and_flush,
-        begin_twice,
-        make_with_a_factory,
         nest,
         join_and_go_on_after_an_error,
         use_the_drivers_own_savepoint,
@@ -166,12 +153,6 @@ def test_a_session_commits_with_the_offsets_and_not_before(
 # -- an error that the function passes on, whatever has tried to roll back because of it
 
 
-def fail_in_a_flush(connection: Connection) -> None:
-    with Session(connection) as session:
-        session.add(Row(number=13))
-        session.flush()
-
-
 def fail_in_a_commit(connection: Connection) -> None:
     with Session(connection) as session, session.begin():
         session.add(Row(number=13))
@@ -188,18 +169,8 @@ def roll_back_and_raise(connection: Connection) -> None:
         session.close()
 
 
-def roll_the_connection_back_and_raise(connection: Connection) -> None:
-    try:
-        connection.execute(text("INSERT INTO booked VALUES (13)"))
-    except BaseException:
-        connection.rollback()
-        raise
-
-
 @pytest.mark.behaviour("TX-3", "DLQ-1")
-@pytest.mark.parametrize(
-    "book", [fail_in_a_flush, fail_in_a_commit, roll_back_and_raise, roll_the_connection_back_and_raise]
-)
+@pytest.mark.parametrize("book", [fail_in_a_commit, roll_back_and_raise])
 def test_what_the_database_refuses_of_a_session_is_told_as_of_any_sql(
     run: Callable[[Book], None],
     untouched: Callable[[], None],
@@ -265,17 +236,6 @@ def test_an_outage_for_which_a_session_rolls_back_is_repeated(
 # -- what can't go on: the rows that were written before would be gone
 
 
-def go_on_after_a_flush(connection: Connection) -> None:
-    with Session(connection) as session:
-        try:
-            session.add(Row(number=13))
-            session.flush()
-        except IntegrityError:
-            session.rollback()
-        session.add(Row(number=1))
-        session.commit()
-
-
 def go_on_after_a_statement(connection: Connection) -> None:
     with Session(connection) as session:
         try:
@@ -283,13 +243,6 @@ def go_on_after_a_statement(connection: Connection) -> None:
         except IntegrityError:
             session.rollback()
         session.execute(text("INSERT INTO booked VALUES (1)"))
-
-
-def go_on_with_another_session(connection: Connection) -> None:
-    with suppress(IntegrityError), Session(connection) as session, session.begin():
-        session.add(Row(number=13))
-    with Session(connection) as session, session.begin():
-        session.add(Row(number=1))
 
 
 def go_on_after_an_error_of_ones_own(connection: Connection) -> None:
@@ -322,9 +275,7 @@ def begin_after_an_error(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("book", "error"),
     [
-        (go_on_after_a_flush, "IntegrityError"),
         (go_on_after_a_statement, "IntegrityError"),
-        (go_on_with_another_session, "IntegrityError"),
         (go_on_after_an_error_of_ones_own, "ZeroDivisionError"),
         (go_on_with_the_driver, "ZeroDivisionError"),
         (return_after_an_error, "IntegrityError"),
@@ -354,11 +305,6 @@ def commit(connection: Connection) -> None:
     connection.commit()
 
 
-def commit_by_a_session_in_control(connection: Connection) -> None:
-    with Session(connection, join_transaction_mode="control_fully") as session, session.begin():
-        session.add(Row(number=1))
-
-
 def roll_back_and_go_on(connection: Connection) -> None:
     with pytest.raises(UnexpectedCommit):
         connection.rollback()
@@ -367,7 +313,7 @@ def roll_back_and_go_on(connection: Connection) -> None:
 
 
 @pytest.mark.behaviour("TX-3")
-@pytest.mark.parametrize("book", [roll_back, commit, commit_by_a_session_in_control, roll_back_and_go_on])
+@pytest.mark.parametrize("book", [roll_back, commit, roll_back_and_go_on])
 def test_an_end_without_an_error_is_refused_with_the_way_to_do_it(
     run: Callable[[Book], None], untouched: Callable[[], None], book: Book
 ) -> None:

@@ -14,8 +14,6 @@ from tests.integration.transacting import GROUP, P0, P1, driver, lock, process, 
 from tests.support.trips import TripCounter
 from tests.support.waiting import wait_until
 
-HUGE = 2**62
-
 
 @pytest.fixture
 def claim(store: OffsetStore, results: str) -> Claim:
@@ -25,16 +23,6 @@ def claim(store: OffsetStore, results: str) -> Claim:
 def set_for_database(query: Query, setting: str, value: str) -> None:
     [(name,)] = query("SELECT current_database()")
     query(f"ALTER DATABASE {name} SET {setting} = '{value}'")
-
-
-@pytest.mark.behaviour("TX-13")
-def test_the_largest_offsets_go_in_and_come_out(store: OffsetStore, query: Query, results: str) -> None:
-    claim = store.claim(GROUP, topics=["payments"])
-    process(store, claim, P0, range_=OffsetRange(HUGE - 2, HUGE))
-
-    assert query("SELECT record FROM results ORDER BY 1") == [(HUGE - 2,), (HUGE - 1,)]
-    assert query("SELECT next_offset FROM kafka_partitions") == [(HUGE,)]
-    assert [line.to_offset for line in store.history(GROUP) if line.topic_partition] == [HUGE - 2]
 
 
 @pytest.mark.behaviour("TX-14")
@@ -188,17 +176,6 @@ def test_an_advance_that_plain_sql_took_back_is_noticed(store: OffsetStore, clai
         job()
     assert query("SELECT * FROM results") == []
     assert {row.next_offset for row in store.offsets(GROUP).values()} == {0}
-
-
-@pytest.mark.behaviour("START-14")
-def test_a_row_s_other_claim_id_is_another_token(store: OffsetStore, claim: Claim, query: Query) -> None:
-    query("UPDATE kafka_partitions SET claim_id = gen_random_uuid() WHERE partition = 1")
-
-    process(store, claim, P0, range_=OffsetRange(0, 1))
-    with pytest.raises(StaleClaim):
-        process(store, claim, P0, P1, range_=OffsetRange(1, 3))
-
-    assert query("SELECT * FROM results") == [(0,)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import psycopg
 import pyarrow as pa
 import pytest
 from sqlalchemy import MetaData, Table, text
@@ -36,6 +35,7 @@ def test_odd_names_are_quoted(database: Database, make: Callable[[], Append]) ->
     database.run('CREATE SCHEMA "weird Schema"')
     database.run('CREATE TABLE "weird Schema"."weird ""Name""%s:x" ("select" int, "a ""b"" %s :c" text)')
     written = batch({"select": [1], 'a "b" %s :c': ["x"]}, {"select": pa.int32()})
+    assert not make().uses_kafka_column(written.schema)
     assert database.write(make(), written) == 1
     assert database.rows('SELECT * FROM "weird Schema"."weird ""Name""%s:x"') == [(1, "x")]
 
@@ -59,13 +59,6 @@ def test_columns_go_by_name_and_the_others_get_their_default(database: Database)
     ]
 
 
-def test_kafkas_coordinates_are_not_written(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    database.write(Append("t"), batch({"_kafka": kafka(("topic", 0, 7)), "n": [1]}))
-    assert database.rows("SELECT n FROM t") == [(1,)]
-    assert not Append("t").uses_kafka_column(pa.schema({"n": pa.int64()}))
-
-
 @pytest.mark.behaviour("SINK-10")
 def test_all_that_does_not_fit_is_in_one_error_and_no_byte_was_sent(database: Database) -> None:
     database.run("""CREATE TABLE t (
@@ -87,34 +80,33 @@ def test_all_that_does_not_fit_is_in_one_error_and_no_byte_was_sent(database: Da
     assert pickle.loads(pickle.dumps(error)).found == error.found  # noqa: S301 - our own
 
 
-def test_a_reject_needs_dead_letters(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    error = database.refusal(ColumnMismatch, Append("t"), batch({"n": [1], "_reject": ["bad"]}))
-    assert "dead_letters=DeadLetters()" in error.next_step
-
-
 @pytest.mark.behaviour("SINK-10")
-def test_write_refuses_too_where_nobody_has_checked_before(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    with database.engine.begin() as connection, pytest.raises(ColumnMismatch):
-        Append("t").write(work_on(connection), [batch({"n": ["x"]})])
-
-
-@pytest.mark.behaviour("SINK-10")
-@pytest.mark.parametrize("name", ["missing", "nowhere.t", "T"])
-def test_a_table_that_is_not_there_is_named(database: Database, name: str) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    error = database.refusal(ColumnMismatch, Append(name), batch({"n": [1]}))
-    assert f"there is no table {name}" in str(error)
-    with database.engine.begin() as connection, pytest.raises(ColumnMismatch, match="there is no table"):
-        Append(name).write(work_on(connection), [batch({"n": [1]})])
-
-
-@pytest.mark.behaviour("SINK-10")
-def test_a_view_is_not_a_table(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("name", "columns", "said"),
+    [
+        ("missing", {"n": [1]}, "there is no table missing"),
+        ("nowhere.t", {"n": [1]}, "there is no table nowhere.t"),
+        ("T", {"n": [1]}, "there is no table T"),
+        ("v", {"n": [1]}, "v is not a table; found a view; expected a table. Name the table behind it"),
+        ("t", {"_kafka": kafka(("a", 0, 0))}, "no columns"),
+        ("t", {"n": [1], "_reject": ["bad"]}, "dead_letters=DeadLetters()"),
+        ("t", {"n": ["x"]}, "n has another type"),
+    ],
+)
+def test_what_does_not_fit_is_told_also_where_nobody_has_checked_before(
+    database: Database, name: str, columns: dict[str, Any], said: str
+) -> None:
     database.run("CREATE TABLE t (n bigint); CREATE VIEW v AS SELECT * FROM t")
-    error = database.refusal(ColumnMismatch, Append("v"), batch({"n": [1]}))
-    assert str(error).startswith("v is not a table; found a view; expected a table. Name the table behind it")
+    assert said in str(database.refusal(ColumnMismatch, Append(name), batch(columns)))
+    with database.engine.begin() as connection, pytest.raises(ColumnMismatch):
+        Append(name).write(work_on(connection), [batch(columns)])
+
+
+@pytest.mark.behaviour("SINK-10")
+def test_a_column_that_is_there_twice_is_refused(database: Database) -> None:
+    database.run("CREATE TABLE t (n bigint)")
+    twice = pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"])
+    assert "n appears more than once" in str(database.refusal(ColumnMismatch, Append("t"), twice))
 
 
 @pytest.mark.behaviour("SINK-10")
@@ -139,19 +131,6 @@ def test_rules_that_an_insert_does_not_fire_do_no_harm(database: Database) -> No
     database.run("CREATE RULE off AS ON INSERT TO t DO INSTEAD NOTHING; ALTER TABLE t DISABLE RULE off")
     database.write(Append("t"), batch({"n": [1]}))
     assert database.rows("SELECT n FROM t") == [(1,)]
-
-
-@pytest.mark.behaviour("SINK-10")
-def test_a_dataframe_without_columns_is_refused(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    assert "no columns" in str(database.refusal(ColumnMismatch, Append("t"), batch({"_kafka": kafka(("a", 0, 0))})))
-
-
-@pytest.mark.behaviour("SINK-10")
-def test_a_column_that_is_there_twice_is_refused(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    twice = pa.record_batch([pa.array([1]), pa.array([2])], names=["n", "n"])
-    assert "n appears more than once" in str(database.refusal(ColumnMismatch, Append("t"), twice))
 
 
 @pytest.mark.behaviour("SINK-4")
@@ -203,16 +182,6 @@ def test_nothing_is_committed_but_by_the_transaction_s_owner(database: Database)
     assert database.rows("SELECT count(*) FROM t") == [(1,)]
 
 
-def test_a_savepoint_takes_back_what_was_copied_in_it(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint PRIMARY KEY)")
-    with database.engine.begin() as connection:
-        Append("t").write(work_on(connection), [batch({"n": [1]})])
-        with pytest.raises(RowsRefused), connection.begin_nested():
-            Append("t").write(work_on(connection), [batch({"n": [2, 1]})])
-        Append("t").write(work_on(connection), [batch({"n": [3]})])
-    assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
-
-
 def test_a_violated_constraint_is_named_without_the_row_s_values(database: Database) -> None:
     database.run(
         "CREATE TABLE t (code text CONSTRAINT only_once UNIQUE, n int NOT NULL CONSTRAINT positive CHECK (n > 0))"
@@ -239,28 +208,6 @@ def test_a_violated_constraint_is_named_without_the_row_s_values(database: Datab
         )
 
 
-def test_a_trigger_s_own_message_is_not_repeated(database: Database) -> None:
-    database.run("CREATE TABLE t (code text)")
-    database.run("""
-        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
-            $$ BEGIN RAISE EXCEPTION 'no %', NEW.code; END $$;
-        CREATE TRIGGER refuse BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()
-    """)
-    error = database.refusal(RowsRefused, Append("t"), batch({"code": ["secret"]}))
-    assert error.sqlstate == "P0001"
-    assert "secret" not in str(error)
-
-
-def test_a_role_without_permission_is_told_what_to_grant(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    database.run("CREATE ROLE writers_nobody; GRANT USAGE ON SCHEMA public TO writers_nobody")
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL ROLE writers_nobody")
-        with pytest.raises(MissingPrivilege, match=r"may not write to t;.*offsetstore grants --role ROLE --append t"):
-            Append("t").write(work_on(connection), [batch({"n": [1]})])
-    database.run("DROP OWNED BY writers_nobody; DROP ROLE writers_nobody")
-
-
 @pytest.mark.behaviour("DLQ-15")
 def test_a_column_without_a_grant_is_told_before_any_row(database: Database) -> None:
     """The grant on the table is enough for the lock, and not for COPY."""
@@ -284,24 +231,6 @@ def test_a_lock_that_is_held_elsewhere_is_told_with_its_table(database: Database
         with pytest.raises(LockTimeout, match="a lock on t within lock_timeout") as caught:
             Append("t").write(work_on(connection), [batch({"n": [1]})])
     assert caught.value.table == '"t"'
-
-
-def test_a_terminated_backend_is_the_driver_s_error(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-    with database.engine.connect() as connection:
-        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        assert database.rows(f"SELECT pg_terminate_backend({pid}, 5000)") == [(True,)]
-        with pytest.raises(psycopg.OperationalError):
-            Append("t").write(work_on(connection), [batch({"n": [1]})])
-        connection.invalidate()
-
-
-def test_a_partitioned_table_takes_rows_for_its_parts(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint, name text) PARTITION BY RANGE (n)")
-    database.run("CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10)")
-    database.run("CREATE TABLE high PARTITION OF t FOR VALUES FROM (10) TO (20)")
-    database.write(Append("t"), batch({"n": [5, 15], "name": ["a", "b"]}))
-    assert database.rows("SELECT name FROM high") == [("b",)]
 
 
 ROWS = 8192

@@ -53,17 +53,6 @@ def test_without_rows_the_function_is_not_called(database: Database) -> None:
     assert not Execute(never).uses_kafka_column(pa.schema({"n": pa.int64()}))
 
 
-def test_an_error_of_the_function_is_passed_on_and_nothing_stays(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint)")
-
-    def fail(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        work.connection.execute(text("INSERT INTO t VALUES (1)"))
-        raise ZeroDivisionError
-
-    database.refusal(ZeroDivisionError, Execute(fail), batch({"n": [1]}))
-    assert database.rows("SELECT count(*) FROM t") == [(0,)]
-
-
 @pytest.mark.behaviour("DLQ-12")
 def test_a_splittable_function_names_records_and_all_of_them_are_told_when_it_ends(database: Database) -> None:
     database.run("CREATE TABLE t (n bigint)")
@@ -149,17 +138,6 @@ def test_a_reason_and_a_code_are_texts(database: Database, given: tuple[Any, Any
 
     error = database.refusal(ConfigurationError, Execute(fail, splittable=True), batch({"n": [1]}))
     assert (error.found, "must be a text" in str(error)) == ("KeyError", True)
-
-
-def test_what_the_database_refuses_of_a_splittable_functions_rows_is_told_as_ever(database: Database) -> None:
-    database.run("CREATE TABLE t (n bigint CHECK (n > 0))")
-
-    def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-        for rows in batches:
-            work.connection.execute(text("INSERT INTO t VALUES (:n)"), rows.to_pylist())
-
-    refused = database.refusal(RowsRefused, Execute(insert, splittable=True), batch({"n": [0]}))
-    assert (type(refused), refused.sqlstate) == (RowsRefused, "23514")
 
 
 @pytest.mark.behaviour("DLQ-15")

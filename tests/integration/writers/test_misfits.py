@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -15,9 +14,7 @@ from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.writers import Append, Execute, Upsert
 from offsetstore.writers.arrow.misfits import Misfit, MisfitsWriter, finds_misfits
-from tests.integration.writers.writing import Database, batch, kafka
-
-ALL_ROWS = 100_000
+from tests.integration.writers.writing import Database, batch
 
 
 def misfits(database: Database, writer: MisfitsWriter, rows: pa.RecordBatch) -> list[Misfit]:
@@ -40,52 +37,6 @@ def expect_as_written(database: Database, writer: MisfitsWriter, rows: pa.Record
     good = [rows.slice(row, 1) for row in range(rows.num_rows) if row not in bad]
     assert database.write(writer, *good) == len(good)
     return bad
-
-
-HOSTILE = {
-    "id": [1, 2, 3, 4, 5, 6, 7, 8],
-    "small": [1, 2**15, 3, 4, None, 6, 7, 8],
-    "name": ["one", "a\0b", "canary", "four", None, "six", "seven", "eight"],
-    "amount": [1.0, 2.0, 3.5, 4.5, None, 6.0, float("nan"), 8.0],
-    "list": [[1], [2**31], [3], [2**40, None], None, [], [7], [None]],
-    "data": [{"a": 1.0}, {"a": 2.0}, {"a": 3.0}, {"a": 4.0}, None, {"a": float("inf")}, {"a": 1.0}, {"a": None}],
-}
-TARGET = "id bigint PRIMARY KEY, small smallint, name varchar(5), amount bigint, list integer[], data jsonb"
-
-
-@pytest.mark.behaviour("DLQ-8")
-@pytest.mark.parametrize("form", ["binary", "text"])
-@pytest.mark.parametrize("writer", [Append("t"), Upsert("t", key=["id"])], ids=["Append", "Upsert"])
-def test_each_misfit_is_refused_alone_with_its_error_and_the_others_are_written(
-    database: Database, writer: MisfitsWriter, form: str
-) -> None:
-    database.run(f"CREATE TABLE public.t ({TARGET}, address inet)")
-    in_text = (
-        {"address": ["10.0.0.1"] * 8} if form == "text" else {}
-    )  # an inet goes as text, and so does the whole COPY
-    rows = batch({**HOSTILE, **in_text, "_kafka": kafka(*(("events", 0, row) for row in range(8)))})
-    assert expect_as_written(database, writer, rows) == [1, 2, 3, 5, 6]
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_ten_thousand_of_a_hundred_thousand_rows_are_found_wherever_they_are(database: Database) -> None:
-    database.run("CREATE TABLE t (id integer, name varchar(12), at timestamp(3), tags text[])")
-    chosen = sorted(random.Random(8).sample(range(ALL_ROWS), ALL_ROWS // 10))  # noqa: S311 - no secret
-    columns: dict[str, list[Any]] = {
-        "id": list(range(ALL_ROWS)),
-        "name": [f"row {row}" for row in range(ALL_ROWS)],
-        "at": [row * 1000 for row in range(ALL_ROWS)],
-        "tags": [["a"]] * ALL_ROWS,
-    }
-    bad: dict[str, Any] = {"id": 2**31, "name": "canary\0", "at": 1, "tags": ["b", "canary\0"]}
-    for number, row in enumerate(chosen):
-        name = list(bad)[number % len(bad)]
-        columns[name][row] = bad[name]
-    found = misfits(database, Append("t"), batch(columns, {"at": pa.timestamp("us")}))
-    assert [misfit.row for misfit in found] == chosen
-    assert [misfit.error.column for misfit in found] == [list(bad)[number % len(bad)] for number in range(len(found))]
-    assert len({id(misfit.error) for misfit in found}) == len(bad)
-    assert not any("canary" in str(misfit.error) for misfit in found)
 
 
 @pytest.mark.behaviour("DLQ-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from threading import Barrier
@@ -19,30 +18,6 @@ from tests.support.work import work_on
 
 
 @pytest.mark.behaviour("SINK-2")
-def test_sums_and_extremes_per_key_also_within_one_batch(database: Database) -> None:
-    database.run("CREATE TABLE t (carrier text, month int, n bigint, delay numeric(10,1), worst int, best int,"
-                 " PRIMARY KEY (carrier, month))")  # fmt: skip
-    writer = Upsert("t", key=["carrier", "month"], add=["n", "delay"], greatest=["worst"], least=["best"])
-    first = batch(
-        {
-            "carrier": ["AA", "AA", "UA"],
-            "month": [1, 1, 1],
-            "n": [1, 1, 1],
-            "delay": [Decimal("1.5"), Decimal("2.5"), None],
-            "worst": [5, 9, None],
-            "best": [5, None, None],
-        },
-        {"delay": pa.decimal128(10, 1)},
-    )
-    assert database.write(writer, first) == 3
-    assert database.write(writer, first) == 3
-    assert database.rows("SELECT * FROM t ORDER BY carrier") == [
-        ("AA", 1, 4, Decimal("8.0"), 9, 5),
-        ("UA", 1, 2, None, None, None),
-    ]
-
-
-@pytest.mark.behaviour("SINK-2")
 @pytest.mark.parametrize("replaced", [[], ["note"]])
 def test_null_counts_as_nothing_in_a_sum_that_can_not_be_null(database: Database, replaced: list[str]) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, n numeric(5, 1) NOT NULL, note text)")
@@ -53,66 +28,6 @@ def test_null_counts_as_nothing_in_a_sum_that_can_not_be_null(database: Database
     for _ in range(2):
         database.write(writer, batch(rows, types))
     assert database.rows("SELECT id, n FROM t ORDER BY id") == [(1, Decimal(0)), (2, Decimal("3.0"))]
-
-
-@pytest.mark.behaviour("SINK-2")
-@pytest.mark.parametrize(
-    ("stored", "incoming", "sums"),
-    [
-        (None, [None, 3], 3),
-        (None, [None, None], None),
-        (5, [None], 5),
-        (5, [None, 3], 8),
-        (0, [0], 0),
-    ],
-)
-def test_null_counts_as_nothing_in_a_sum(
-    database: Database, stored: int | None, incoming: list[int | None], sums: int | None
-) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, n bigint, top bigint, low bigint)")
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO t VALUES (1, %s, %s, %s)", (stored, stored, stored))
-    n = pa.array(incoming, pa.int64())
-    writer = Upsert("t", key=["id"], add=["n"], greatest=["top"], least=["low"])
-    database.write(writer, batch({"id": [1] * len(incoming), "n": n, "top": n, "low": n}))
-    known = [value for value in [stored, *incoming] if value is not None]
-    assert database.rows("SELECT n, top, low FROM t") == [
-        (sums, max(known, default=None), min(known, default=None)),
-    ]
-
-
-@pytest.mark.behaviour("SINK-12")
-def test_the_highest_version_wins_in_the_batch_and_against_what_is_stored(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, at timestamptz, status text, n bigint)")
-    writer = Upsert("t", key=["id"], add=["n"], version="at")
-    new, old, oldest = (dt.datetime(2024, 1, day, tzinfo=dt.UTC) for day in (3, 2, 1))
-
-    def rows(*values: tuple[dt.datetime | None, str]) -> pa.RecordBatch:
-        at = pa.array([version for version, _ in values], pa.timestamp("us", "UTC"))
-        return batch(
-            {"id": [1] * len(values), "at": at, "status": [text for _, text in values], "n": [1] * len(values)}
-        )
-
-    database.write(writer, rows((old, "old"), (new, "new"), (oldest, "oldest")))
-    assert database.rows("SELECT at, status, n FROM t") == [(new, "new", 3)]
-    database.write(writer, rows((old, "late"), (None, "unknown")))
-    assert database.rows("SELECT at, status, n FROM t") == [(new, "new", 5)]
-    database.write(writer, rows((new, "again")))
-    assert database.rows("SELECT at, status, n FROM t") == [(new, "again", 6)]
-
-
-@pytest.mark.behaviour("SINK-12")
-def test_without_any_version_the_last_row_wins(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, version int, status text)")
-    writer = Upsert("t", key=["id"], version="version")
-    none = pa.array([None, None], pa.int32())
-    database.write(writer, batch({"id": [1, 1], "version": none, "status": ["first", "last"]}))
-    assert database.rows("SELECT status FROM t") == [("last",)]
-    database.write(writer, batch({"id": [1], "version": none.slice(1), "status": ["later"]}))
-    assert database.rows("SELECT status FROM t") == [("later",)]
-    database.write(writer, batch({"id": [1], "version": [0], "status": ["versioned"]}))
-    database.write(writer, batch({"id": [1], "version": none.slice(1), "status": ["unversioned"]}))
-    assert database.rows("SELECT status FROM t") == [("versioned",)]
 
 
 @pytest.mark.behaviour("SINK-12")
@@ -128,24 +43,6 @@ def test_without_a_version_the_highest_offset_wins_whatever_the_order_in_the_bat
         writer, batch({"id": [1], "status": [None], "_kafka": kafka(("topic", 0, 11))}, {"status": pa.string()})
     )
     assert database.rows("SELECT status FROM t") == [(None,)]
-
-
-@pytest.mark.behaviour("SINK-12")
-def test_rows_of_one_version_are_told_apart_by_their_offsets(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, version int, status text)")
-    coordinates = kafka(("topic", 0, 9), ("topic", 0, 2))
-    written = batch({"id": [1, 1], "version": [7, 7], "status": ["later", "earlier"], "_kafka": coordinates})
-    writer = Upsert("t", key=["id"], version="version")
-    assert writer.uses_kafka_column(written.schema)
-    database.write(writer, written)
-    assert database.rows("SELECT status FROM t") == [("later",)]
-
-
-def test_all_replaced_columns_come_from_one_row(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, version int, a text, b text)")
-    writer = Upsert("t", key=["id"], version="version")
-    database.write(writer, batch({"id": [1, 1], "version": [2, 1], "a": pa.array([None, "x"]), "b": ["new", "old"]}))
-    assert database.rows("SELECT a, b FROM t") == [(None, "new")]
 
 
 def test_columns_that_are_not_supplied_stay_as_they_are(database: Database) -> None:

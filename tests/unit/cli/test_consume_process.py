@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from dataclasses import asdict
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from socket import socketpair
+from types import SimpleNamespace
+from typing import Any, cast
 
+import psutil
 import pytest
 
 from offsetstore import errors
-from offsetstore.cli.consume_process import Told, Watched, end_after, load, main
-from offsetstore.errors import ConfigurationError
-from offsetstore.monitoring.page import End, Page, Words
+from offsetstore.cli import consume_process
+from offsetstore.cli.consume_process import Run, Told, Watched, end_after, load, main
+from offsetstore.errors import ConfigurationError, ExitCode
+from offsetstore.monitoring.page import End, Orders, Page
 from offsetstore.monitoring.processes import STACKS
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.events import BatchEnded
 from offsetstore.text import TRACE, describe_other
+from tests.support.background import in_background
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.behaviour("CONS-11", "DX-1")
 
@@ -59,12 +71,14 @@ def ended(
         made += 1
         (tmp_path / f"app_{made}.py").write_text(source)
         reads, writes = os.pipe()
-        page.tell(Words())
+        orders = page.orders()
+        os.ftruncate(page.descriptor, 0)  # what the process before has told
+        page.order(orders)
         code = main(
             Told(f"app_{made}:consumer", 0, 1, is_static=False, has_metrics=False), writes, os.dup(page.descriptor)
         )
         os.close(reads)
-        assert (end := page.words().end) is not None
+        assert (end := Page(page.descriptor).words().end) is not None
         assert end.code == code
         return code, capfd.readouterr().err.replace(f"app_{made}", "app")
 
@@ -76,26 +90,23 @@ def ended(
             del sys.modules[name]
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
+def test_a_module_that_can_not_be_imported_is_told_with_its_line_and_may_be_mended_in_a_moment(
+    ended: Ended, page: Page
+) -> None:
+    for source, found in (
         ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package', at "),
         ("x = 1\nfrom offsetstore import Nothing\n", "ImportError: cannot import name 'Nothing' from 'offsetstore'"),
         ("def consumer(:\n", "SyntaxError: "),
-    ],
-)
-def test_a_module_that_can_not_be_imported_is_told_with_its_line_and_may_be_mended_in_a_moment(
-    source: str, found: str, ended: Ended, page: Page
-) -> None:
-    code, said = ended(source)
-    assert code == 2
-    assert page.words().end == End(2, "repeats")
-    assert said.startswith("Error: module app can't be imported\n")
-    assert f"  found:     {found}" in said
-    assert f"app.py:{len(source.splitlines())}" in said
-    assert "  expected:  " in said
-    assert "  next step: " in said
-    assert not {"Traceback", "importlib"} & {*said.split()}
+    ):
+        code, said = ended(source)
+        assert code == 2
+        assert page.words().end == End(2, "repeats")
+        assert said.startswith("Error: module app can't be imported\n")
+        assert f"  found:     {found}" in said
+        assert f"app.py:{len(source.splitlines())}" in said
+        assert "  expected:  " in said
+        assert "  next step: " in said
+        assert not {"Traceback", "importlib"} & {*said.split()}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +138,19 @@ def test_what_the_function_raises_is_told_with_its_line_and_that_it_is_started_a
     assert "Traceback" in ended(source)[1]
 
 
+@pytest.mark.behaviour("DX-9")
+def test_an_error_is_printed_once_and_not_by_the_processes_that_follow(ended: Ended, page: Page) -> None:
+    missing, other = "import no_such_package\n", "import no_other_package\n"
+    _, first = ended(missing)
+    end = page.words().end
+    assert end is not None
+    assert end.error.replace("app_1", "app") == first.strip()
+    page.order(Orders(printed=end.error.replace("app_1", "app_2")))
+    assert ended(missing) == (2, "")
+    page.order(Orders(printed=end.error.replace("app_1", "app_3")))
+    assert "no_other_package" in ended(other)[1]
+
+
 @pytest.mark.behaviour("CONS-16")
 @pytest.mark.parametrize(
     ("source", "end"),
@@ -148,46 +172,16 @@ def test_what_a_restart_does_is_told_by_the_type_of_the_error(source: str, end: 
 
 
 @pytest.mark.behaviour("CONS-16")
-@pytest.mark.parametrize(
-    ("restart", "kinds"),
-    [
-        (
-            "repeats",
-            [
-                errors.MissingPrivilege,
-                errors.SchemaMissing,
-                errors.SchemaNotAtHead,
-                errors.SchemaError,
-                errors.BrokerRefused,
-                errors.ColumnMismatch,
-                errors.UnsafeTarget,
-                errors.TargetRefused,
-                errors.KafkaColumnsMissing,
-            ],
-        ),
-        ("harms", [errors.ConfigurationError, errors.StaleClaim, errors.GroupBusy, errors.StoreRewound]),
-        (
-            "helps",
-            [
-                errors.StoreUnavailable,
-                errors.ConnectionLost,
-                errors.LockTimeout,
-                errors.BrokerUnavailable,
-                errors.TlsFailed,
-                errors.TopicMissing,
-                errors.RowsRefused,
-                errors.HandlerStuck,
-                errors.SinkError,
-            ],
-        ),
-    ],
-)
-def test_only_what_stays_as_it_is_until_someone_mends_it_repeats(
-    restart: str, kinds: Sequence[type[errors.OffsetStoreError]]
-) -> None:
-    assert {kind.__name__: end_after(kind("it")).restart for kind in kinds} == dict.fromkeys(
-        [kind.__name__ for kind in kinds], restart
-    )
+def test_only_what_stays_as_it_is_until_someone_mends_it_repeats() -> None:
+    kinds = {
+        "repeats": "MissingPrivilege SchemaMissing SchemaNotAtHead SchemaError BrokerRefused ColumnMismatch "
+        "UnsafeTarget TargetRefused KafkaColumnsMissing",
+        "harms": "ConfigurationError StaleClaim GroupBusy StoreRewound",
+        "helps": "StoreUnavailable ConnectionLost LockTimeout BrokerUnavailable TlsFailed TopicMissing RowsRefused "
+        "HandlerStuck SinkError",
+    }
+    expected = {name: restart for restart, names in kinds.items() for name in names.split()}
+    assert {name: end_after(getattr(errors, name)("it")).restart for name in expected} == expected
 
 
 @pytest.mark.behaviour("CONS-16")
@@ -201,13 +195,6 @@ def test_a_process_has_written_once_records_are_stored_and_not_by_a_flush_that_h
     watched.handles({TopicPartition("payments", 0): OffsetRange(0, 1)}, "")
     assert page.words().has_written
     assert [str(range_) for range_ in page.words().handled.values()] == ["[0, 1)"]
-
-
-def test_the_database_s_errors_in_the_function_are_told_as_the_store_s(ended: Ended) -> None:
-    source = "import psycopg\ndef consumer():\n    raise psycopg.OperationalError('server closed the connection')\n"
-    code, said = ended(source)
-    assert code == 3
-    assert "the connection to the database was lost" in said
 
 
 @pytest.mark.parametrize("kind", ["SinkError", "OperationalError"])
@@ -225,7 +212,9 @@ def consumer():
 """
     assert "Traceback" not in ended(source)[1]
     monkeypatch.setenv(TRACE, "1")
-    trace, _, told = ended(source)[1].rpartition("\nError: ")
+    code, said = ended(source)
+    assert kind != "OperationalError" or (code, "the connection to the database was lost" in said) == (3, True)
+    trace, _, told = said.rpartition("\nError: ")
     assert trace.count("Traceback (most recent call last)") >= 2
     assert "ZeroDivisionError: division by zero" in trace
     assert told
@@ -263,19 +252,87 @@ def test_a_function_with_arguments_is_told_and_ends_all(ended: Ended) -> None:
     assert said.startswith("Error: app:consumer takes arguments\n  found:     consumer(store)\n")
 
 
-@pytest.mark.parametrize(
-    ("function", "step"),
-    [
-        ("bad.py:plain", "Write the module's name, without .py: bad:plain."),
-        ("apps/bad.py:plain", "Write the module's name, without .py: apps.bad:plain."),
-        ("bad", "Name the function, too: bad:consumer, if that is its name."),
-        ("bad.py", "Name the function, too: bad:consumer, if that is its name."),
-        ("bad:", "Name the function, too: bad:consumer, if that is its name."),
-        ("billing app:consumer", ""),
-    ],
-)
-def test_a_name_that_is_written_wrongly_is_told_with_the_right_one(function: str, step: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        load(function)
-    assert raised.value.next_step == step
-    assert raised.value.expected == "MODULE:FUNCTION, as in billing_app:consumer"
+def test_a_name_that_is_written_wrongly_is_told_with_the_right_one() -> None:
+    no_function = "Name the function, too: bad:consumer, if that is its name."
+    for function, step in {
+        "bad.py:plain": "Write the module's name, without .py: bad:plain.",
+        "apps/bad.py:plain": "Write the module's name, without .py: apps.bad:plain.",
+        **dict.fromkeys(("bad", "bad.py", "bad:"), no_function),
+        "billing app:consumer": "",
+    }.items():
+        with pytest.raises(ConfigurationError) as raised:
+            load(function)
+        assert raised.value.next_step == step, function
+        assert raised.value.expected == "MODULE:FUNCTION, as in billing_app:consumer"
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE  # where process 1 waits for nobody
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.behaviour("OPS-26")
+def test_a_process_whose_supervisor_is_killed_before_it_has_joined_ends_with_what_it_has_started(
+    tmp_path: Path,
+) -> None:
+    """Though it imports for ever, and ignores SIGTERM."""
+    source = "import signal, time, app_child\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
+    told = tmp_path / "child"
+    child = (
+        f"import subprocess\none = subprocess.Popen(['sleep', '600'])\nopen({str(told)!r}, 'w').write(str(one.pid))\n"
+    )
+    (tmp_path / "app_child.py").write_text(child)
+    (tmp_path / "app_orphan.py").write_text(source)
+    command = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", "consume", "app_orphan:consumer"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as supervisor:
+        try:
+            wait_until(lambda: told.exists() and told.read_text(), timeout=60)
+            left = psutil.Process(supervisor.pid).children(recursive=True)
+            assert int(told.read_text()) in {one.pid for one in left}
+        finally:
+            supervisor.kill()
+    assert len(left) == 2
+    wait_until(lambda: not any(map(runs, left)), timeout=60)
+
+
+@pytest.mark.behaviour("OPS-26")
+def test_a_process_whose_supervisor_is_dead_before_it_begins_ends_too(tmp_path: Path) -> None:
+    """What a signal at the parent's death would miss."""
+    (tmp_path / "app_orphan.py").write_text("import time\ntime.sleep(600)\n")
+    ours, theirs = socketpair()
+    page = Page.make()
+    given = json.dumps(asdict(Told("app_orphan:consumer", 0, 1, is_static=False, has_metrics=False)))
+    numbers = [theirs.fileno(), page.descriptor]
+    command = [sys.executable, "-m", "offsetstore.cli.consume_process", given, *map(str, numbers)]
+    ours.close()
+    with subprocess.Popen(command, cwd=tmp_path, pass_fds=numbers, process_group=0) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    theirs.close()
+    page.close()
+
+
+@pytest.mark.behaviour("OPS-26", "CONS-8")
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_a_member_whose_supervisor_is_gone_writes_what_it_has_polled_and_another_process_ends_at_once(
+    page: Page, monkeypatch: pytest.MonkeyPatch, *, has_joined: bool
+) -> None:
+    """The member is killed only if it hangs; the other one may wait for a job to leave."""
+    ours, theirs = socketpair()
+    done: list[object] = []
+    watched = Watched(page)
+    run = Run(Told("app:consumer", 0, 1, is_static=False, has_metrics=False), Connection(theirs.detach()), watched)
+    run._consumer = cast("Any", SimpleNamespace(stop=lambda: done.append("stop"), drain=40.0))
+    if has_joined:
+        watched.joined(cast("Any", None))
+    # In place of the module's own names, since other threads of this process sleep, too.
+    monkeypatch.setattr(consume_process, "time", SimpleNamespace(sleep=done.append))
+    posix = SimpleNamespace(getpgrp=lambda: 0, getpid=os.getpid, _exit=done.append)
+    monkeypatch.setattr(consume_process, "os", posix)
+    following = in_background(run._follow)
+    too_early = wait([following], timeout=0.2).done, [*done]
+    ours.close()
+    following.result(60)  # before any assertion can fail: it would end this process once the patches are gone
+    assert too_early == (set(), [])
+    assert done == (["stop", 70.0, ExitCode.DEAD] if has_joined else [ExitCode.DEAD])

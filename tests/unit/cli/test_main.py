@@ -58,12 +58,6 @@ def test_a_bug_has_a_code_of_its_own_and_its_traceback() -> None:
     assert "ZeroDivisionError: a bug" in done.stderr
 
 
-def test_without_a_command_the_help_is_shown_and_nothing_done() -> None:
-    done = _main("")
-    assert done.returncode == 2
-    assert "Commands:" in done.stderr
-
-
 SHOWING = """
 import click
 import offsetstore.cli.commands as commands

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -9,7 +10,7 @@ import pytest
 
 from offsetstore.cli.output import Table, document, print_error, print_text
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.text import visible
+from offsetstore.text import logger, visible
 
 _COLUMNS = ("partition", "#start", "reason")
 _ROWS = (("payments-0", 7, "stored"), ("payments-10", 123_456, None))
@@ -43,9 +44,6 @@ def test_in_a_pipe_a_table_is_aligned_text_with_as_many_words_in_each_line(capsy
         "payments-0        7  stored\n"
         "payments-10  123456  -\n"
     )  # fmt: skip
-
-
-def test_in_a_pipe_a_long_line_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     print_text(Table(_COLUMNS, [("p" * 200, 1, "stored")]))
     assert len(capsys.readouterr().out.splitlines()) == 2
 
@@ -56,13 +54,8 @@ def test_at_a_terminal_a_table_keeps_to_its_width_and_cuts_nothing_off(monkeypat
     assert screen.getvalue().count("x") == 100
     assert len(_lines(screen)) > 2
     assert max(len(line) for line in _lines(screen)) <= 80
-
-
-def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _terminal(monkeypatch) as screen:
-        print_text(Table(_COLUMNS, _ROWS))
     codes = re.findall(r"\x1b\[([0-9;]*)m", screen.getvalue())
-    assert set(codes) <= {"0", "1", "2"}  # bold and dim at most
+    assert set(codes) <= {"0", "1", "2"}, "NO_COLOR is heeded: bold and dim at most"
 
 
 def test_at_a_terminal_an_error_is_wrapped_under_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +78,34 @@ def test_brackets_in_a_name_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_name_can_not_steer_the_terminal() -> None:
     assert visible("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
     assert visible("Größe") == "Größe"
+
+
+# Unicode's Default_Ignorable_Code_Point, and what is drawn as a blank.
+UNSEEN = [
+    *(0xAD, 0x34F, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), *range(0x200B, 0x2010)),
+    *(*range(0x2028, 0x202F), *range(0x2060, 0x2070), 0x3164, *range(0xFE00, 0xFE10), 0xFEFF, 0xFFA0),
+    *(*range(0xFFF0, 0xFFF9), *range(0x1BCA0, 0x1BCA4), *range(0x1D173, 0x1D17B), *range(0xE0000, 0xE1000)),
+    *(0xA0, 0x2003, 0x2800, 0x3000, 0x16FE4, 0x1D159),
+]
+
+
+@pytest.mark.behaviour("OPS-27")
+def test_what_is_not_drawn_is_shown_escaped() -> None:
+    for code in UNSEEN:
+        char = chr(code)
+        assert visible(f"pay{char}ments") == f"pay{char.encode('unicode_escape').decode()}ments", hex(code)
+    for drawn in ("支払い", "платежи", "दोहा", "ที่", "e\u0301", "🙂", "a b"):
+        assert visible(drawn) == drawn
+
+
+@pytest.mark.behaviour("OPS-27")
+def test_no_name_hides_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    job, other = logging.getLogger("offsetstore"), logger("offsetstore.test")
+    for log in (job, other):
+        log.warning("group %r: %s\nline two", "bil\u3164ling", "a\ufe0fb\x1b[2J")
+        log.warning("100 % sure")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["group 'bil\\u3164ling': a\\ufe0fb\\x1b[2J\nline two", "100 % sure"] * 2
 
 
 def test_a_document_follows_paths_into_lists_and_mappings() -> None:

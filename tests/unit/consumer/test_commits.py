@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,64 +19,19 @@ from offsetstore.consumer.commits import Commits
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, GroupBusy
 from offsetstore.monitoring.health import Code, Limits, judge
 from offsetstore.monitoring.supervision import FactCollector
-from offsetstore.offsets import CommittedOffset, EpochPair
+from offsetstore.offsets import EpochPair
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
-from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory import InMemoryOffsetStore
 from tests.support.background import in_background
+from tests.support.kafka_client import FakeClient, FakeCluster
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)
-
-
-class Cluster(StaticBroker):
-    """Kafka, which may be away."""
-
-    is_away = False
-
-    def committed_offsets(
-        self, group: str, partitions: Collection[TopicPartition]
-    ) -> dict[TopicPartition, CommittedOffset]:
-        if self.is_away:
-            raise BrokerUnavailable("no answer from Kafka")
-        return super().committed_offsets(group, partitions)
-
-    def close(self) -> None:
-        """There are no connections."""
-
-
-class Client:
-    """Kafka's client, as `Commits` and `Consumer` use it.
-
-    :param reports: given to ``error_cb`` by the first poll.
-    """
-
-    def __init__(self, config: dict[str, Any] | None = None, *reports: KafkaError) -> None:
-        self.config = config or {}
-        self.reports = [*reports]
-        self.committed: list[int] = []
-        self.closing = threading.Event()
-        self.closing.set()
-
-    def commit(self, *, offsets: Any, asynchronous: bool) -> None:
-        assert asynchronous
-        self.committed += [one.offset for one in offsets]
-
-    def subscribe(self, topics: Any, **callbacks: Any) -> None: ...
-
-    def consume(self, *_: float) -> list[Any]:
-        while self.reports:
-            self.config["error_cb"](self.reports.pop())
-        time.sleep(0.01)
-        return []
-
-    def close(self) -> None:
-        self.closing.wait(60)
 
 
 @pytest.fixture
@@ -102,12 +56,12 @@ def store(recorder: Recorder, facts: FactCollector) -> InMemoryOffsetStore:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster.with_topics({"payments": 1}, end=100)
+def cluster() -> FakeCluster:
+    return FakeCluster.with_topics({"payments": 1}, end=100)
 
 
 @pytest.fixture
-def member(store: InMemoryOffsetStore, cluster: Cluster) -> Iterator[Member]:
+def member(store: InMemoryOffsetStore, cluster: FakeCluster) -> Iterator[Member]:
     asked = ClaimRequest(GROUP, cluster, ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
     with join(store, asked) as one:
         one.assign([P0])
@@ -127,9 +81,9 @@ def advance(store: InMemoryOffsetStore, member: Member, begin: int, end: int) ->
 
 @pytest.mark.behaviour("CONS-5", "CONS-8")
 def test_nothing_is_committed_while_kafka_is_away_and_health_tells_it(
-    store: InMemoryOffsetStore, member: Member, cluster: Cluster, recorder: Recorder, facts: FactCollector
+    store: InMemoryOffsetStore, member: Member, cluster: FakeCluster, recorder: Recorder, facts: FactCollector
 ) -> None:
-    client, commits = Client(), Commits(member, cluster, GROUP)
+    client, commits = FakeClient(), Commits(member, cluster, GROUP)
 
     def turns() -> None:
         commits.turn(client, member.partitions)
@@ -161,7 +115,7 @@ def test_nothing_is_committed_while_kafka_is_away_and_health_tells_it(
 
 @pytest.mark.behaviour("CONS-5")
 def test_a_commit_that_had_no_answer_is_told_as_an_outage_and_one_that_was_refused_is_not(
-    member: Member, cluster: Cluster, recorder: Recorder
+    member: Member, cluster: FakeCluster, recorder: Recorder
 ) -> None:
     commits = Commits(member, cluster, GROUP)
     for code, kind in [
@@ -172,13 +126,13 @@ def test_a_commit_that_had_no_answer_is_told_as_an_outage_and_one_that_was_refus
         assert type(recorder.of(MirrorTried, "failed")[-1].error) is kind
 
 
-@pytest.mark.behaviour("CONS-13", "START-26")
+@pytest.mark.behaviour("CONS-13", "START-26", "START-31")
 def test_how_far_each_log_was_read_is_kept_beside_the_stored_offset_and_at_the_end_without_kafka(
-    store: InMemoryOffsetStore, member: Member, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, member: Member, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commits_module, "LOOK_SECONDS", 0.01)
     read = {P0: EpochPair(5, 0)}
-    client, commits = Client(), Commits(member, cluster, GROUP, lambda: read)
+    client, commits = FakeClient(), Commits(member, cluster, GROUP, lambda: read)
     advance(store, member, 0, 5)
     wait_until(lambda: commits.turn(client, member.partitions) or store.offsets(GROUP)[P0].pair == read[P0])
     cluster.is_away = True
@@ -189,18 +143,13 @@ def test_how_far_each_log_was_read_is_kept_beside_the_stored_offset_and_at_the_e
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    made = Client()
-
-    def make(config: dict[str, Any]) -> Client:
-        made.config = config
-        return made
-
-    monkeypatch.setattr(confluent_kafka, "Consumer", make)
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    made = FakeClient()
+    monkeypatch.setattr(confluent_kafka, "Consumer", made.made)
     return made
 
 
-def consumer_of(store: InMemoryOffsetStore, cluster: Cluster, **changes: Any) -> Consumer:
+def consumer_of(store: InMemoryOffsetStore, cluster: FakeCluster, **changes: Any) -> Consumer:
     given: Any = store
     made = Consumer(
         given,
@@ -217,7 +166,9 @@ def consumer_of(store: InMemoryOffsetStore, cluster: Cluster, **changes: Any) ->
 
 
 @pytest.mark.behaviour("CONS-8")
-def test_wrong_credentials_end_the_consumer(store: InMemoryOffsetStore, cluster: Cluster, client: Client) -> None:
+def test_wrong_credentials_end_the_consumer(
+    store: InMemoryOffsetStore, cluster: FakeCluster, client: FakeClient
+) -> None:
     client.reports = [
         KafkaError(KafkaError._AUTHENTICATION),
         KafkaError(KafkaError._ALL_BROKERS_DOWN),
@@ -234,7 +185,7 @@ def test_wrong_credentials_end_the_consumer(store: InMemoryOffsetStore, cluster:
 
 @pytest.mark.behaviour("CONS-8")
 def test_the_end_does_not_wait_for_a_kafka_that_is_away(
-    store: InMemoryOffsetStore, cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, cluster: FakeCluster, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "_LEAVING", 0.2)
     client.closing.clear()
@@ -251,7 +202,7 @@ def test_the_end_does_not_wait_for_a_kafka_that_is_away(
 
 @pytest.mark.behaviour("CONS-8")
 def test_a_consumer_that_was_stopped_before_it_began_fences_nobody(
-    store: InMemoryOffsetStore, cluster: Cluster, client: Client
+    store: InMemoryOffsetStore, cluster: FakeCluster, client: FakeClient
 ) -> None:
     with store.claim(GROUP, cluster, topics=["payments"]) as job:
         consumer = consumer_of(store, cluster, takeover="fence")
@@ -265,7 +216,7 @@ def test_a_consumer_that_was_stopped_before_it_began_fences_nobody(
 
 @pytest.mark.behaviour("CONS-4")
 def test_a_consumer_waits_for_a_job_as_long_as_it_lives_and_ends_when_it_is_stopped(
-    store: InMemoryOffsetStore, cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, cluster: FakeCluster, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "_SOON", 0.05)
     with store.claim(GROUP, cluster, topics=["payments"]):

@@ -11,6 +11,7 @@ import pytest
 
 from offsetstore import Append, Flush, OffsetRange, Record, TopicPartition
 from offsetstore.consumer import Consumer, Context, Delay, Expire, Kept, SkipIf, Throttle
+from offsetstore.consumer import feed as feed_module
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record as PolledRecord
 from offsetstore.errors import ConfigurationError, ExitCode, FunctionFailed, SinkError, exit_code
@@ -108,23 +109,39 @@ def test_what_is_no_decision_ends_the_consumer_with_the_filter_s_name(kept: obje
         fed(Own(decide)).decide(0.0, 0.0)
 
 
-@pytest.mark.behaviour("CONS-10", "CONS-7")
-def test_deferred_records_hold_the_offset_and_count_for_memory_and_those_dropped_do_not() -> None:
-    feed = fed(
-        SkipIf(lambda record: record.offset == 8), Own(lambda given, _: Kept(min(2, len(given)), wait=9.0)), rows=5
-    )
-    assert (feed.room, [*feed.deferred], feed.is_due) == (1, [P0], False)
+@pytest.mark.behaviour("CONS-10", "CONS-7", "CONS-19")
+def test_deferred_records_hold_the_offset_and_leave_the_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "_DEFERRED", 1)
+    own = Own(lambda given, _: Kept(min(2, len(given)), wait=9.0))
+    feed = fed(SkipIf(lambda record: record.offset == 7), own, rows=8)  # 4 of each partition may wait
+    feed.add(P0, [PolledRecord(P0, offset, Payload(None, b"1", (), 0, 0)) for offset in range(9, 11)])
+    assert (feed.room, [*feed.deferred], feed.is_due) == (8, [P0], False)
     feed.decide(0.0, 0.0)
-    assert (feed.room, [*feed.deferred], feed.dropped) == (2, [P0], {"SkipIf": 1})
-    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(5, 7), 2)}
-    assert (feed.room, feed.take()) == (4, {})
-    feed.reach(P0, 12)
+    assert (feed.room, [*feed.deferred], feed.dropped, feed.again) == (6, [P0], {"SkipIf": 1}, {P0: 9})
+    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(5, 8), 2)}
+    assert (feed.room, feed.take()) == (8, {})
     feed.decide(0.0, 9.0)
-    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(7, 12), 1)}
-    assert (feed.room, [*feed.deferred]) == (5, [])
+    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(8, 9), 1)}
+    feed.add(P0, [PolledRecord(P0, offset, Payload(None, b"1", (), 0, 0)) for offset in range(9, 11)])
+    feed.reach(P0, 12)
+    feed.decide(0.0, 18.0)
+    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(9, 12), 2)}
+    assert (feed.room, [*feed.deferred]) == (8, [])
     feed.add(P0, [PolledRecord(P0, 12, Payload(None, b"", (), 0, 0))])
     feed.drop([P0])
-    assert feed.room == 5
+    assert (feed.room, feed.take()) == (8, {})
+
+
+@pytest.mark.behaviour("CONS-19", "CONS-18")
+@pytest.mark.parametrize("limits", [{"rows": 10}, {"bytes": 50}], ids=["rows", "bytes"])
+def test_what_a_deferred_partition_keeps_is_bounded_by_itself(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    monkeypatch.setattr(feed_module, "_DEFERRED", 1)
+    feed = fed(Own(lambda _, __: Kept(0, wait=9.0)), count=100, **limits)
+    feed.decide(0.0, 0.0)
+    assert feed.again == {P0: 10}  # five of them wait: half of a flush
+    assert feed.room == Flush(**limits).rows if "rows" in limits else feed.room > 0
 
 
 def test_a_limit_for_all_partitions_goes_round() -> None:

@@ -10,12 +10,14 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pytest
 
-from offsetstore import Append
+from offsetstore import Append, TopicPartition
 from offsetstore.consumer.outputs import Outputs, TransformRaised
+from offsetstore.consumer.records import Record
 from offsetstore.errors import FunctionEnded, SinkError
+from offsetstore.protocol.letters import Payload
 
 pytestmark = pytest.mark.behaviour("CONS-1")
-RECORDS = pa.record_batch({"value": pa.array([b"secret"])})
+RECORDS = [Record(TopicPartition("payments", 0), 0, Payload(None, b"secret", (), 0, 0))]
 CLAIM: Any = None  # nothing is written
 
 
@@ -26,6 +28,13 @@ def inner(records: pa.RecordBatch) -> pa.RecordBatch:
 
 def number(_: pa.RecordBatch) -> Any:
     return 1
+
+
+def while_handling(error: Exception, work: Callable[[], object]) -> None:
+    try:
+        raise error  # noqa: TRY301 - a caller's
+    except Exception:  # noqa: BLE001 - any
+        work()
 
 
 def named(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
@@ -41,6 +50,45 @@ def test_the_error_of_a_transform_names_the_line_of_its_file_and_no_value() -> N
     assert failed.what == f"transform raised ArrowInvalid at test_outputs.py:{line}"
     assert "secret" not in str(failed)
     assert "secret" in failed.text
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_the_traceback_of_a_transform_has_its_own_frames_and_errors_alone() -> None:
+    """Also if it was called since a larger part had failed, which Python tells as the error's context."""
+
+    def reads(_: pa.RecordBatch) -> pa.RecordBatch:
+        amounts: dict[str, pa.RecordBatch] = {}
+        try:
+            return amounts["amount"]
+        except KeyError as error:
+            raise ValueError("no amount") from error
+
+    outputs = Outputs(reads, Append("payments"))
+    with pytest.raises(TransformRaised) as whole:
+        outputs.made(CLAIM, RECORDS * 2)
+    with pytest.raises(TransformRaised) as alone:
+        while_handling(whole.value, lambda: outputs.made(CLAIM, RECORDS))
+    for raised in (whole, alone):
+        failed = raised.value.failed()
+        assert failed is not None
+        trace = failed.traceback or ""
+        assert [line.strip().split(",")[0] for line in trace.splitlines() if line.startswith("  File ")] == [
+            f'File "{__file__}"'
+        ] * 2
+        assert [line for line in trace.splitlines() if line and not line.startswith(" ")] == [
+            "Traceback (most recent call last):",
+            "KeyError: 'amount'",
+            "The above exception was the direct cause of the following exception:",
+            "Traceback (most recent call last):",
+            "ValueError: no amount",
+        ]
+
+
+def test_an_outage_that_we_handle_is_none_of_the_next_call_s_error() -> None:
+    outputs = Outputs(inner, Append("payments"))
+    with pytest.raises(TransformRaised) as raised:
+        while_handling(ConnectionError("an earlier call's"), lambda: outputs.made(CLAIM, RECORDS))
+    assert raised.value.failed() is not None
 
 
 def test_the_error_of_a_transform_without_lines_names_no_place() -> None:
@@ -66,7 +114,7 @@ def test_a_writer_that_leaves_while_it_looks_at_its_table_ends_its_call_alone(me
     writer: Any = SimpleNamespace(write=leave, check=nothing, uses_kafka_column=nothing)
     setattr(writer, method, leave)
     with pytest.raises((FunctionEnded, SystemExit)) as ended:
-        Outputs(number, writer).check_tables(claim, {"": RECORDS.schema})
+        Outputs(number, writer).check_tables(claim, {"": pa.schema([])})
     assert isinstance(ended.value, FunctionEnded)
 
 

@@ -71,11 +71,8 @@ def test_records_have_the_columns_of_spark_s_source_and_their_coordinates() -> N
     assert (second["value"], second["timestampType"], second["headers"]) == (None, -1, None)
     assert [batch.column("timestamp")[n].value for n in range(2)] == [5, None]
     assert batch.column("_kafka")[0].as_py()["offset"] == 7
-
-
-def test_no_records_have_the_same_columns() -> None:
-    assert batch_of([]).schema == batch_of([record(P0, 0)]).schema
-    assert batch_of([], ["trace"]).schema == batch_of([record(P0, 0)], ["trace"]).schema
+    for propagate in ([], ["trace"]):  # no records have the same columns
+        assert batch_of([], propagate).schema == batch_of(read, propagate).schema
 
 
 @pytest.mark.behaviour("CONS-1")
@@ -89,6 +86,33 @@ def test_a_range_ends_where_the_client_is_also_beyond_the_last_record() -> None:
     feed.add(P0, [record(P0, 9)])
     assert offsets(feed) == {P0: (OffsetRange(9, 10), [9]), P1: (OffsetRange(0, 2), [])}
     assert offsets(feed) == {}
+
+
+@pytest.mark.behaviour("CONS-19")
+def test_records_of_an_open_transaction_keep_no_partition_starving_until_more_come() -> None:
+    ends = {P0: 1_000, P1: 7}
+    feed = Feed(Flush(rows=2, seconds=1.0), log_end=ends.__getitem__)
+    feed.begin({P0: 0, P1: 5}, {P0: Term(), P1: Term()})
+    ready = iter(range(1_000))
+
+    def deliver_thrice() -> None:
+        for _ in range(3):
+            feed.add(P0, [record(P0, next(ready))])
+            assert feed.take().keys() == {P0}
+
+    deliver_thrice()
+    assert (feed.starving, feed.quiet) == ({P1}, set())
+    feed.reach(P1, 5)
+    assert feed.starving == set()
+    deliver_thrice()
+    assert (feed.starving, feed.quiet) == (set(), {P1})
+    ends[P1] = 8  # it was fetched again: what came may wait behind records of P0
+    deliver_thrice()
+    assert feed.starving == {P1}
+    feed.add(P1, [record(P1, 5)])
+    assert feed.take().keys() == {P1}
+    deliver_thrice()
+    assert feed.starving == {P1}
 
 
 @pytest.mark.behaviour("CONS-3")
@@ -106,15 +130,6 @@ def test_what_is_not_the_member_s_or_was_gathered_before_is_left_out() -> None:
     feed.add(P0, [record(P0, 7)])
     assert offsets(feed) == {}
     assert not feed.is_due
-
-
-def test_headers_count_as_bytes() -> None:
-    feed = Feed(Flush(bytes=8))
-    feed.begin({P0: 0}, {P0: Term()})
-    feed.add(P0, [Record(P0, 0, Payload(None, b"1234", (("id", b"x"),), 0, 0))])
-    assert feed.room
-    feed.add(P0, [Record(P0, 1, Payload(None, None, (("a", None),), 0, 0))])
-    assert not feed.room
 
 
 READING = [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED]
@@ -161,6 +176,10 @@ def test_a_feed_is_due_at_the_first_of_its_limits_and_has_no_room_then() -> None
     by_size.add(P0, [record(P0, offset) for offset in range(10)])
     mean = by_size._bytes / 10
     assert by_size.room == 1 + int((1000 - by_size._bytes) / mean)
+    by_headers = Feed(Flush(bytes=8))
+    by_headers.begin({P0: 0}, {P0: Term()})
+    by_headers.add(P0, [Record(P0, 0, Payload(None, b"1234", (("id", b"x"), ("a", None)), 0, 0))])
+    assert (by_headers.is_due, by_headers.room) == (True, 0)
     for feed in (by_rows, by_bytes):
         feed.add(P0, [record(P0, 1)])
         assert (feed.is_due, feed.room) == (True, 0)
@@ -213,19 +232,14 @@ def test_arguments_that_cant_work_are_refused() -> None:
                 consumer(store, **changes)
 
 
-@pytest.mark.behaviour("CONS-7")
-def test_taking_partitions_over_fits_into_the_time_between_two_polls() -> None:
-    with InMemoryOffsetStore() as store:
-        assert consumer(store).request.takeover_timeout == 30.0
-        assert consumer(store, {"max.poll.interval.ms": "45000"}).request.takeover_timeout == 15.0
-        assert consumer(store, policy=StartPolicy()).request.takeover == "refuse"
-
-
 @pytest.mark.behaviour("CONS-7", "HAND-7")
-def test_a_flush_with_a_handler_is_its_window() -> None:
+def test_taking_partitions_over_fits_into_the_time_between_two_polls_and_a_handler_s_window_is_its_flush() -> None:
     with InMemoryOffsetStore() as store:
         assert consumer(store).flush.rows == 50_000
         assert consumer(store, transform=Handler(repr, "id long")).flush.rows == 10_000
+        assert consumer(store).request.takeover_timeout == 30.0
+        assert consumer(store, {"max.poll.interval.ms": "45000"}).request.takeover_timeout == 15.0
+        assert consumer(store, policy=StartPolicy()).request.takeover == "refuse"
 
 
 @pytest.mark.behaviour("HAND-3")

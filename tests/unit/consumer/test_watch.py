@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from offsetstore import Flush, TopicPartition
+from offsetstore.consumer.delivery import Polled
 from offsetstore.consumer.records import Record
 from offsetstore.consumer.watch import CarefulFeed, ranges_of
 from offsetstore.offsets import OffsetRange, Ranges
@@ -33,7 +36,13 @@ class Fed:
         self.feed.add(tp, [Record(tp, offset, Payload(None, b"", (), 0, 0)) for offset in offsets])
 
     def take(self) -> dict[int, tuple[str, list[int]]]:
-        taken = self.feed.take()
+        return self._shown(self.feed.take())
+
+    def others(self) -> dict[int, tuple[str, list[int]]]:
+        return self._shown(self.feed.take_others())
+
+    @staticmethod
+    def _shown(taken: Mapping[TopicPartition, Polled]) -> dict[int, tuple[str, list[int]]]:
         return {tp.partition: (str(one.range), [record.offset for record in one.records]) for tp, one in taken.items()}
 
 
@@ -56,8 +65,8 @@ def test_suspect_records_are_handed_over_one_by_one_and_others_in_turn_with_them
     assert fed.take() == {}
 
 
-def test_several_suspect_partitions_take_turns() -> None:
-    fed = Fed(P0=(0, 9), P1=(0, 9))
+def test_several_suspect_partitions_take_turns_however_wide_they_are() -> None:
+    fed = Fed(P0=(0, 9), P1=(0, 900))
     fed.add(P0, 0, 1)
     fed.add(P1, 0, 1)
     taken = [fed.take() for _ in range(4)]
@@ -65,11 +74,21 @@ def test_several_suspect_partitions_take_turns() -> None:
     assert fed.take() == {}
 
 
-def test_the_narrowest_range_comes_last_since_its_record_is_the_most_likely_to_end_the_process() -> None:
+def test_a_record_that_is_the_only_suspect_comes_last_since_it_ends_the_process_that_handles_it() -> None:
     fed = Fed(P0=(0, 1), P1=(0, 9))
     fed.add(P0, 0, 1)
     fed.add(P1, 0, 1)
     assert [[*fed.take()] for _ in range(4)] == [[1], [1], [0], [0]]
+
+
+def test_at_the_end_only_what_is_not_suspect_is_handed_over() -> None:
+    fed = Fed(P0=(0, 3))
+    fed.add(P0, 0, 2)
+    fed.add(P1, 0, 1)
+    assert [fed.others(), fed.others()] == [{1: ("[0, 2)", [0, 1])}, {}]
+    assert fed.take() == {0: ("[0, 1)", [0])}
+    fed.add(P1, 2)
+    assert [fed.others(), fed.others()] == [{1: ("[2, 3)", [2])}, {}]
 
 
 def test_what_becomes_suspect_while_it_waits_is_handed_over_one_by_one() -> None:
@@ -105,16 +124,43 @@ def test_ranges_of_single_records() -> None:
 
 
 @pytest.mark.parametrize("limits", [Flush(rows=8, seconds=1000), Flush(seconds=1000, bytes=8)], ids=["rows", "bytes"])
-def test_what_is_kept_apart_counts_for_the_limits(limits: Flush) -> None:
+def test_what_is_kept_apart_counts_for_the_limits_and_leaves_half_of_them_to_others(limits: Flush) -> None:
     suspects: Ranges = {P0: OffsetRange(0, 100), P1: OffsetRange(0, 100)}
     feed = CarefulFeed(limits, suspects=lambda: suspects)
-    feed.begin(dict.fromkeys((P0, P1), 0), {tp: Term() for tp in (P0, P1)})
+    feed.begin(dict.fromkeys((P0, P1, P2), 0), {tp: Term() for tp in (P0, P1, P2)})
+
+    def add(tp: TopicPartition, *offsets: int) -> None:
+        feed.add(tp, [Record(tp, offset, Payload(None, b"1", (), 0, 0)) for offset in offsets])
+
     for tp in (P0, P1):
-        feed.add(tp, [Record(tp, offset, Payload(None, b"1", (), 0, 0)) for offset in range(4)])
+        add(tp, *range(4))
         assert len(feed.take()) == 1  # the first of them is handed over, and the others are apart
-    assert feed.room in {2, 3}  # in bytes it is estimated
-    feed.add(P1, [Record(P1, offset, Payload(None, b"1", (), 0, 0)) for offset in range(4, 6)])
+    assert feed.room in {4, 5}  # in bytes it is estimated
+    add(P2, *range(4))
     assert feed.room == 0
+    assert [[*feed.take()] for _ in range(3)] == [[P2], [P1], [P0]]
+    assert feed.room in {4, 5}
+    add(P0, *range(4, 8))
     suspects = {}
     assert sum(len(one.records) for one in feed.take().values()) == 8
     assert feed.room >= 8
+
+
+def test_a_partition_that_fills_the_limits_alone_leaves_room_for_others() -> None:
+    feed = CarefulFeed(Flush(rows=1, seconds=1000), suspects=lambda: {P0: OffsetRange(0, 100)})
+    feed.begin(dict.fromkeys((P0, P1), 0), {tp: Term() for tp in (P0, P1)})
+    feed.add(P0, [Record(P0, offset, Payload(None, b"1", (), 0, 0)) for offset in range(9)])
+    assert ([*feed.take()], feed.room) == ([P0], 1)
+
+
+def test_what_is_not_suspect_is_handed_over_at_once_where_the_limits_take_suspect_records_first() -> None:
+    feed = CarefulFeed(Flush(rows=1, seconds=1000), suspects=lambda: {P0: OffsetRange(0, 3)})
+    feed.begin(dict.fromkeys((P0, P1), 0), {tp: Term() for tp in (P0, P1)})
+    for tp in (P0, P1):
+        feed.add(tp, [Record(tp, offset, Payload(None, b"1", (), 0, 0)) for offset in range(2)])
+    handed = [feed.take_others() for _ in range(3)]
+    assert [{tp: one.range for tp, one in part.items()} for part in handed] == [
+        {P1: OffsetRange(0, 1)},
+        {P1: OffsetRange(1, 2)},
+        {},
+    ]

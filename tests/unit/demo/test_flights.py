@@ -1,3 +1,5 @@
+"""The flights, what is broken of them, and what the ledger counts."""
+
 from __future__ import annotations
 
 import json
@@ -7,24 +9,16 @@ import pytest
 from offsetstore.demo.flights import ALL, Delays, Ledger, as_json, read_flights
 from offsetstore.demo.poison import KINDS, choose, records_of
 
-
-def test_the_first_line_of_the_csv_is_flight_1() -> None:
-    (flight,) = read_flights(1)
-    assert (flight["flight_id"], flight["carrier"], flight["flight"], flight["dep_delay"]) == (1, "UA", 1545, 2)
-    assert json.loads(as_json(flight)) == flight
+FLIGHTS = 2000
 
 
-def test_what_the_csv_has_as_na_is_null() -> None:
-    cancelled = next(flight for flight in read_flights(1000) if flight["dep_time"] is None)
+def test_a_flight_is_a_line_of_the_csv_in_which_na_is_null() -> None:
+    flights = list(read_flights(1000))
+    first = flights[0]
+    assert (first["flight_id"], first["carrier"], first["flight"], first["dep_delay"]) == (1, "UA", 1545, 2)
+    assert json.loads(as_json(first)) == first
+    cancelled = next(flight for flight in flights if flight["dep_time"] is None)
     assert (cancelled["dep_delay"], cancelled["arr_delay"], cancelled["air_time"]) == (None, None, None)
-
-
-def test_the_ledger_counts_what_is_entered() -> None:
-    ledger = Ledger()
-    for flight in read_flights(500):
-        ledger.enter(flight)
-    assert ledger.flights == 500
-    assert sum(delays.flights for delays in ledger.delays.values()) == 500
 
 
 def test_a_cancelled_flight_has_no_delay_and_an_early_one_a_negative() -> None:
@@ -34,25 +28,19 @@ def test_a_cancelled_flight_has_no_delay_and_an_early_one_a_negative() -> None:
     assert delays == Delays(flights=4, cancelled=1, departure_delay=32, arrival_delay=5, worst_arrival_delay=25)
 
 
-def test_the_whole_year_is_there() -> None:
+def test_the_ledger_counts_the_whole_year() -> None:
     ledger = Ledger()
     for flight in read_flights():
         ledger.enter(flight)
-    assert ledger.flights == ALL
+    assert ledger.flights == ALL == sum(delays.flights for delays in ledger.delays.values())
     assert len(ledger.delays) == 185
     assert sum(delays.cancelled for delays in ledger.delays.values()) == 8255
 
 
-FLIGHTS = 2000
-
-
-def test_a_seed_breaks_the_same_flights_each_time() -> None:
-    assert choose(100, FLIGHTS, 7) == choose(100, FLIGHTS, 7)
-    assert choose(100, FLIGHTS, 7) != choose(100, FLIGHTS, 8)
-
-
-def test_there_are_as_many_of_each_kind() -> None:
-    broken = choose(100, FLIGHTS, 13)
+def test_a_seed_breaks_the_same_flights_each_time_as_many_of_each_kind() -> None:
+    broken = choose(100, FLIGHTS, 7)
+    assert broken == choose(100, FLIGHTS, 7)
+    assert broken != choose(100, FLIGHTS, 8)
     assert len(broken) == 100
     assert all(1 <= flight_id <= FLIGHTS for flight_id in broken)
     assert {sum(kind is one for kind in broken.values()) for one in KINDS} == {25}
@@ -75,14 +63,13 @@ def test_a_broken_flight_is_produced_in_its_place_and_is_in_no_sum() -> None:
             assert record.value == as_json(flight)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.words)
-def test_only_what_is_rejected_is_no_json(kind: object) -> None:
-    (chosen,) = (one for one in KINDS if one is kind)
+def test_only_what_is_rejected_is_no_json() -> None:
     (flight,) = read_flights(1)
-    value = chosen.spoil(flight)
-    if chosen.cause == "rejected":
-        with pytest.raises(json.JSONDecodeError):
-            json.loads(value)
-    else:
-        found = json.loads(value)
-        assert [found[name] != flight[name] for name in flight].count(True) == 1
+    for kind in KINDS:
+        value = kind.spoil(flight)
+        if kind.cause == "rejected":
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(value)
+        else:
+            found = json.loads(value)
+            assert [found[name] != flight[name] for name in flight].count(True) == 1

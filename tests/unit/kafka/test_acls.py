@@ -19,26 +19,30 @@ GROUPS = ["billing"]
 
 @pytest.mark.behaviour("OPS-14")
 @pytest.mark.parametrize(
-    ("options", "groups"),
+    ("needed", "given", "named"),
     [
-        ({}, ["READ on group billing"]),
-        ({"mirror": False}, ["DESCRIBE on group billing"]),
-        ({"spark_groups": "spark-kafka-source"}, ["READ on group billing", "READ on group spark-kafka-source-…"]),
+        (job_acls, {}, ["READ on topic payments", "READ on topic refunds", "READ on group billing"]),
+        (job_acls, {"topics": ["a", "a"], "groups": ["g", "g"]}, ["READ on topic a", "READ on group g"]),
+        (job_acls, {"topics": ["a"], "mirror": False}, ["READ on topic a", "DESCRIBE on group billing"]),
+        (
+            job_acls,
+            {"topics": ["a"], "spark_groups": "spark-kafka-source"},
+            ["READ on topic a", "READ on group billing", "READ on group spark-kafka-source-…"],
+        ),
+        (
+            operator_acls,
+            {"topics": [ALL], "groups": ["billing", "audit"]},
+            ["DESCRIBE on topic *", "DESCRIBE on group billing", "DESCRIBE on group audit"],
+        ),
     ],
 )
-def test_a_job_reads_its_topics_and_its_group(options: dict[str, Any], groups: list[str]) -> None:
-    acls = job_acls(JOB, topics=TOPICS, groups=GROUPS, **options)
-    assert [str(acl) for acl in acls] == ["READ on topic payments", "READ on topic refunds", *groups]
+def test_a_job_reads_its_topics_and_its_group_and_an_operator_only_looks(
+    needed: Callable[..., tuple[Acl, ...]], given: dict[str, Any], named: list[str]
+) -> None:
+    acls = needed(JOB, **{"topics": TOPICS, "groups": GROUPS, **given})
+    assert [str(acl) for acl in acls] == named
     assert {acl.principal for acl in acls} == {JOB}
     assert all(acl.purpose for acl in acls)
-
-
-@pytest.mark.behaviour("OPS-14")
-def test_an_operator_only_looks() -> None:
-    acls = operator_acls("User:exporter", topics=[ALL], groups=["billing", "audit"])
-    assert [str(acl) for acl in acls] == [
-        "DESCRIBE on topic *", "DESCRIBE on group billing", "DESCRIBE on group audit"
-    ]  # fmt: skip
 
 
 @pytest.mark.behaviour("OPS-14")
@@ -49,11 +53,6 @@ def test_a_relay_writes_topics_and_has_names_that_begin_with_its_anchor() -> Non
     ]  # fmt: skip
     assert acls[-1].command().endswith("--operation WRITE --transactional-id acme- --resource-pattern-type prefixed")
     assert binding(acls[-1]).restype.name == "TRANSACTIONAL_ID"
-
-
-def test_what_is_named_twice_is_one_permission() -> None:
-    acls = job_acls(JOB, topics=["payments", "payments"], groups=["billing", "billing"])
-    assert len(acls) == len(set(acls)) == 2
 
 
 def test_the_purpose_does_not_tell_two_acls_apart() -> None:
@@ -79,24 +78,19 @@ def test_the_command_is_kafkas_own_and_safe_in_a_shell() -> None:
 
 @pytest.mark.parametrize("needed", [job_acls, operator_acls])
 @pytest.mark.parametrize(
-    ("principal", "topics", "groups"),
+    "wrong",
     [
-        ("job", TOPICS, GROUPS),
-        ("User:", TOPICS, GROUPS),
-        (":job", TOPICS, GROUPS),
-        (JOB, "payments", GROUPS),
-        (JOB, TOPICS, "billing"),
-        (JOB, [""], GROUPS),
-        (JOB, TOPICS, [""]),
-        (JOB, [], GROUPS),
-        (JOB, TOPICS, []),
+        *({"principal": principal} for principal in ("job", "User:", ":job")),
+        *({"topics": topics} for topics in ("payments", [""], [])),
+        *({"groups": groups} for groups in ("billing", [""], [])),
     ],
 )
 def test_a_principal_has_a_type_and_there_are_topics_and_groups(
-    needed: Callable[..., tuple[Acl, ...]], principal: str, topics: Any, groups: Any
+    needed: Callable[..., tuple[Acl, ...]], wrong: dict[str, Any]
 ) -> None:
+    given = {"principal": JOB, "topics": TOPICS, "groups": GROUPS, **wrong}
     with pytest.raises(ConfigurationError) as refused:
-        needed(principal, topics=topics, groups=groups)
+        needed(given.pop("principal"), **given)
     assert refused.value.expected
 
 

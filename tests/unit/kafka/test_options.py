@@ -25,47 +25,39 @@ def jaas(module: str, password: str = SECRET) -> str:
     return f'{module} required username="alice" password="{password}";'
 
 
-def test_the_smallest_options_give_an_address_and_topics() -> None:
-    reader = read_options({**SERVERS, "subscribe": "payments"})
-    assert reader.settings == {"bootstrap.servers": "a:9092,b:9092"}
-    assert reader.topics == ("payments",)
-    assert reader.partitions is None
-
-
-def test_several_topics_are_read_as_spark_reads_them() -> None:
-    assert read_options({**SERVERS, "Subscribe": " b, a ,,b"}).topics == ("b", "a")
-
-
-def test_assign_names_topics_and_their_partitions() -> None:
-    reader = read_options({**SERVERS, "assign": '{"payments": [0, 2], "refunds": [1]}'})
-    assert reader.topics == ("payments", "refunds")
-    assert reader.partitions == {"payments": frozenset({0, 2}), "refunds": frozenset({1})}
-
-
-def test_options_without_topics_leave_them_to_the_claim() -> None:
-    assert read_options(SERVERS).topics is None
+@pytest.mark.parametrize(
+    ("options", "topics", "partitions"),
+    [
+        ({}, None, None),  # left to the claim
+        ({"subscribe": "payments"}, ("payments",), None),
+        ({"Subscribe": " b, a ,,b"}, ("b", "a"), None),
+        (
+            {"assign": '{"payments": [0, 2], "refunds": [1]}'},
+            ("payments", "refunds"),
+            {"payments": frozenset({0, 2}), "refunds": frozenset({1})},
+        ),
+    ],
+)
+def test_topics_are_read_as_spark_reads_them(options: dict[str, object], topics: object, partitions: object) -> None:
+    reader = read_options({**SERVERS, **options})
+    assert (reader.topics, reader.partitions) == (topics, partitions)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "told"),
     [
-        {"subscribePattern": "pay.*"},
-        {"subscribe": " , "},
-        {"subscribe": "a", "assign": '{"a": [0]}'},
-        {"assign": "payments"},
-        {"assign": '{"payments": []}'},
-        {"assign": '{"payments": [true]}'},
-        {"assign": '["payments"]'},
+        ({"subscribePattern": "pay.*"}, "Name the topics"),
+        ({"subscribe": " , "}, None),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, None),
+        ({"assign": "payments"}, None),
+        ({"assign": '{"payments": []}'}, None),
+        ({"assign": '{"payments": [true]}'}, None),
+        ({"assign": '["payments"]'}, None),
     ],
 )
-def test_topics_that_are_not_named_are_refused(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError):
+def test_topics_that_are_not_named_are_refused(options: dict[str, str], told: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=told):
         read_options({**SERVERS, **options})
-
-
-def test_a_pattern_is_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(ConfigurationError, match="Name the topics"):
-        read_options({**SERVERS, "subscribePattern": "pay.*"})
 
 
 @pytest.mark.behaviour("SINK-15")
@@ -106,46 +98,98 @@ def test_another_start_than_the_claims_and_an_end_are_refused_by_name(option: st
     read_options({**SERVERS, "subscribe": "payments", option: None})  # as PySpark takes it: not given
 
 
-def test_spark_tuning_and_consumer_tuning_are_left_to_spark() -> None:
-    reader = read_options(
-        {
-            **SERVERS,
-            "subscribe": "payments",
-            "failOnDataLoss": True,
-            "startingOffsets": "earliest",
-            "startingOffsetsByTimestampStrategy": "latest",  # it is for times alone, and none is given
-            "maxOffsetsPerTrigger": 5000,
-            "minPartitions": 10,
-            "includeHeaders": True,
-            "groupIdPrefix": "job",
-            "kafka.group.id": "billing",
-            "kafka.fetch.max.bytes": 1000,
-            "kafka.max.poll.records": 10,
-            "kafka.session.timeout.ms": 1000,
-            "kafka.acks": "all",
-            "kafka.client.id": None,
-        }
-    )
-    assert reader.settings == {"bootstrap.servers": "a:9092,b:9092"}
+PEM = {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.keystore.type": "PEM"}
+SSL = {"security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "https"}
 
 
-def test_settings_of_the_same_meaning_take_librdkafkas_name_and_limits() -> None:
-    reader = read_options(
-        {
-            **SERVERS,
-            "kafka.client.id": "job",
-            "kafka.isolation.level": "read_committed",
-            "kafka.request.timeout.ms": 900_000,
-            "kafka.send.buffer.bytes": "1024",
-        }
-    )
-    assert dict(reader.settings) == {
-        "bootstrap.servers": "a:9092,b:9092",
-        "client.id": "job",
-        "isolation.level": "read_committed",
-        "socket.timeout.ms": "300000",
-        "socket.send.buffer.bytes": "1024",
-    }
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        pytest.param(
+            {
+                "failOnDataLoss": True,
+                "startingOffsets": "earliest",
+                "startingOffsetsByTimestampStrategy": "latest",  # it is for times alone, and none is given
+                "maxOffsetsPerTrigger": 5000,
+                "minPartitions": 10,
+                "includeHeaders": True,
+                "groupIdPrefix": "job",
+                "kafka.group.id": "billing",
+                "kafka.fetch.max.bytes": 1000,
+                "kafka.max.poll.records": 10,
+                "kafka.session.timeout.ms": 1000,
+                "kafka.acks": "all",
+                "kafka.client.id": None,
+            },
+            {},
+            id="tuning is left to Spark",
+        ),
+        pytest.param(
+            {
+                "kafka.client.id": "job",
+                "kafka.isolation.level": "read_committed",
+                "kafka.request.timeout.ms": 900_000,
+                "kafka.send.buffer.bytes": "1024",
+            },
+            {
+                "client.id": "job",
+                "isolation.level": "read_committed",
+                "socket.timeout.ms": "300000",
+                "socket.send.buffer.bytes": "1024",
+            },
+            id="librdkafka's names and limits",
+        ),
+        pytest.param(
+            {
+                **TLS,
+                **PEM,
+                "kafka.ssl.truststore.location": "/ca",
+                "kafka.ssl.keystore.location": "/me",
+                "kafka.ssl.key.password": SECRET,
+                "kafka.ssl.endpoint.identification.algorithm": "",
+            },
+            {
+                "security.protocol": "SSL",
+                "ssl.ca.location": "/ca",
+                "ssl.certificate.location": "/me",
+                "ssl.key.location": "/me",
+                "ssl.key.password": SECRET,
+                "ssl.endpoint.identification.algorithm": "none",
+            },
+            id="PEM files",
+        ),
+        pytest.param(
+            {
+                **TLS,
+                "kafka.ssl.truststore.certificates": "CA",
+                "kafka.ssl.keystore.certificate.chain": "CHAIN",
+                "kafka.ssl.keystore.key": "KEY",
+            },
+            {**SSL, "ssl.ca.pem": "CA", "ssl.certificate.pem": "CHAIN", "ssl.key.pem": "KEY"},
+            id="certificates as text",
+        ),
+        pytest.param(
+            {
+                **TLS,
+                "kafka.ssl.keystore.type": "PKCS12",
+                "kafka.ssl.keystore.location": "/me.p12",
+                "kafka.ssl.keystore.password": SECRET,
+            },
+            {**SSL, "ssl.keystore.location": "/me.p12", "ssl.keystore.password": SECRET},
+            id="PKCS12",
+        ),
+        pytest.param(
+            {"kafka.ssl.truststore.location": "/x.jks", "kafka.sasl.mechanism": "GSSAPI"},
+            {},
+            id="a protocol that is not used",
+        ),
+    ],
+)
+def test_settings_of_the_same_meaning_are_librdkafkas_and_those_of_spark_alone_are_left_out(
+    options: dict[str, object], settings: dict[str, str]
+) -> None:
+    reader = read_options({**SERVERS, "subscribe": "payments", **options})
+    assert dict(reader.settings) == {"bootstrap.servers": "a:9092,b:9092", **settings}
 
 
 @pytest.mark.parametrize(
@@ -262,58 +306,6 @@ def test_what_has_no_counterpart_is_refused_by_its_key_and_not_by_its_value(
         read_options(options)
     assert SECRET not in str(refused.value)
     assert refused.value.next_step
-
-
-def test_pem_files_become_librdkafkas() -> None:
-    reader = read_options(
-        {
-            **TLS,
-            "kafka.ssl.truststore.type": "PEM",
-            "kafka.ssl.truststore.location": "/ca",
-            "kafka.ssl.keystore.type": "PEM",
-            "kafka.ssl.keystore.location": "/me",
-            "kafka.ssl.key.password": SECRET,
-            "kafka.ssl.endpoint.identification.algorithm": "",
-        }
-    )
-    assert dict(reader.settings) == {
-        "bootstrap.servers": "a:9092,b:9092",
-        "security.protocol": "SSL",
-        "ssl.ca.location": "/ca",
-        "ssl.certificate.location": "/me",
-        "ssl.key.location": "/me",
-        "ssl.key.password": SECRET,
-        "ssl.endpoint.identification.algorithm": "none",
-    }
-
-
-def test_certificates_given_as_text_become_librdkafkas() -> None:
-    reader = read_options(
-        {
-            **TLS,
-            "kafka.ssl.truststore.certificates": "CA",
-            "kafka.ssl.keystore.certificate.chain": "CHAIN",
-            "kafka.ssl.keystore.key": "KEY",
-        }
-    )
-    assert reader.settings["ssl.ca.pem"] == "CA"
-    assert reader.settings["ssl.certificate.pem"] == "CHAIN"
-    assert reader.settings["ssl.key.pem"] == "KEY"
-    assert reader.settings["ssl.endpoint.identification.algorithm"] == "https"
-
-
-def test_a_pkcs12_keystore_is_one_that_librdkafka_reads() -> None:
-    store = {"kafka.ssl.keystore.type": "PKCS12", "kafka.ssl.keystore.location": "/me.p12"}
-    settings = read_options({**TLS, **store, "kafka.ssl.keystore.password": SECRET}).settings
-    assert settings["ssl.keystore.location"] == "/me.p12"
-    assert settings["ssl.keystore.password"] == SECRET
-
-
-def test_settings_for_a_protocol_that_is_not_used_are_ignored_as_java_does() -> None:
-    reader = read_options({
-        **SERVERS, "kafka.ssl.truststore.location": "/x.jks", "kafka.sasl.mechanism": "GSSAPI"
-    })  # fmt: skip
-    assert reader.settings == {"bootstrap.servers": "a:9092,b:9092"}
 
 
 def test_what_was_read_is_never_shown() -> None:

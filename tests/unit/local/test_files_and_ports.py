@@ -25,16 +25,13 @@ def test_the_user_chooses_else_the_platform_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_port_is_free_until_somebody_listens_there() -> None:
+    assert all(20_000 <= free_port() < 32_000 for _ in range(50)), "below those of outgoing connections"
     port = free_port()
     assert is_free(port)
     assert not answers(port)
     with socket.create_server((LOOPBACK, port)):
         assert not is_free(port)
         assert answers(port)
-
-
-def test_ports_are_below_those_of_outgoing_connections() -> None:
-    assert all(20_000 <= free_port() < 32_000 for _ in range(50))
 
 
 def test_the_connector_has_the_version_of_spark_and_the_token_provider_that_can_be_had() -> None:
@@ -44,9 +41,6 @@ def test_the_connector_has_the_version_of_spark_and_the_token_provider_that_can_
     overridden = [(found.get("module"), found.get("rev")) for found in dependencies.iter("override")]
     assert asked == [("spark-sql-kafka-0-10_2.13", "4.1.7")]
     assert overridden == [("spark-token-provider-kafka-0-10_2.13", "4.0.0")]
-
-
-def test_each_content_has_a_directory_of_its_own() -> None:
     sets = [KAFKA_BROKER, POSTGRES_JDBC, spark_kafka_connector("4.1.7"), spark_kafka_connector("4.2.0")]
     assert len({jar_set.directory_name for jar_set in sets}) == 4
 

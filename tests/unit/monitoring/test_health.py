@@ -9,6 +9,8 @@ import pytest
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.monitoring.health import Code, Facts, Limits, Verdict, judge
+from offsetstore.offsets import TopicPartition
+from offsetstore.protocol.events import HeldRecord
 from offsetstore.protocol.job_state import JobState
 
 pytestmark = pytest.mark.behaviour("OPS-4")
@@ -123,23 +125,20 @@ def test_a_long_interval_stretches_the_limit_of_polling() -> None:
         ({"kafka_answered": NOW - 16, "is_kafka_failing": True}, Code.KAFKA_UNREACHABLE),
     ],
 )
-@pytest.mark.parametrize(
-    "hindered",
-    [
+def test_an_outage_is_not_ready_and_nothing_that_it_may_cause_fails_liveness(
+    changes: dict[str, Any], code: Code
+) -> None:
+    caused: list[dict[str, Any]] = [
         {},
         {"phase": "batch", "phase_since": NOW - 6_000},
         {"triggered": NOW - 6_000},
         {"is_active": False, "active_since": NOW - 6_000},
         {"is_active": None},
-    ],
-    ids=str,
-)
-def test_an_outage_is_not_ready_and_nothing_that_it_may_cause_fails_liveness(
-    changes: dict[str, Any], code: Code, hindered: dict[str, Any]
-) -> None:
-    verdict = after(**changes, **hindered)
-    assert verdict.codes[0] is code
-    assert (verdict.is_live, verdict.is_ready) == (True, False)
+    ]
+    for hindered in caused:
+        verdict = after(**changes, **hindered)
+        assert verdict.codes[0] is code
+        assert (verdict.is_live, verdict.is_ready) == (True, False), hindered
 
 
 @pytest.mark.parametrize("flag", ["is_database_failing", "is_kafka_failing"])
@@ -195,6 +194,20 @@ def test_a_process_that_has_closed_its_claims_may_have_other_work_and_is_not_rea
     assert (closed.codes, closed.is_live, closed.is_ready) == ((Code.QUERY_ENDED,), True, False)
 
 
+@pytest.mark.behaviour("CONS-20")
+def test_a_filter_that_holds_a_partition_for_far_too_long_is_told_with_record_and_date_and_restarts_nothing() -> None:
+    held = {
+        TopicPartition("payments", 3): HeldRecord("Delay", 17, 1_577_817_862_000.0),
+        TopicPartition("payments", 4): HeldRecord("Delay", 9, 4_102_444_800.0),
+    }
+    found = after(held=held)
+    assert (found.codes, found.is_live, found.is_ready) == ((Code.PARTITION_HELD,), True, True)
+    assert [one.text for one in found.findings] == [
+        "billing: payments-3 stands: the filter Delay holds it at record 17, until the year 51969",
+        "billing: payments-4 stands: the filter Delay holds it at record 9, until 2100-01-01 00:00:00 UTC",
+    ]
+
+
 def test_a_query_that_has_ended_well_is_not_ready_and_kills_no_process() -> None:
     ended = after(is_active=False, has_ended_well=True)
     assert (ended.codes, ended.is_live, ended.is_ready) == ((Code.QUERY_ENDED,), True, False)
@@ -246,10 +259,10 @@ def test_while_java_is_silent_nothing_is_said_of_the_query() -> None:
     assert after(java_answered=NOW - 400, is_active=False, active_since=0).codes == (Code.JVM_GONE,)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
-def test_a_limit_is_above_0(name: str) -> None:
-    bound = "1 or more bytes" if name == "max_rss" else "above 0 seconds"
-    for value in (0, -1, float("nan"), float("inf"), True, "1"):
-        wrong: dict[str, Any] = {name: value}
-        with pytest.raises(ConfigurationError, match=f"Limits.{name} must be {bound}"):
-            Limits(**wrong)
+def test_a_limit_is_above_0() -> None:
+    for name in (field.name for field in fields(Limits)):
+        bound = "1 or more bytes" if name == "max_rss" else "above 0 seconds"
+        for value in (0, -1, float("nan"), float("inf"), True, "1"):
+            wrong: dict[str, Any] = {name: value}
+            with pytest.raises(ConfigurationError, match=f"Limits.{name} must be {bound}"):
+                Limits(**wrong)

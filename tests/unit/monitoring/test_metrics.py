@@ -12,7 +12,7 @@ from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import OffsetRange, OffsetStore, Pause, Token, TopicPartition
@@ -28,12 +28,14 @@ from offsetstore.protocol.events import (
     Event,
     FlushEnded,
     HandlerCalled,
+    HeldRecord,
     IdleWorkFailed,
     LettersReplayed,
     LettersWritten,
     MirrorTried,
     PauseChanged,
     RecordsDropped,
+    RecordsHeld,
     Retried,
 )
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
@@ -71,6 +73,8 @@ EVENTS: list[Event] = [
     HandlerCalled(group=GROUP, calls=9, retries=3, timeouts=1, seconds=2.5, lag=0.75),
     HandlerCalled(group=GROUP, calls=1, seconds=0.5, lag=0.25),
     RecordsDropped(group=GROUP, by="Expire", records=7),
+    RecordsHeld(group=GROUP, held={P0: HeldRecord("Delay", 17, 1e9), P1: HeldRecord("Delay", 4, 1e9)}),
+    RecordsHeld(group=GROUP, held={P0: HeldRecord("Delay", 17, 1e9)}),
     PauseChanged(group=GROUP, pause=PAUSE),
     Retried(group=GROUP, attempt=1, error=LockTimeout(CANARY), wait=0.1),
     CommitResolved(group=GROUP, topic_partition=P0, happened=True),
@@ -110,6 +114,7 @@ COUNTED = {
     "dead_letters_replayed_total failed": 1,
     "handler_calls_total": 10,
     "records_dropped_total Expire": 7,
+    "held_partitions": 1,
     "handler_retries_total": 3,
     "handler_timeouts_total": 1,
     "handler_seconds_total": 3.0,
@@ -152,7 +157,7 @@ def after(*events: Event) -> Metrics:
 
 
 @pytest.mark.behaviour("OPS-5")
-def test_each_event_is_counted() -> None:
+def test_each_event_is_counted_and_what_is_over_is_taken_back() -> None:
     found = values(after(*EVENTS))
     assert {name: found.get(name) for name in COUNTED} == COUNTED
     moments = {"last_batch_timestamp_seconds", "mirror_last_success_timestamp_seconds"}
@@ -161,13 +166,8 @@ def test_each_event_is_counted() -> None:
     assert {name.split()[0] for name in others} <= {
         "build_info", "batch_duration_seconds_sum", "batch_phase_seconds_count", "offsets_total",
     }  # fmt: skip
-
-
-@pytest.mark.behaviour("OPS-5")
-def test_what_is_over_is_taken_back() -> None:
-    over = values(
-        after(*EVENTS, PauseChanged(pause=None, group=GROUP), ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
-    )
+    ends = (PauseChanged(pause=None, group=GROUP), ClaimEnded(outcome="fenced", group=GROUP, token=TOKEN))
+    over = values(after(*EVENTS, *ends))
     assert (over["paused"], over["claim_held"]) == (0, 0)
 
 
@@ -221,34 +221,25 @@ def test_a_closed_claim_that_meets_a_fence_is_not_shown_again() -> None:
 
 
 @pytest.mark.behaviour("OPS-5")
-def test_a_batch_in_flight_shows_since_when() -> None:
+def test_a_batch_in_flight_shows_since_when_and_one_that_ended_badly_is_neither_in_flight_nor_waiting() -> None:
     assert values(after(EVENTS[0]))["batch_started_timestamp_seconds"] == 0
     assert values(after(*EVENTS[:2]))["batch_started_timestamp_seconds"] > 1_700_000_000
+    for end in (BatchEnded(outcome="failed", **BATCH, error=ERROR), BatchEnded(outcome="interrupted", **BATCH)):
+        found = values(after(*EVENTS[:2], PauseChanged(group=GROUP, pause=PAUSE), end))
+        assert (found["batch_started_timestamp_seconds"], found["paused"]) == (0, 0)
+        assert found.get("batch_duration_seconds_count", 0) == 0
 
 
-@pytest.mark.behaviour("OPS-5")
-@pytest.mark.parametrize(
-    "end", [BatchEnded(outcome="failed", **BATCH, error=ERROR), BatchEnded(outcome="interrupted", **BATCH)]
-)
-def test_a_batch_that_ends_badly_is_no_longer_in_flight_nor_waiting(end: Event) -> None:
-    found = values(after(*EVENTS[:2], PauseChanged(group=GROUP, pause=PAUSE), end))
-    assert (found["batch_started_timestamp_seconds"], found["paused"]) == (0, 0)
-    assert found.get("batch_duration_seconds_count", 0) == 0
-
-
-@pytest.mark.behaviour("OPS-5")
-def test_every_series_names_its_group_and_none_a_partition() -> None:
-    families = [*after(*EVENTS).registry.collect()]
+@pytest.mark.behaviour("OPS-5", "OPS-7")
+def test_every_series_names_its_group_and_none_a_partition_or_a_text_of_an_error_or_a_person() -> None:
+    registry = after(*EVENTS).registry
+    assert CANARY not in generate_latest(registry).decode()
+    families = [*registry.collect()]
     samples = [sample for family in families for sample in family.samples]
     assert samples
     assert all(sample.labels["consumergroup"] == GROUP for sample in samples)
     assert not any("partition" in sample.labels for sample in samples)
     assert all(family.name.startswith("offsetstore_") and family.documentation for family in families)
-
-
-@pytest.mark.behaviour("OPS-7")
-def test_no_text_of_an_error_or_of_a_person_gets_into_a_metric() -> None:
-    assert CANARY not in generate_latest(after(*EVENTS).registry).decode()
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -289,13 +280,6 @@ def test_a_scrape_gets_them_over_http_until_it_is_closed() -> None:
     assert {"offsetstore_batches", "offsetstore_claim_held"} <= families
     with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", monitoring.port), timeout=5):
         pass
-
-
-@pytest.mark.behaviour("OPS-5")
-def test_they_go_into_a_registry_that_is_given() -> None:
-    registry = CollectorRegistry()
-    Metrics(registry).on(EVENTS[0])
-    assert registry.get_sample_value("offsetstore_claim_epoch", {"consumergroup": GROUP}) == 7
 
 
 @pytest.mark.behaviour("OPS-5")

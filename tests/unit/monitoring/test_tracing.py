@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from threading import Thread
@@ -38,6 +37,7 @@ from offsetstore.protocol.events import (
     Retried,
 )
 from offsetstore.protocol.observers import Observers
+from tests.support.modules import forgotten
 
 GROUP = "billing"
 CANARY = "canary"
@@ -133,18 +133,15 @@ def test_its_phases_are_its_children_one_after_the_other_to_its_end() -> None:
 
 
 @pytest.mark.behaviour("OPS-15")
-@pytest.mark.parametrize(
-    ("end", "outcome", "rows"),
-    [
+def test_its_outcome_is_told() -> None:
+    for end, outcome, rows in (
         (BatchEnded(outcome="skipped", **BATCH), "skipped", None),
         (BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"plan": 1.0}), "kept", 8),
         (FAILED, "failed", None),
         (BatchEnded(outcome="interrupted", **BATCH), "interrupted", None),
-    ],
-)
-def test_its_outcome_is_told(end: Event, outcome: str, rows: int | None) -> None:
-    attributes = Traced().on(STARTED, end).named("process payments").attributes or {}
-    assert (attributes["offsetstore.outcome"], attributes.get("offsetstore.rows")) == (outcome, rows)
+    ):
+        attributes = Traced().on(STARTED, end).named("process payments").attributes or {}
+        assert (attributes["offsetstore.outcome"], attributes.get("offsetstore.rows")) == (outcome, rows)
 
 
 @pytest.mark.behaviour("OPS-7", "OPS-15")
@@ -293,8 +290,9 @@ def test_without_the_sdk_nothing_is_recorded_and_nothing_fails() -> None:
     assert not get_current_span().get_span_context().is_valid
 
 
-def test_without_opentelemetry_it_says_which_extra_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "offsetstore.monitoring.tracing")
-    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
-    with pytest.raises(MissingDependency, match=r"offsetstore\[opentelemetry\]"):
+def test_without_opentelemetry_it_says_which_extra_brings_it() -> None:
+    with (
+        forgotten("offsetstore.monitoring.tracing", lacking="opentelemetry.context"),
+        pytest.raises(MissingDependency, match=r"offsetstore\[opentelemetry\]"),
+    ):
         from offsetstore.monitoring import Tracing  # noqa: F401, PLC0415 # pyright: ignore[reportUnusedImport]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -13,12 +13,16 @@ import pytest
 from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing, TopicRecreated, WrongCluster
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.group_status import GroupStatus, judge_group, standing
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.people import StoreOverview
+from offsetstore.operations.reads import GroupState
+from offsetstore.operations.replays import Requested
 from offsetstore.protocol.database import GroupRow, HistoryEvent
+from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
-from offsetstore.protocol.outbox import OutboxState
-from offsetstore.protocol.runs import Ending, Run, RunStatus
+from offsetstore.protocol.outbox import OutboxState, RelayState, RelayStatus, relay_state
+from offsetstore.protocol.runs import Ending, Run, RunState, RunStatus, telling_run
 from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds
 
 pytestmark = pytest.mark.behaviour("DASH-1")
@@ -27,6 +31,11 @@ NOW = datetime(2025, 3, 1, 12, tzinfo=UTC)
 TOKEN = Token(3, UUID(int=3))
 P0 = TopicPartition("payments", 0)
 SECOND = timedelta(seconds=1)
+MEMBER = FleetMember(UUID(int=9), "ana@host:8", NOW - timedelta(hours=1), 2 * SECOND)
+UNKNOWN = (
+    "perhaps by no one: no sink or consumer with dead_letters= is known to run, and a job that stores offsets in "
+    "transactions of its own replays none"
+)
 OWNER = GroupRow(TOKEN, "ana@host:7", NOW - timedelta(hours=2), 3 * SECOND)
 
 
@@ -45,8 +54,27 @@ def lag_of(
     """Partitions of payments in the group billing."""
     topic = TopicLag(dict(enumerate(parts or (part(100),))), error)
     group = GroupLag(owner, {"payments": topic}, kafka or GroupSnapshot({}))
-    store = StoreOverview(NOW, {"billing": owner}, {}, {"billing": letters or {}}, timedelta(0), {})
+    asked = (letters or {}).get("requested", 0)
+    rows = {"billing": {P0: StoredOffset(100, TOKEN)}}
+    counts = {"billing": {P0: Requested(asked, NOW - 60 * SECOND)}} if asked else {}
+    store = StoreOverview(NOW, {"billing": owner}, rows, {"billing": letters or {}}, timedelta(0), {}, requested=counts)
     return Lag({"billing": group}, store, KafkaSnapshot("cluster", {}, {}))
+
+
+def requested(
+    letters: Mapping[TopicPartition, int], owner: GroupRow = OWNER, token: Token = TOKEN, since: datetime = NOW
+) -> Lag:
+    """A group with `P0` stored, and so many requested letters of partitions."""
+    lag = lag_of(letters={"requested": sum(letters.values())}, owner=owner)
+    rows = {"billing": {P0: StoredOffset(100, token)}}
+    asked = {tp: Requested(count, since) for tp, count in letters.items()}
+    store = replace(lag.store, requested={"billing": asked}, partitions=rows, members={"billing": [MEMBER]})
+    return replace(lag, store=store)
+
+
+def with_outbox(outbox: OutboxState | None, relay: RelayStatus | None) -> Lag:
+    lag = lag_of()
+    return replace(lag, store=replace(lag.store, outbox={"billing": outbox} if outbox else {}, relay=relay))
 
 
 def run_of(ending: Ending | None = None, token: Token = TOKEN, **status: Any) -> Run:
@@ -78,160 +106,171 @@ def check(
 def test_a_group_that_is_well_has_nothing_to_do() -> None:
     found = check_group("billing", lag_of(), run_of(phase="idle", batch=7))
     assert {one.verdict for one in found} == {"ok"}
-    assert [one.next_step for one in found] == [""] * 11
+    assert [one.next_step for one in found] == [""] * 12
 
 
-def test_a_live_claim_tells_its_owner_and_heartbeat() -> None:
-    found = check("claim")
-    assert (found.verdict, found.at) == ("ok", NOW - 3 * SECOND)
-    assert "ana@host:7, epoch 3" in found.text
+class Case(NamedTuple):
+    """What a check says of a group; each of these texts is a part of it."""
+
+    name: CheckName
+    verdict: str
+    words: str = ""
+    command: str = ""
+    lag: Lag | None = None
+    run: Run | None = None
+    at: datetime | None = None
 
 
-def test_a_job_that_vanished_is_bad() -> None:
-    found = check("claim", lag_of(owner=replace(OWNER, alive_for=60 * SECOND)), run_of(phase="batch"))
-    assert (found.verdict, found.at) == ("bad", NOW - 60 * SECOND)
-    assert "was killed, hangs, or can't reach the database" in found.text
-    assert found.next_step == "offsetstore runs -g billing -n 5"
+LEFT = replace(OWNER, alive_for=None)
+PAUSED = replace(OWNER, pause=Pause(NOW - timedelta(hours=1), None, "a load"))
+FAILED = replace(OWNER, ending="failed")
+SEEN = NOW - 3 * SECOND
+LATE, SOON = run_of(phase="starting", phase_age=601.0), run_of(phase="starting", phase_age=599.0)
+LONG = run_of(phase="batch", phase_age=601.0, batch=12)
+SHORT = run_of(phase="batch", phase_age=599.0, batch=12, batch_offsets=500)
+MIRROR_FAILS: dict[str, Any] = {"mirror_error": "not authorized"}
+RESOLVE = "resolve -g billing -t payments -b HOST:PORT"
+COPY, BEHIND = GroupSnapshot({P0: CommittedOffset(100)}), GroupSnapshot({P0: CommittedOffset(60)})
+STILL_ON = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
 
 
 @pytest.mark.behaviour("OPS-22")
-@pytest.mark.parametrize("silence", [3, 60])
-def test_a_claim_that_is_held_after_the_query_failed_is_told_as_such(silence: int) -> None:
-    owner = replace(OWNER, alive_for=silence * SECOND, ending="failed")
-    found = check("claim", lag_of(owner=owner), run_of("failed", phase="failed"))
-    assert (found.verdict, found.next_step) == ("bad", "offsetstore errors -g billing -n 5")
-    assert found.text == "No job owns the group. The last run, of ana@host:7, epoch 3, failed:"
-
-
 @pytest.mark.parametrize(
-    ("ending", "verdict", "words", "command"),
+    "case",
     [
-        ("closed", "attention", "ended cleanly", "runs"),
-        ("fenced", "attention", "was fenced", "runs"),
-        ("failed", "bad", "failed", "errors"),
+        Case("claim", "ok", "ana@host:7, epoch 3", at=SEEN),
+        Case("claim", "bad", "was killed, hangs, or can't reach the database", "runs -g billing -n 5",
+             lag_of(owner=replace(OWNER, alive_for=60 * SECOND)), run_of(phase="batch"), NOW - 60 * SECOND),
+        *(
+            Case("claim", "bad", "No job owns the group. The last run, of ana@host:7, epoch 3, failed:",
+                 "errors -g billing -n 5", lag_of(owner=replace(FAILED, alive_for=silent)), run_of("failed"), SEEN)
+            for silent in (3 * SECOND, 60 * SECOND, None)
+        ),
+        Case("claim", "attention", "ended cleanly", "runs ", lag_of(owner=LEFT), run_of("closed"), SEEN),
+        Case("claim", "attention", "was fenced", "runs ", lag_of(owner=LEFT), run_of("fenced"), SEEN),
+        *(
+            Case("claim", "attention", "", "history -g billing -n 5", lag_of(owner=LEFT), run, OWNER.claimed_at)
+            for run in (None, run_of("closed", Token(2, UUID(int=2))))
+        ),
+        Case("batch", "ok", "Batch 12 with 500 offsets is in flight since:", "", None, SHORT, NOW - 599 * SECOND),
+        Case("batch", "bad", run=LONG),
+        Case("batch", "ok", lag=lag_of(owner=PAUSED), run=LONG),
+        Case("batch", "bad", "Batch 12 has failed and ended the query:", "errors -g billing -n 5",
+             run=run_of("failed", phase="failed", batch=12)),
+        Case("batch", "bad", "The job has failed:", "errors", run=run_of("failed", phase="failed")),
+        Case("batch", "attention", lag=lag_of(part(40)), run=LATE),
+        Case("batch", "ok", lag=lag_of(part(100)), run=LATE),
+        Case("batch", "ok", lag=lag_of(part(40)), run=SOON),
+        Case("copies in Kafka", "attention", "not authorized", "errors -g billing --source mirror -n 5",
+             run=run_of(phase="idle", **MIRROR_FAILS)),
+        Case("copies in Kafka", "ok", run=run_of("closed", **MIRROR_FAILS)),
+        Case("copies in Kafka", "ok", "has the stored offsets", lag=lag_of(kafka=COPY)),
+        Case("copies in Kafka", "ok", "40 offsets behind", lag=lag_of(kafka=BEHIND)),
+        Case("copies in Kafka", "ok", lag=lag_of(kafka=COPY, owner=LEFT)),
+        Case("copies in Kafka", "attention", lag=lag_of(kafka=BEHIND, owner=LEFT)),
+        Case("copies in Kafka", "bad", "60 offsets ahead of the store: the database is older", RESOLVE,
+             lag_of(part(40), kafka=COPY, owner=LEFT)),
+        Case("copies in Kafka", "ok", lag=lag_of(part(40), kafka=COPY)),
+        Case("copies in Kafka", "ok", "60 offsets ahead of offsets that a decision has set, which take precedence",
+             lag=lag_of(part(40, pinned=True), kafka=COPY, owner=LEFT)),
+        Case("unread partitions", "attention", "2 partitions have no stored offset", RESOLVE,
+             lag_of(part(100), part(None), part(None))),
+        Case("headroom", "ok", "5 offsets from payments-1",
+             lag=lag_of(part(40, beginning=10), part(50, beginning=45))),
+        Case("headroom", "ok", "Nothing unread is at risk from retention.", lag=lag_of(part(100, beginning=100))),
+        Case("headroom", "attention", lag=lag_of(part(45, beginning=45))),
+        Case("headroom", "ok", lag=lag_of(part(0, beginning=0))),
+        Case("headroom", "bad", "Kafka has removed 15 offsets unread: payments-0, payments-1.", RESOLVE,
+             lag_of(part(40, beginning=45), part(40, beginning=50), part(40))),
+        Case("topics", "bad", "created anew.", "on_recreated", lag_of(error=TopicRecreated("created anew"))),
+        Case("topics", "attention", lag=lag_of(error=TopicMissing("Kafka has no topic payments"))),
+        Case("pause", "bad", "But the job goes on", lag=lag_of(STILL_ON, owner=PAUSED)),
+        Case("pause", "attention", lag=lag_of(part(40, updated_at=NOW - timedelta(minutes=59)), owner=PAUSED)),
+        Case("pinned offsets", "attention", "payments-0", lag=lag_of(part(40, contested=True, pinned=True))),
+        Case("pinned offsets", "ok", "payments-0, payments-1, payments-2 and 2 more",
+             lag=lag_of(*(part(40, pinned=True) for _ in range(5)))),
+    ],
+    ids=lambda case: f"{case.name} {case.verdict} {case.words[:20]}",
+)  # fmt: skip
+def test_a_check_says_how_bad_it_is_why_and_what_to_do(case: Case) -> None:
+    found = check(case.name, case.lag, case.run)
+    assert (found.verdict, case.words in found.text, case.command in found.next_step) == (case.verdict, True, True)
+    assert case.at in {None, found.at}
+
+
+MINUTE = 60 * SECOND
+OLD: dict[str, Any] = {"updated_at": NOW - 40 * MINUTE, "transaction_id": UUID(int=1)}
+YOUNG: dict[str, Any] = {**OLD, "updated_at": NOW - MINUTE}
+
+
+def stands(seconds: float | None = 3000.0, **changes: Any) -> PartitionLag:
+    """A partition whose offset stands at 40 of 100."""
+    return replace(part(40, **OLD), seconds=seconds, **changes)
+
+
+@pytest.mark.behaviour("CONS-20")
+@pytest.mark.parametrize(
+    ("stuck", "why"),
+    [
+        (stands(), "Its first unread record is 50m old. What to do: docs/runbook.md#partitionstands."),
+        (stands(None, is_asked=True), "Its first unread record has no timestamp."),
+        (stands(0.0, is_ahead=True), "Its first unread record has a timestamp ahead of the clock"),
+        (stands(log=LogEnds(0, 100, 40)), "open transaction. What to do: docs/runbook.md#hangingtransaction."),
     ],
 )
-def test_without_a_job_the_claim_says_how_the_last_run_ended(
-    ending: Ending, verdict: str, words: str, command: str
-) -> None:
-    found = check("claim", lag_of(owner=replace(OWNER, alive_for=None)), run_of(ending))
-    assert (found.verdict, found.at) == (verdict, NOW - 3 * SECOND)
-    assert words in found.text
-    assert found.next_step.startswith(f"offsetstore {command} ")
-
-
-@pytest.mark.parametrize("run", [None, run_of("closed", Token(2, UUID(int=2)))])
-def test_after_a_decision_no_run_is_blamed(run: Run | None) -> None:
-    found = check("claim", lag_of(owner=replace(OWNER, alive_for=None)), run)
-    assert (found.verdict, found.at) == ("attention", OWNER.claimed_at)
-    assert found.next_step == "offsetstore history -g billing -n 5"
-
-
-def test_a_batch_in_flight_is_bad_when_it_takes_too_long() -> None:
-    short = check("batch", run=run_of(phase="batch", phase_age=599.0, batch=12, batch_offsets=500))
-    assert (short.verdict, short.at) == ("ok", NOW - 599 * SECOND)
-    assert short.text == "Batch 12 with 500 offsets is in flight since:"
-    long = run_of(phase="batch", phase_age=601.0, batch=12)
-    assert check("batch", run=long).verdict == "bad"
-    pause = Pause(NOW, None, "a load")
-    assert check("batch", lag_of(owner=replace(OWNER, pause=pause)), long).verdict == "ok"
-
-
-def test_a_batch_that_failed_is_bad() -> None:
-    found = check("batch", run=run_of("failed", phase="failed", batch=12))
-    assert (found.verdict, found.text) == ("bad", "Batch 12 has failed and ended the query:")
+def test_a_partition_that_stands_while_others_advance_is_bad(stuck: PartitionLag, why: str) -> None:
+    found = check("standing partitions", lag_of(part(100, **YOUNG), stuck))
+    assert (found.verdict, found.at) == ("bad", NOW - 40 * MINUTE)
+    assert found.text.startswith("payments-1 has stood at offset 40 while others advanced. ")
+    assert why in found.text
     assert found.next_step == "offsetstore errors -g billing -n 5"
-    assert check("batch", run=run_of("failed", phase="failed")).text == "The job has failed:"
+    status = GroupStatus.of("billing", lag_of(part(100, **YOUNG), stuck))
+    assert status.error == "1 partition stands while others advance"
 
 
-def test_a_start_without_a_batch_needs_attention_if_records_wait() -> None:
-    late = run_of(phase="starting", phase_age=601.0)
-    assert check("batch", lag_of(part(40)), late).verdict == "attention"
-    assert check("batch", lag_of(part(100)), late).verdict == "ok"
-    assert check("batch", lag_of(part(40)), run_of(phase="starting", phase_age=599.0)).verdict == "ok"
+@pytest.mark.behaviour("CONS-20")
+def test_of_several_the_one_that_has_stood_the_longest_is_named() -> None:
+    longest = replace(part(40, updated_at=NOW - 90 * MINUTE), seconds=3000.0)
+    found = check("standing partitions", lag_of(part(100, **YOUNG), stands(), longest))
+    assert found.text.startswith("payments-2 has stood")
+    assert "while others advanced, and so has 1 more. " in found.text
 
 
-def test_the_last_batch_of_a_run_that_has_ended_is_told() -> None:
-    done = check("batch", run=run_of("closed", phase="idle", batch=12, last_batch_age=90.0))
-    assert (done.verdict, done.at) == ("ok", NOW - 90 * SECOND)
-    assert "Batch 12" in done.text
-    cut = check("batch", run=run_of("fenced", phase="batch", batch=12))
-    assert (cut.verdict, cut.at) == ("attention", None)
-    assert check("batch", run=run_of("closed")).text == "The last run has reported no batch."
-    assert check("batch", run=None).text == "No run was recorded."
-    assert check("batch", run=run_of(phase="paused")).verdict == "ok"
+@pytest.mark.behaviour("CONS-20")
+@pytest.mark.parametrize(
+    ("parts", "owner"),
+    [
+        ([part(100, **YOUNG), part(100, **OLD)], OWNER),  # it has no new records
+        ([part(100, **YOUNG), stands(60.0)], OWNER),  # a rare partition: its record has just come
+        ([part(100, **YOUNG), stands(is_bound=True)], OWNER),  # and may be younger
+        ([part(40, **YOUNG), part(40, **YOUNG)], OWNER),  # old records, of which some were read just now
+        ([part(100, **YOUNG), stands()], replace(OWNER, claimed_at=NOW - MINUTE)),  # a backlog that was just claimed
+        ([part(100, **YOUNG), part(40, updated_at=NOW - MINUTE)], OWNER),  # or assigned
+        ([part(100, **YOUNG), stands()], replace(OWNER, pause=Pause(NOW, None, "a load"))),
+        ([part(100, **YOUNG), stands()], replace(OWNER, alive_for=None)),  # "claim" says so
+        ([part(100, **OLD), stands()], OWNER),  # no other one advances: that is `stalled`
+        ([part(100, **YOUNG), stands(None)], OWNER),  # Kafka did not tell how old its record is
+        ([part(100, **YOUNG), PartitionLag(None, LogEnds(0, 9, 9))], OWNER),
+        ([part(100, **YOUNG), replace(stands(), log=None)], OWNER),
+    ],
+)
+def test_what_only_looks_like_a_partition_that_stands_is_none(parts: list[PartitionLag], owner: GroupRow) -> None:
+    lag = lag_of(*parts, owner=owner)
+    assert (check("standing partitions", lag).verdict, standing(lag.groups["billing"], NOW)) == ("ok", {})
 
 
-def test_copies_that_can_not_be_made_need_attention() -> None:
-    failing = check("copies in Kafka", run=run_of(phase="idle", mirror_error="not authorized"))
-    assert failing.verdict == "attention"
-    assert "not authorized" in failing.text
-    assert failing.next_step == "offsetstore errors -g billing --source mirror -n 5"
-    over = run_of("closed", mirror_error="not authorized")
-    assert check("copies in Kafka", run=over).verdict == "ok"
+@pytest.mark.behaviour("CONS-20")
+def test_without_the_records_ages_it_is_not_known_whether_a_partition_stands() -> None:
+    lag = replace(lag_of(part(100, **YOUNG), stands(None)), broker_error=BrokerUnavailable("no answer"))
+    assert check("standing partitions", lag).verdict == "attention"
 
 
-@pytest.mark.parametrize(("committed", "words"), [(100, "has the stored offsets"), (60, "40 offsets behind")])
-def test_copies_are_compared_with_the_store(committed: int, words: str) -> None:
-    kafka = GroupSnapshot({P0: CommittedOffset(committed)})
-    assert words in check("copies in Kafka", lag_of(kafka=kafka)).text
-    assert check("copies in Kafka", lag_of(kafka=kafka)).verdict == "ok"
-    without_job = check("copies in Kafka", lag_of(kafka=kafka, owner=replace(OWNER, alive_for=None)))
-    assert without_job.verdict == ("ok" if committed == 100 else "attention")
-
-
-def test_copies_ahead_of_the_store_are_bad_unless_a_job_makes_them_or_a_decision_counts_more() -> None:
-    kafka = GroupSnapshot({P0: CommittedOffset(100)})
-    left = replace(OWNER, alive_for=None)
-    restored = check("copies in Kafka", lag_of(part(40), kafka=kafka, owner=left))
-    assert restored.verdict == "bad"
-    assert "60 offsets ahead of the store: the database is older" in restored.text
-    assert restored.next_step == "offsetstore resolve -g billing -t payments -b HOST:PORT"
-    assert check("copies in Kafka", lag_of(part(40), kafka=kafka)).verdict == "ok"
-    pinned = part(40, pinned=True)
-    decided = check("copies in Kafka", lag_of(pinned, kafka=kafka, owner=left))
-    assert decided.verdict == "ok"
-    assert "60 offsets ahead of offsets that a decision has set, which take precedence" in decided.text
-
-
-def test_a_group_that_kafka_does_not_tell_of_needs_attention() -> None:
-    found = check("copies in Kafka", lag_of(kafka=GroupSnapshot(error=BrokerUnavailable("no coordinator"))))
-    assert found.verdict == "attention"
-    assert "no coordinator" in found.text
-
-
-def test_partitions_without_an_offset_are_counted_and_can_be_resolved() -> None:
-    found = check("unread partitions", lag_of(part(100), part(None), part(None)))
-    assert found.verdict == "attention"
-    assert "2 partitions have no stored offset" in found.text
-    assert found.next_step == "offsetstore resolve -g billing -t payments -b HOST:PORT"
-    assert "1 partition has" in check("unread partitions", lag_of(part(100), part(None))).text
-
-
-def test_headroom_is_the_smallest() -> None:
-    found = check("headroom", lag_of(part(40, beginning=10), part(50, beginning=45)))
-    assert (found.verdict, found.next_step) == ("ok", "")
-    assert "5 offsets from payments-1" in found.text
-    assert check("headroom", lag_of(part(100, beginning=100))).text == "Nothing unread is at risk from retention."
-
-
-def test_headroom_of_none_needs_attention_once_retention_has_begun() -> None:
-    assert check("headroom", lag_of(part(45, beginning=45))).verdict == "attention"
-    assert check("headroom", lag_of(part(0, beginning=0))).verdict == "ok"
-
-
-def test_records_that_were_removed_unread_are_a_loss() -> None:
-    found = check("headroom", lag_of(part(40, beginning=45), part(40, beginning=50), part(40)))
-    assert found.verdict == "bad"
-    assert "Kafka has removed 15 offsets unread: payments-0, payments-1." in found.text
-    assert found.next_step == "offsetstore resolve -g billing -t payments -b HOST:PORT"
-
-
-def test_a_topic_that_was_created_anew_is_bad_and_another_error_needs_attention() -> None:
-    anew = check("topics", lag_of(error=TopicRecreated("the topic payments was created anew")))
-    assert (anew.verdict, anew.text) == ("bad", "the topic payments was created anew.")
-    assert "on_recreated" in anew.next_step
-    assert check("topics", lag_of(error=TopicMissing("Kafka has no topic payments"))).verdict == "attention"
+@pytest.mark.behaviour("CONS-20")
+def test_a_partition_that_stands_is_a_problem_of_the_group() -> None:
+    state = GroupState("billing", OWNER, None, NOW, {})
+    lag = lag_of(part(100, **YOUNG), stands()).groups["billing"]
+    assert judge_group(state, lag, at=NOW) == ("partition-stands",)
+    assert judge_group(state, lag) == judge_group(state) == ()
 
 
 def test_a_pause_says_why_until_when_and_by_whom() -> None:
@@ -247,36 +286,19 @@ def test_a_pause_says_why_until_when_and_by_whom() -> None:
     assert found.text == "Paused without an end: a load. Since:"
 
 
-def test_a_pause_that_a_job_does_not_heed_is_bad() -> None:
-    owner = replace(OWNER, pause=Pause(NOW - timedelta(hours=1), None, "a load"))
-    goes_on = check("pause", lag_of(part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1)), owner=owner))
-    assert goes_on.verdict == "bad"
-    assert "But the job goes on" in goes_on.text
-    last_batch = check("pause", lag_of(part(40, updated_at=NOW - timedelta(minutes=59)), owner=owner))
-    assert last_batch.verdict == "attention"
-
-
-def test_a_job_with_transactions_of_its_own_is_not_said_to_have_had_no_batch() -> None:
-    advanced = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
-    found = check("batch", lag_of(advanced), run_of(phase="starting"))
-    assert found.verdict == "ok"
-    assert "The job reports no batches" in found.text
-    never = check("batch", lag_of(part(40, updated_at=NOW - SECOND)), run_of(phase="starting"))
-    assert never.text == "The job has had no batch yet; it claimed the group:"
-
-
 def test_dead_letters_that_wait_for_a_decision_need_attention() -> None:
     found = check("dead letters", lag_of(letters={"dead": 2, "requested": 1}))
     assert found.verdict == "attention"
-    assert found.text == "2 dead letters wait for a decision, 1 to be replayed by a job that has dead_letters=."
+    assert found.text == f"2 dead letters wait for a decision, 1 to be replayed {UNKNOWN}."
     assert found.next_step == "offsetstore dead-letters list -g billing --by error"
-    assert check("dead letters", lag_of(letters={"requested": 1})).verdict == "ok"
-    assert check("dead letters", lag_of(letters={"requested": 1}), run_of(replays_letters=True)).verdict == "ok"
+    replayed = check("dead letters", lag_of(letters={"requested": 1}), run_of(replays_letters=True))
+    assert (replayed.verdict, replayed.next_step) == ("ok", "")
+    assert replayed.text == "1 to be replayed by a job that has dead_letters=."
     without_job = lag_of(letters={"requested": 1}, owner=replace(OWNER, alive_for=None))
     assert check("dead letters", without_job).verdict == "attention"
 
 
-@pytest.mark.behaviour("DLQ-19")
+@pytest.mark.behaviour("DLQ-19", "OPS-24")
 def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None:
     without = run_of(replays_letters=False)
     found = check("dead letters", lag_of(letters={"requested": 3}), without)
@@ -284,23 +306,78 @@ def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None
     both = check("dead letters", lag_of(letters={"dead": 1, "requested": 3}), without)
     assert both.text.endswith("waits for a decision, 3 to be replayed by no one: the job has no dead_letters=.")
     assert check("dead letters", lag_of(), without).verdict == "ok"
-    earlier = replace(without, token=replace(TOKEN, epoch=TOKEN.epoch - 1))
-    assert check("dead letters", lag_of(letters={"requested": 3}), earlier).verdict == "ok"
+    assert found.next_step == "offsetstore dead-letters list -g billing --state requested"
 
 
-@pytest.mark.behaviour("OUT-6", "OUT-7")
+@pytest.mark.behaviour("OPS-24")
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(None, id="a fleet, or a job, of an earlier release"),
+        pytest.param(run_of(phase="starting"), id="transactions of its own, or no sink yet"),
+        pytest.param(run_of(token=replace(TOKEN, epoch=TOKEN.epoch - 1), replays_letters=True), id="an earlier job's"),
+    ],
+)
+def test_requested_letters_are_not_well_while_no_job_has_said_that_it_replays_them(run: Run | None) -> None:
+    found = check("dead letters", lag_of(letters={"requested": 3}), run)
+    assert (found.verdict, found.text) == ("attention", f"3 to be replayed {UNKNOWN}.")
+
+
+@pytest.mark.behaviour("OPS-24")
+def test_requested_letters_that_a_job_can_t_replay_are_named() -> None:
+    topics = {TopicPartition("refunds", 0): 2, P0: 4, TopicPartition("payments", 7): 1}
+    found = check("dead letters", requested(topics), run_of(replays_letters=True))
+    assert found.verdict == "attention"
+    assert found.text == (
+        "7 to be replayed by the job, but for 2 letters of refunds-0, which it does not read and 1 letter of "
+        "payments-7, which have no stored offset."
+    )
+    assert check("dead letters", requested({P0: 4}), run_of(replays_letters=True)).verdict == "ok"
+
+
+@pytest.mark.behaviour("OPS-24")
+def test_requested_letters_that_the_job_does_not_come_to_are_told_after_a_while_whatever_the_reason() -> None:
+    run, late = run_of(replays_letters=True), NOW - timedelta(minutes=11)
+    found = check("dead letters", requested({P0: 4}, since=late), run)
+    assert found.verdict == "attention"
+    told = "by the job, which has not done so since 2025-03-01 11:49 UTC: its log says why"
+    assert found.text == f"4 to be replayed {told}."
+    assert check("dead letters", requested({P0: 4}, since=NOW - timedelta(minutes=9)), run).verdict == "ok"
+    paused = replace(OWNER, pause=Pause(NOW - timedelta(hours=1), None, "a load"))
+    assert check("dead letters", requested({P0: 4}, since=late, owner=paused), run).verdict == "ok"
+
+
+@pytest.mark.behaviour("OPS-24")
+def test_requested_letters_of_a_partition_that_no_process_of_a_fleet_has_are_named() -> None:
+    fleet = replace(OWNER, fleet="a fleet")
+    run = run_of(token=replace(TOKEN, claim_id=MEMBER.member_id), replays_letters=True)  # a member's
+    found = check("dead letters", requested({P0: 4}, owner=fleet), run)
+    assert (found.verdict, found.text) == (
+        "attention",
+        "4 to be replayed by the job, but for 4 letters of payments-0, which no process has.",
+    )
+    taken = requested({P0: 4}, owner=fleet, token=replace(TOKEN, claim_id=MEMBER.member_id))
+    assert check("dead letters", taken, run).verdict == "ok"
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-7", "OUT-10")
 @pytest.mark.parametrize(
     ("outbox", "verdict", "words", "command"),
     [
         (None, "ok", "The group has no rows in the outbox.", ""),
-        (OutboxState(1, NOW - 299 * SECOND), "ok", "1 row waits to be sent to Kafka. The oldest was written:", ""),
         (
-            OutboxState(2, NOW - 301 * SECOND, 1),
+            OutboxState(1, NOW - 299 * SECOND, row=17, topic="events"),
+            "ok",
+            "1 row waits to be sent to Kafka. The first is row 17, for topic events. The oldest was written:",
+            "",
+        ),
+        (
+            OutboxState(2, NOW - 301 * SECOND, 1, row=17, topic="events"),
             "bad",
             (
-                "Kafka refuses 1 row, set aside until a person decides. 2 rows wait to be sent to Kafka: no relay "
-                "runs, or it waits or falls behind, as its log says. A second relay would end the first: see "
-                "docs/runbook.md#outboxstalled. The oldest was written:"
+                "Kafka refuses 1 row, set aside until a person decides. 2 rows wait to be sent to Kafka. The relay "
+                "relay@host:9 runs. See docs/runbook.md#outboxstalled. The first is row 17, for topic events. "
+                "The oldest was written:"
             ),
             "offsetstore outbox list -g billing",
         ),
@@ -315,19 +392,91 @@ def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None
 def test_what_waits_in_the_outbox_is_bad_when_it_is_late_and_what_is_set_aside_needs_attention(
     outbox: OutboxState | None, verdict: str, words: str, command: str
 ) -> None:
-    lag = lag_of()
-    found = check("outbox", replace(lag, store=replace(lag.store, outbox={"billing": outbox} if outbox else {})))
+    found = check("outbox", with_outbox(outbox, RelayStatus("live", "relay@host:9", NOW)))
     assert (found.verdict, found.text, found.next_step) == (verdict, words, command)
     assert found.at == (outbox.oldest if outbox else None)
 
 
-def test_contested_offsets_need_attention_and_pinned_ones_are_told() -> None:
-    contested = check("pinned offsets", lag_of(part(40, contested=True, pinned=True)))
-    assert contested.verdict == "attention"
-    assert "payments-0" in contested.text
-    pinned = check("pinned offsets", lag_of(*(part(40, pinned=True) for _ in range(5))))
-    assert pinned.verdict == "ok"
-    assert "payments-0, payments-1, payments-2 and 2 more" in pinned.text
+@pytest.mark.behaviour("OUT-13")
+@pytest.mark.parametrize(
+    ("relay", "words"),
+    [
+        (None, "No relay was ever started: `offsetstore relay` sends the rows."),
+        (
+            RelayStatus("stalled", "r@host:9", NOW, NOW, error="no answer from Kafka"),
+            "The relay r@host:9 runs, and sends nothing. Its last error: no answer from Kafka",
+        ),
+        (
+            RelayStatus("silent", "r@host:9", NOW, NOW),
+            "r@host:9 fell silent at 2025-03-01 12:00 UTC: it was killed, hangs, or can't reach the database.",
+        ),
+        (RelayStatus("ended", "r@host:9", NOW, NOW), "ended cleanly at 2025-03-01 12:00 UTC: start it again."),
+        (RelayStatus("failed", "r@host:9", NOW, NOW, error="uncertain"), "Its last error: uncertain"),
+        (RelayStatus("fenced", "r@host:9", NOW, NOW), "was fenced by another one"),
+    ],
+    ids=lambda given: given.state if isinstance(given, RelayStatus) else "",
+)
+def test_rows_that_no_relay_sends_tell_how_the_relay_is(relay: RelayStatus | None, words: str) -> None:
+    for seconds, verdict in ((1, "attention"), (301, "bad")):
+        lag = with_outbox(OutboxState(1, NOW - seconds * SECOND), relay)
+        found = check("outbox", lag)
+        assert (found.verdict, words in found.text) == (verdict, True)
+        is_late = verdict == "bad"
+        told = GroupStatus.of("billing", lag).error
+        assert (told or "").startswith("1 row of the outbox not sent: ") is is_late
+        state = GroupState("billing", OWNER, None, NOW, {}, outbox=lag.store.outbox["billing"], relay=relay)
+        assert ("no-live-relay" in judge_group(state)) is is_late
+    assert check("outbox", with_outbox(None, relay)).verdict == "ok"
+
+
+@pytest.mark.behaviour("OUT-13")
+def test_a_relay_is_stalled_once_a_row_has_waited_and_it_has_sent_none_for_five_minutes() -> None:
+    def state(run: RunState, waited: float | None, idle: float) -> RelayState:
+        found = None if waited is None else waited * SECOND
+        return relay_state(run, waited=found, idle=idle * SECOND)
+
+    assert state("live", 301, 301) == "stalled"
+    assert state("live", 3600, 299) == "live", "it falls behind, or has begun"
+    assert state("live", 299, 3600) == "live", "nothing waited"
+    assert state("live", None, 3600) == "live"
+    assert state("silent", 301, 301) == "silent"
+
+
+@pytest.mark.behaviour("CONS-21")
+def test_a_job_that_fails_at_each_start_is_told_although_the_next_one_is_live() -> None:
+    for failures, verdict in ((2, "ok"), (3, "bad")):
+        found = check("claim", lag_of(owner=replace(OWNER, failures=failures)), run_of(phase="starting"))
+        assert (found.verdict, found.at) == (verdict, NOW - 3 * SECOND)
+        owner = replace(OWNER, failures=failures)
+        assert ("starts-fail" in judge_group(GroupState("billing", owner, None, NOW, {}))) is (verdict == "bad")
+    assert found.text.startswith("3 runs failed or fell silent in 15 minutes, and the job is started again")
+    assert found.next_step == "offsetstore errors -g billing -n 5"
+
+
+@pytest.mark.behaviour("CONS-21")
+def test_a_refused_start_is_told() -> None:
+    owner = replace(OWNER, alive_for=None, is_refused=True)
+    found = check("claim", lag_of(owner=owner), run_of("closed"))
+    assert (owner.state, owner.is_live, found.verdict) == ("failed", False, "bad")
+    assert "the last start was refused" in found.text
+    assert found.next_step == "offsetstore errors -g billing --source start -n 5"
+
+
+@pytest.mark.behaviour("CONS-21")
+def test_of_a_fleet_the_member_is_told_that_ended_last_or_is_busy_for_longest() -> None:
+    def member(number: int, ending: Ending | None = None, *, seen: float = 3, **status: Any) -> Run:
+        run = run_of(ending, Token(3, UUID(int=number)), **status)
+        return replace(run, is_member=True, seen_at=NOW - seen * SECOND, owner=f"m{number}@host")
+
+    ended = [member(7, "failed"), member(8, "closed", seen=9)]
+    assert telling_run(ended) == ended[0]
+    found = check("claim", lag_of(owner=replace(OWNER, alive_for=None, ending="failed", fleet="f")), ended[0])
+    assert (found.verdict, found.text) == ("bad", "No job owns the group. The last run, of m7@host, epoch 3, failed:")
+    live = [member(5, phase="batch", phase_age=9), member(6, phase="batch", phase_age=700), member(9, phase_age=900)]
+    assert telling_run([*ended, *live]) == live[1]
+    assert check("batch", None, live[1]).verdict == "bad"
+    assert telling_run([]) is None
+    assert telling_run([*ended, run_of()]) == run_of(), "a job has taken over"
 
 
 @pytest.mark.behaviour("OPS-16")
@@ -344,7 +493,7 @@ def test_a_log_that_lost_records_is_bad_while_it_is_too_short_and_when_it_has_gr
 def test_without_kafka_what_is_not_known_is_not_called_well() -> None:
     lag = replace(lag_of(), kafka=None, broker_error=BrokerUnavailable("Kafka does not answer"))
     unknown = [one.name for one in check_group("billing", lag, None) if one.verdict == "attention"]
-    assert unknown == ["copies in Kafka", "unread partitions", "headroom", "topics", "logs"]
+    assert unknown == ["standing partitions", "copies in Kafka", "unread partitions", "headroom", "topics", "logs"]
 
 
 @pytest.mark.parametrize("error", [TopicRecreated("created anew"), WrongCluster("another cluster")])

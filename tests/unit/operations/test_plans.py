@@ -73,8 +73,3 @@ def test_all_topics_are_those_that_are_stored_under_the_lock_and_kafka_was_asked
 
         done = store.reset("billing", "latest", partitions="all", broker=broker, reason="ticket 17")
         assert {move.topic_partition: move.to_offset for move in done.moves} == {payments: 100, refunds: 100}
-
-
-def test_partitions_are_all_or_named() -> None:
-    with InMemoryOffsetStore() as store, pytest.raises(ConfigurationError, match='must be "all", or numbers by topic'):
-        store.reset("billing", 4, partitions="payments", reason="a slip")  # pyright: ignore[reportArgumentType]

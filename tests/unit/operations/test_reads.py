@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore import Claim, GroupState, OffsetRange, PartitionState, StartPolicy, TopicPartition, Watermarks
+from offsetstore import Claim, OffsetRange, PartitionState, StartPolicy, TopicPartition, Watermarks
 from offsetstore.errors import (
     BrokerUnavailable,
-    ConfigurationError,
     StartError,
     TopicRecreated,
     UncertainBatch,
@@ -62,17 +61,6 @@ def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
 def advance(store: InMemoryOffsetStore, claim: Claim, range_: OffsetRange) -> None:
     with store.transaction(claim) as tx:
         tx.advance({P0: tx.lock({P0: range_})[P0].remaining})
-
-
-def contest(store: InMemoryOffsetStore, claim: Claim) -> None:
-    session = store.memory.begin(name="test")
-    session.contest("billing", claim.token, [P0])
-    session.commit()
-
-
-@pytest.mark.parametrize(("next_offset", "lag"), [(0, 10), (9, 1), (10, 0)])
-def test_the_lag_is_what_is_left_of_the_log(next_offset: int, lag: int) -> None:
-    assert (lag_of(next_offset, Watermarks(5, 10)), beyond_end(next_offset, Watermarks(5, 10))) == (lag, 0)
 
 
 @pytest.mark.behaviour("OPS-16")
@@ -161,15 +149,6 @@ def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(
     assert (state.lag, state.is_live, state.is_known) == (16, True, True)
 
 
-def test_an_owner_whose_last_heartbeat_is_15_seconds_old_is_not_live(
-    store: InMemoryOffsetStore, claim: Claim, clock: Clock
-) -> None:
-    clock.now += timedelta(seconds=14)
-    assert store.group_state("billing").is_live
-    clock.now += timedelta(seconds=1)
-    assert not store.group_state("billing").is_live
-
-
 def test_a_partition_that_only_the_log_has_is_there_without_a_lag(
     store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
 ) -> None:
@@ -188,50 +167,12 @@ def test_a_partition_that_only_the_log_has_is_there_without_a_lag(
     assert state.lag == 16
 
 
-def test_without_a_broker_no_lag_is_known(store: InMemoryOffsetStore, claim: Claim) -> None:
-    state = store.group_state("billing")
-    assert {(one.log, one.committed, one.lag) for one in state.partitions.values()} == {(None, None, None)}
-    assert state.lag is None
-
-
 def test_a_broker_that_does_not_answer_hides_nothing_of_the_store(
     store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
 ) -> None:
     broker.error = BrokerUnavailable("no answer")
     state = store.group_state("billing", broker)
     assert state == replace(store.group_state("billing"), broker_error=broker.error)
-
-
-def test_any_other_error_of_the_broker_is_raised(
-    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
-) -> None:
-    broker.error = ConfigurationError("not a setting")
-    with pytest.raises(ConfigurationError):
-        store.group_state("billing", broker)
-
-
-def test_kafka_is_asked_for_another_group_if_one_is_named(
-    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
-) -> None:
-    broker.asked.clear()
-    store.group_state("billing", broker)
-    store.group_state("billing", broker, kafka_group="theirs")
-    assert broker.asked == ["billing", "theirs"]
-
-
-def test_a_group_that_the_store_does_not_know_is_not_asked_for_in_kafka(
-    store: InMemoryOffsetStore, broker: StaticBroker, clock: Clock
-) -> None:
-    state = store.group_state("nobody", broker)
-    assert state == GroupState("nobody", None, None, clock.now, {})
-    assert (state.is_known, state.is_live, state.lag) == (False, False, None)
-    assert broker.asked == []
-
-
-def test_what_another_application_has_contested_shows(store: InMemoryOffsetStore, claim: Claim) -> None:
-    contest(store, claim)
-    state = store.group_state("billing")
-    assert [one.contested for one in state.partitions.values()] == [True, False]
 
 
 def test_a_decision_shows_until_the_next_claim(store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from offsetstore.operations.samples import RINGS, Rate, Sample, Selection, rates
+from offsetstore.operations.samples import Rate, Sample, Selection, rates
 
 ONE, SLOT = timedelta(seconds=1), timedelta(seconds=10)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -15,10 +15,6 @@ FIRST = Sample(
     at=datetime(2025, 3, 1, tzinfo=UTC), stored=1_000, batches=10, batch_seconds=20.0, rows=500, memory=1, epoch=4
 )
 SECOND = replace(FIRST, at=FIRST.at + SLOT, stored=1_500, batches=14, batch_seconds=26.0, rows=700)
-
-
-def test_the_rings_are_an_hour_a_day_and_31_days() -> None:
-    assert [ring.span for ring in RINGS] == [HOUR, DAY, 31 * DAY]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +42,6 @@ def test_a_selection_covers_the_span_with_no_more_than_the_points(
     assert (found.every, found.windows) == (timedelta(seconds=every), windows)
     assert found.every * found.windows >= span
     assert found.ring.slots % found.step == 0
-
-
-def test_a_rate_is_of_the_time_since_the_sample_before() -> None:
-    assert rates([FIRST, SECOND], SLOT) == [Rate(), Rate(records=50.0, rows=20.0, batch_seconds=1.5)]
-    assert rates([FIRST], SLOT) == [Rate()]
-    assert rates([], SLOT) == []
 
 
 @pytest.mark.parametrize(
@@ -105,10 +95,3 @@ def test_a_window_without_a_sample_has_the_value_before_it_for_a_while(
     selection = Selection.of(60 * ONE)
     found = selection.spread([sample(one) for one in at], list(range(len(at))), FIRST.at + 55 * ONE)
     assert found == expected
-
-
-@pytest.mark.behaviour("DASH-1")
-def test_values_that_are_not_known_stay_so() -> None:
-    selection = Selection.of(30 * ONE)
-    samples = [sample(0), sample(10), sample(20)]
-    assert selection.spread(samples, [1, None, 3], FIRST.at + 20 * ONE) == [1, None, 3]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from offsetstore import Claim, Work
 from offsetstore.errors import RowsRefused, StoreUnavailable
-from offsetstore.processing.between import Between, Tick
+from offsetstore.processing.between import Between, Tick, Turns
 from offsetstore.protocol.events import FlushEnded, IdleWorkChanged, IdleWorkFailed
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
@@ -44,7 +45,7 @@ class Kept:
 
 def begin(claim: Claim, kept: Kept | None = None, tick: Callable[[Work], object] | None = None) -> Between:
     made = None if tick is None else Tick(tick, every=0.05)
-    return Between(claim, threading.RLock(), tick=made, buffered=kept, seconds=0.1 if kept else None)
+    return Between(claim, Turns(nullcontext), tick=made, buffered=kept, seconds=0.1 if kept else None)
 
 
 def a_while() -> None:
@@ -134,13 +135,3 @@ def test_a_query_that_does_not_answer_ends_no_idle_work(claim: Claim, recorder: 
     wait_until(lambda: len(calls) > 1)
     assert recorder.of(IdleWorkFailed) == []
     assert [one.work for one in recorder.of(IdleWorkChanged)][:3] == ["tick", None, "tick"]
-
-
-@pytest.mark.behaviour("OPS-6")
-def test_idle_work_that_wants_to_end_the_process_is_told(claim: Claim, recorder: Recorder) -> None:
-    def leave(_: Work) -> None:
-        raise SystemExit
-
-    begin(claim, tick=leave)
-
-    wait_until(lambda: len(recorder.of(IdleWorkFailed)) > 1)

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offsetstore import OffsetRange, TopicPartition
-from offsetstore.errors import FunctionFailed, LockTimeout, RowsRefused, StaleClaim, StoreUnavailable
+from offsetstore.errors import (
+    ExitCode,
+    FunctionFailed,
+    LockTimeout,
+    RowsRefused,
+    StaleClaim,
+    StoreUnavailable,
+    exit_code,
+)
 from offsetstore.processing.blame import AcceptedThen, Attempt, blame, speaks_for_itself
 from offsetstore.processing.unit import Coordinates, PlanOutdated, Ranges
 
@@ -172,17 +180,6 @@ def test_of_records_that_cant_be_computed_not_each_combination_is_tried() -> Non
     assert asked[True] == asked[False] - 2**4
 
 
-def test_an_error_says_that_the_time_has_ended_the_search() -> None:
-    error = blamed({P0: OffsetRange(0, 64)}, with_any((P0, 3)).attempt, seconds=0)
-    assert "one of the records payments-0 [0, 64); the search for the cause ended: the time is up;" in str(error)
-
-
-def test_a_record_that_needs_an_earlier_one_is_not_blamed() -> None:
-    """As a child needs its parent: without it, it would be refused for the same reason."""
-    table = Table(lambda records: (P0, 7) in records or ((P0, 5) in records and (P0, 1) not in records))
-    assert named(blamed({P0: OffsetRange(0, 8)}, table.attempt)) == (P0, 7)
-
-
 @pytest.mark.behaviour("TX-18")
 def test_a_record_that_a_later_one_makes_good_is_not_blamed() -> None:
     """A withdrawal at 5 that a deposit at 50 covers; the batch is refused for what is at 60."""
@@ -298,19 +295,20 @@ def test_records_without_rows_do_not_show_that_others_are_accepted() -> None:
 
 
 FAILED = FunctionFailed("failed", error_class="ValueError", text="", traceback="")
+OF_CALL = FunctionFailed("a call has failed", error_class="ValueError", is_of_call=True)
 
 
 def is_of_record(error: RowsRefused) -> bool:
     return isinstance(error, FunctionFailed) and error.is_of_record
 
 
-def failing(rule: Callable[[int], bool]) -> Callable[..., int]:
+def failing(rule: Callable[[int], bool], failed: FunctionFailed = FAILED) -> Callable[..., int]:
     """A function that fails for some records, and makes a row of each other one."""
 
     def attempt(ranges: Ranges, without: Collection[Coordinates] = ()) -> int:
         records = records_of(ranges, without)
         if any(rule(offset) for _, offset in records):
-            raise FAILED
+            raise failed
         return len(records)
 
     return attempt
@@ -350,6 +348,43 @@ def test_a_function_that_fails_for_some_records_has_no_bug_also_where_none_is_sh
     error = blamed({P0: OffsetRange(0, 64)}, failing(lambda offset: offset in bad), FAILED, repeats=lambda: repeats)
     assert is_of_record(error)
     assert not FAILED.is_of_record  # it is shared
+
+
+@pytest.mark.behaviour("CONS-15", "HAND-2")
+@pytest.mark.parametrize("bad", [[0], [5], [63], range(8), range(20, 64), [0, 63], range(64)], ids=str)
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_call_of_a_handler_that_has_failed_names_its_record_and_the_way_past_it_unless_all_fail(
+    bad: Sequence[int], *, is_stored: bool
+) -> None:
+    """What came of each call is kept, so nothing has to be called again to know which record it was."""
+    ranges, first = {P0: OffsetRange(0, 64)}, min(bad)
+    attempt = failing(lambda offset: offset in bad, OF_CALL)
+    error = blame(OF_CALL, ranges, attempt, CLAIM, repr if is_stored else None, repeats=lambda: False)
+    assert (error.topic_partition, error.offsets) == (P0, OffsetRange(first, first + 1))
+    assert f"first refused at record payments-0@{first}; " in str(error)
+    is_bug = len(bad) == 64
+    assert is_of_record(error) is not is_bug
+    assert exit_code(error) == (ExitCode.BUG if is_bug else ExitCode.OTHER)
+    way = f"--from-offset {first} --to-offset {first + 1}" if is_stored else "return None for it, by its partition"
+    assert (way in error.next_step) is not is_bug
+
+
+@pytest.mark.behaviour("HAND-2")
+@pytest.mark.parametrize(("seconds", "offsets"), [(0, OffsetRange(0, 64)), (60, OffsetRange(5, 6))])
+def test_a_search_for_a_handler_s_record_that_ends_early_names_none(seconds: float, offsets: OffsetRange) -> None:
+    attempt = failing(lambda offset: offset == 5, OF_CALL)
+    error = blamed({P0: OffsetRange(0, 64)}, attempt, OF_CALL, seconds=seconds)
+    assert error.offsets == offsets
+
+
+@pytest.mark.behaviour("HAND-2")
+def test_a_handler_s_record_is_not_named_if_what_comes_before_it_can_t_be_stored() -> None:
+    def refuse(_: Ranges) -> None:
+        raise refused()
+
+    ranges = {P0: OffsetRange(0, 64)}
+    error = blame(OF_CALL, ranges, failing(lambda offset: offset == 5, OF_CALL), CLAIM, refuse)
+    assert "reset" not in error.next_step
 
 
 @pytest.mark.behaviour("CONS-15")
@@ -421,12 +456,6 @@ def test_a_quota_that_is_used_up_during_the_search_names_no_record(quota: int) -
 
     with suppress(AcceptedThen):
         assert named(blamed({P0: OffsetRange(0, 64)}, attempt, FAILED)) is None
-
-
-@pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("bad", [{0}, {63}, {5, 6, 7}, {59, *range(60, 64)}, {0, 1, 3}], ids=str)
-def test_a_function_that_fails_for_some_records_names_the_first(bad: set[int]) -> None:
-    assert named(of_function(lambda record: record[1] in bad)) == (P0, min(bad))
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -507,13 +536,6 @@ def test_a_batch_that_is_ours_no_more_ends_the_search_with_that_error(error: typ
         blamed({P0: OffsetRange(0, 64)}, attempt)
 
 
-def test_a_search_ends_in_time() -> None:
-    table = with_any((P0, 3))
-    error = blamed({P0: OffsetRange(0, 64)}, table.attempt, seconds=0)
-    assert (error.offsets, error.stored) == (OffsetRange(0, 64), {})
-    assert table.asked == 0
-
-
 # -- what is stored, and what the error says
 
 
@@ -553,27 +575,13 @@ def test_the_readme_gives_the_same_command() -> None:
     assert re.search(f'^\\$ {re.escape(text)}[^"]+{re.escape(reason)}$', readme, re.MULTILINE)
 
 
-def test_nothing_is_stored_before_the_first_record() -> None:
-    error = told((P0, 40), store=lambda _: pytest.fail("stored"))
-    assert "first refused at record payments-0@40" in str(error)
+def test_a_search_that_has_no_time_tells_of_all_partitions_with_their_ranges(caplog: pytest.LogCaptureFixture) -> None:
+    error = told((P0, 50), seconds=0, store=lambda _: pytest.fail("stored"))
+    assert (error.topic_partition, error.offsets, error.stored) == (None, None, {})
+    assert "records payments-0 [40, 60), payments-1 [0, 64); the search for the cause ended: the time is up" in str(
+        error
+    )
     assert "nothing before it was stored" in str(error)
-    assert error.stored == {}
-
-
-def test_where_no_record_is_named_no_reset_is_offered() -> None:
-    stored: list[Ranges] = []
-    error = told(*[(P1, offset) for offset in range(20, 60)], store=stored.append)
-
-    assert (error.topic_partition, error.offsets) == (P1, OffsetRange(20, 64))
-    assert "first refused at record payments-1@20, but the cause may be any of payments-1 [20, 64)" in str(error)
-    assert error.next_step == "Correct it."
-    assert stored == [{P0: OffsetRange(40, 60), P1: OffsetRange(0, 20)}]
-
-
-def test_several_partitions_are_told_with_their_ranges(caplog: pytest.LogCaptureFixture) -> None:
-    error = told((P0, 50), seconds=0)
-    assert (error.topic_partition, error.offsets) == (None, None)
-    assert "one of the records payments-0 [40, 60), payments-1 [0, 64)" in str(error)
     assert "payments-0 [40, 60), payments-1 [0, 64): too large" in caplog.text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from offsetstore import BatchInfo, Claim, Flush, OffsetRange
-from offsetstore.errors import CommitUnknown, ConfigurationError, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
+from offsetstore.errors import CommitUnknown, ProtocolMisuse, RowsRefused, SinkError, StaleClaim
 from offsetstore.processing import policies
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.events import BatchEnded, FlushEnded
@@ -170,17 +170,6 @@ def test_an_offset_that_something_else_moved_ends_the_job(
 
 
 @pytest.mark.behaviour("MARK-4")
-def test_closing_after_an_error_does_not_hide_it(
-    store: InMemoryOffsetStore, claim: Claim, results: Results, caplog: pytest.LogCaptureFixture
-) -> None:
-    started(claim, results).drain_log()
-    store.claim("billing", topics=["payments"])
-    with pytest.raises(KeyError), claim:
-        raise KeyError
-    assert "while closing after KeyError" in caplog.text
-
-
-@pytest.mark.behaviour("MARK-4")
 def test_the_first_records_of_a_new_partition_are_not_forgotten_with_the_buffer(
     store: InMemoryOffsetStore, claim: Claim, results: Results
 ) -> None:
@@ -280,10 +269,3 @@ def test_after_an_unknown_commit_nothing_more_is_kept_or_written(
     with pytest.raises(SinkError, match="CommitUnknown"):
         claim.close()
     assert results.transactions == []
-
-
-@pytest.mark.behaviour("MARK-4")
-@pytest.mark.parametrize("limits", [{"rows": 0}, {"seconds": 0}, {"bytes": -1}], ids=str)
-def test_limits_are_above_zero(limits: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        Flush(**limits)

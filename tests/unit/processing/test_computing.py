@@ -54,11 +54,6 @@ def test_what_fails_for_all_records_is_given_up_after_a_few() -> None:
 
 
 @pytest.mark.behaviour("DLQ-15")
-def test_records_are_to_blame_if_a_single_other_one_can_be_computed() -> None:
-    assert len(find_failing(12, Tries(*range(11)))) == 11
-
-
-@pytest.mark.behaviour("DLQ-15")
 def test_a_record_that_can_be_computed_alone_is_not_to_blame() -> None:
     def try_(begin: int, end: int) -> FunctionFailed | int:  # a part is too large, and no record is to blame
         return FunctionFailed("too large") if end - begin > 4 else end - begin
@@ -93,11 +88,3 @@ def test_a_search_without_time_goes_on_until_another_record_makes_a_row(
     with pytest.raises(TimeIsUp) as caught:
         find_failing(100, tries, seconds=-math.inf)
     assert (caught.value.place, [*caught.value.failed]) == (place, found)
-
-
-def test_a_query_that_is_stopped_ends_the_search() -> None:
-    def check() -> None:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        find_failing(8, Tries(1), check=check)

@@ -25,6 +25,7 @@ from offsetstore import Handler, Record, Retries, current_headers
 from offsetstore.processing import spans
 from offsetstore.processing.handling import Handling, Outcome
 from offsetstore.protocol.letters import Headers
+from tests.support.modules import forgotten
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01".encode()
@@ -122,23 +123,6 @@ def test_what_an_async_function_awaits_and_has_done_in_threads_sees_its_headers_
     assert all(one.rows == [{"seen": one.record.headers}] * 3 for one in found)
 
 
-@pytest.mark.behaviour("CTX-4")
-@both_ways
-def test_a_retry_sees_the_headers_and_a_failure_leaves_none_behind(*, is_async: bool) -> None:
-    seen: list[tuple[int, Headers]] = []
-
-    def fails_once(record: Record) -> None:
-        seen.append((record.offset, current_headers()))
-        if seen.count(seen[-1]) == 1 and record.headers:
-            raise ValueError(CANARY)
-
-    records = [record(0, ("tenant", b"a")), record(1)]
-    retries = Retries(attempts=2, shortest=0.001, longest=0.001)
-    found = handled(fails_once, records, "tenant", is_async=is_async, concurrency=1, retries=retries)
-    assert all(one.error is None for one in found.values())
-    assert sorted(seen) == [(0, (("tenant", b"a"),)), (0, (("tenant", b"a"),)), (1, ())]
-
-
 @pytest.mark.behaviour("CTX-2")
 @both_ways
 def test_a_call_is_a_span_in_its_records_trace(
@@ -234,11 +218,8 @@ def test_no_header_harms_a_call(headers: list[tuple[str, bytes | None]]) -> None
 
 
 @pytest.mark.behaviour("CTX-1", "CTX-2")
-def test_without_opentelemetry_headers_are_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, spans.__name__)
-    for name in [name for name in sys.modules if name.split(".")[0] == "opentelemetry"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    found = handled(sees, [record(0, TRACED, ("secret", b"s"))], "traceparent")
+def test_without_opentelemetry_headers_are_passed_on_as_they_are() -> None:
+    with forgotten(spans.__name__, lacking="opentelemetry"):
+        found = handled(sees, [record(0, TRACED, ("secret", b"s"))], "traceparent")
+        assert spans.__name__ not in sys.modules
     assert found[0].rows == ({"seen": (TRACED,)},)
-    assert spans.__name__ not in sys.modules

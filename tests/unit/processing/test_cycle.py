@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from offsetstore import Claim, OffsetRange, TopicPartition
-from offsetstore.errors import OffsetGap, RowsRefused, SinkError, StaleClaim, TopicRecreated
+from offsetstore.errors import RowsRefused, StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
 from offsetstore.processing.plan import Plan, check_topics
 from offsetstore.processing.runner import with_replanning
@@ -69,25 +69,10 @@ def advance(claim: Claim, tp: TopicPartition, until: int) -> None:
         tx.advance({tp: tx.lock({tp: OffsetRange(start, until)})[tp].remaining})
 
 
-def test_rows_and_offsets_are_stored_together(store: InMemoryOffsetStore, claim: Claim) -> None:
-    written = process(claim)
-    assert written is not None
-    assert written.rows == {UNNAMED: 5}
-    assert written.seconds.keys() == {"compute", "write", "commit"}
-    assert store.rows("results") == [(P0, 0), (P0, 1), (P0, 2), (P1, 10), (P1, 11)]
-    assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 3, P1: 12}
-
-
 def test_a_replayed_batch_is_neither_computed_nor_written(store: InMemoryOffsetStore, claim: Claim) -> None:
     process(claim)
     assert process(claim, meanwhile=lambda: pytest.fail("computed")) is None
     assert len(store.rows("results")) == 5
-
-
-def test_of_a_batch_that_is_stored_in_part_only_the_rest_is_written(store: InMemoryOffsetStore, claim: Claim) -> None:
-    advance(claim, P0, 2)
-    process(claim)
-    assert store.rows("results") == [(P0, 2), (P1, 10), (P1, 11)]
 
 
 def test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_computed(
@@ -99,30 +84,9 @@ def test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_comput
     assert store.rows("results") == [(P0, 2), (P1, 11)]
 
 
-def test_a_batch_whose_plans_are_all_outdated_ends_with_an_error(store: InMemoryOffsetStore, claim: Claim) -> None:
-    plans: list[int] = []
-
-    def write() -> Written:
-        plans.append(1)
-        raise PlanOutdated
-
-    with pytest.raises(SinkError, match="5 plans of batch 1 were outdated"):
-        with_replanning(write, "batch 1")
-    assert len(plans) == 5
-    assert store.rows("results") == []
-
-
 def test_what_was_not_computed_is_planned_again_if_it_remains_after_all(claim: Claim) -> None:
     with pytest.raises(PlanOutdated):
         commit_rows(claim, Plan.of(claim, BATCH), None)
-
-
-def test_a_refused_row_leaves_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
-    with pytest.raises(RowsRefused) as failed:
-        process(claim, refused=(P1, 10))
-    assert failed.value.output == UNNAMED
-    assert store.rows("results") == []
-    assert store.offsets("billing")[P0].next_offset == 0
 
 
 def test_the_part_of_a_batch_before_a_record_is_stored_alone(store: InMemoryOffsetStore, claim: Claim) -> None:
@@ -144,13 +108,6 @@ def test_a_claim_that_was_taken_over_while_it_computed_writes_nothing(
     with pytest.raises(StaleClaim):  # and computes nothing from then on
         process(claim, meanwhile=lambda: pytest.fail("computed"))
     assert store.rows("results") == []
-
-
-def test_a_gap_is_refused_without_computing(claim: Claim) -> None:
-    plan = Plan.of(claim, {P0: OffsetRange(1, 3)})
-    assert not plan.is_worth_computing(claim)
-    with pytest.raises(OffsetGap):
-        commit_rows(claim, plan, None)
 
 
 def test_a_topic_that_is_recreated_while_the_batch_is_computed_stops_it(

@@ -80,22 +80,9 @@ def with_needs(needs: Mapping[int, int], *bad: int) -> Callable[[list[int]], boo
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_a_refusal_that_does_not_recur_blames_no_record() -> None:
-    table = Table(lambda _: True)
-    assert sweep(units_of(range(100), {}), table, limit=LIMIT) == {}
-    assert table.tries == [list(range(100))]
-
-
-@pytest.mark.behaviour("DLQ-8")
 @given(st.sets(st.integers(0, 199), max_size=30))
 def test_the_bad_records_are_found_and_no_other(bad: set[int]) -> None:
     assert find(without(*bad), range(200)) == bad
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_child_whose_parent_comes_later_in_its_table_is_not_blamed() -> None:
-    """An employee whose boss follows; a third record is bad."""
-    assert find(with_needs({0: 1}, 2), range(3)) == {2}
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -115,12 +102,6 @@ def test_of_two_records_with_one_id_the_later_dies_each_time() -> None:
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_of_ranges_that_exclude_each_other_as_many_are_kept_as_fit() -> None:
-    """[1, 5), [4, 8) and [7, 9): the first and the last fit, so the one in the middle dies."""
-    assert find(lambda rows: not ({0, 1} <= {*rows} or {1, 2} <= {*rows}), range(3)) == {1}
-
-
-@pytest.mark.behaviour("DLQ-8")
 def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed() -> None:
     """An Upsert writes the last row of a key alone: (k, -5), (k, 7); the record of another key is bad."""
     key = {0: "k", 1: "k", 2: "other"}
@@ -129,30 +110,6 @@ def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed() -> Non
         return 2 not in rows and (0 not in rows or 1 in rows)
 
     assert find(rule, range(3), key) == {2}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_two_amounts_that_are_too_large_together_cost_one_record() -> None:
-    amounts = [500, 500]
-    assert find(lambda rows: sum(amounts[row] for row in rows) <= 647, range(2), dict.fromkeys(range(2), "k")) == {1}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_amounts_that_a_later_one_makes_fit_cost_none() -> None:
-    amounts = [500, 500, -600, 10_000]
-    keys: dict[int, Hashable] = {0: "k", 1: "k", 2: "k", 3: "bad"}
-    assert find(lambda rows: 3 not in rows and sum(amounts[row] for row in rows) <= 647, range(4), keys) == {3}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_withdrawal_is_accepted_after_its_deposit_whatever_their_order() -> None:
-    """The real transaction, which writes them in order, may refuse it: then its part is halved."""
-    amounts = [-50, 100, 0]
-
-    def never_overdrawn(rows: list[int]) -> bool:
-        return 2 not in rows and all(sum(amounts[row] for row in rows[:end]) >= 0 for end in range(len(rows) + 1))
-
-    assert find(never_overdrawn, range(3)) == {2}
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -167,17 +124,6 @@ def test_legs_of_an_entry_that_share_a_key_stand_or_fall_together() -> None:
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_legs_with_different_keys_can_become_letters_together() -> None:
-    amounts = [5, -5, 7, -7]
-    assert find(lambda rows: 3 not in rows and sum(amounts[row] for row in rows) == 0, range(4)) == {2, 3}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_good_child_dies_with_its_dead_parent() -> None:
-    assert find(with_needs({4: 1}, 1), range(8)) == {1, 4}
-
-
-@pytest.mark.behaviour("DLQ-8")
 def test_a_key_waits_for_all_others_before_it_is_split() -> None:
     """Key "a" needs a record of key "b", which is accepted later, when it is tried alone."""
     keys = {0: "a", 1: "b", 2: "a", 3: "b", 4: "c"}
@@ -187,11 +133,6 @@ def test_a_key_waits_for_all_others_before_it_is_split() -> None:
         return 4 not in rows and is_whole and (0 not in rows or 3 in rows)
 
     assert find(rule, range(5), keys) == {4}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_the_others_of_a_bad_records_key_are_accepted() -> None:
-    assert find(without(5), range(20), {record: record % 2 for record in range(20)}) == {5}
 
 
 def test_records_without_a_key_are_alone() -> None:
@@ -289,27 +230,14 @@ def test_two_hundred_bad_among_a_hundred_thousand_are_some_thousand_tries() -> N
 
 
 @pytest.mark.behaviour("DLQ-13")
-@pytest.mark.parametrize("keys", [{}, {record: record // 10 for record in range(100_000)}], ids=["alone", "in keys"])
-def test_if_every_record_is_refused_it_takes_few_tries_to_say_so(keys: dict[int, int]) -> None:
-    table = Table(lambda _: False)
+@pytest.mark.parametrize("keys", [0, 10, 100_000], ids=["alone", "in keys", "in one"])
+@pytest.mark.parametrize("table", [lambda: Table(lambda _: False), lambda: Hinting({*range(100_000)})])
+def test_if_every_record_is_refused_it_takes_few_tries_to_say_so(table: Callable[[], Table], keys: int) -> None:
+    made, of_keys = table(), {record: record // keys for record in range(100_000)} if keys else {}
     with pytest.raises(TooManyFailed) as told:
-        sweep(units_of(range(100_000), keys), table, limit=LIMIT)
+        sweep(units_of(range(100_000), of_keys), made, limit=LIMIT, hint=hinted)
     assert told.value.error.sqlstate == "23514"
-    assert len(table.tries) == 127 + 16
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_if_every_record_of_one_key_is_refused_it_takes_few_tries_too() -> None:
-    table = Table(lambda _: False)
-    with pytest.raises(TooManyFailed):
-        sweep(units_of(range(50_000), dict.fromkeys(range(50_000), "k")), table, limit=LIMIT)
-    assert len(table.tries) == 127 + 16
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_if_there_are_bad_records_in_each_64th_the_single_ones_tell() -> None:
-    bad = set(range(0, 1000, 4))
-    assert find(without(*bad), range(1000)) == bad
+    assert len(made.tries) == 127 + 16
 
 
 @pytest.mark.behaviour("DLQ-13")
@@ -363,14 +291,13 @@ def writing(rule: Callable[[list[int]], bool]) -> Callable[[Work, Sequence[int]]
     return write
 
 
-def discovered(
-    claim: Claim, rule: Callable[[list[int]], bool], size: int, *, seconds: float = 60.0, **options: Any
-) -> Collection[int]:
-    decisions = {P0: decide(0, OffsetRange(0, size))}
-    options = {"limit": LIMIT, **options}
-    return discover(
-        claim, decisions, range(size), {}, writing(rule), refused=RowsRefused("refused"), seconds=seconds, **options
-    ).dead.keys()
+def searched(claim: Claim, write: Callable[[Work, Sequence[int]], object], size: int, **options: Any) -> Any:
+    given: dict[str, Any] = {"refused": RowsRefused("refused"), "seconds": 60.0, "limit": LIMIT, **options}
+    return discover(claim, {P0: decide(0, OffsetRange(0, size))}, range(size), {}, write, **given)
+
+
+def discovered(claim: Claim, rule: Callable[[list[int]], bool], size: int, **options: Any) -> Collection[int]:
+    return searched(claim, writing(rule), size, **options).dead.keys()
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -378,14 +305,6 @@ def test_discovery_finds_the_refused_records_and_leaves_nothing(store: InMemoryO
     assert discovered(claim, without(3, 40), 64) == {3, 40}
     assert store.rows("results") == []
     assert store.offsets("billing") == {}
-
-
-def test_discovery_among_no_records_begins_no_transaction(store: InMemoryOffsetStore, claim: Claim) -> None:
-    store.claim("billing", topics=["payments"])
-    assert (
-        discover(claim, {}, [], {}, writing(without()), refused=RowsRefused("refused"), seconds=60, limit=LIMIT).dead
-        == {}
-    )
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -417,13 +336,7 @@ def test_what_is_kept_is_written_again_few_times(claim: Claim) -> None:
         if not bad.isdisjoint(records):
             raise refusal()
 
-    decisions = {P0: decide(0, OffsetRange(0, size))}
-    assert (
-        discover(
-            claim, decisions, range(size), {}, write, refused=RowsRefused("refused"), seconds=60, limit=LIMIT
-        ).dead.keys()
-        == bad
-    )
+    assert searched(claim, write, size).dead.keys() == bad
     assert sum(written) < 13 * size
 
 
@@ -453,18 +366,13 @@ def test_rows_that_are_accepted_once_only_end_discovery(claim: Claim) -> None:
             raise refusal()
         seen.update(records)
 
-    decisions = {P0: decide(0, OffsetRange(0, 200))}
     with pytest.raises(Halve):
-        discover(claim, decisions, range(200), {}, write, refused=RowsRefused("refused"), seconds=60, limit=LIMIT)
+        searched(claim, write, 200)
 
 
 def test_discovery_ends_when_its_time_is_up(claim: Claim) -> None:
     with pytest.raises(Halve):
         discovered(claim, without(3), 64, seconds=0)
-
-
-def test_a_record_is_tried_once_however_little_time_there_is(claim: Claim) -> None:
-    assert discovered(claim, without(0), 1, seconds=0) == {0}
 
 
 def test_the_wait_for_the_lock_takes_no_time_from_the_search(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,10 +419,9 @@ def test_an_error_that_no_record_causes_passes(claim: Claim, error: BaseExceptio
         tries.append(records)
         raise refusal() if len(tries) < 3 else error
 
-    decisions = {P0: decide(0, OffsetRange(0, 64))}
     claim.retries = Retries(attempts=1)
     with pytest.raises(type(error)):
-        discover(claim, decisions, range(64), {}, write, refused=RowsRefused("refused"), seconds=60, limit=LIMIT)
+        searched(claim, write, 64)
     assert len(tries) == 3
 
 
@@ -554,11 +461,6 @@ def test_a_second_search_begins_with_all_but_the_suspects() -> None:
 
     assert set(found) == bad
     assert len(table.tries) <= 1 + 2 * len(bad)
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_suspect_that_is_accepted_now_is_not_dead_and_one_that_was_not_suspected_is_found() -> None:
-    assert set(sweep(units_of(range(100), {}), Table(without(3, 50)), limit=LIMIT, suspects=[3, 4])) == {3, 50}
 
 
 # -- hints
@@ -615,13 +517,6 @@ def test_with_hints_a_bad_record_costs_four_tries_at_most(bad: set[int]) -> None
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_records_with_a_hint_and_without_one_are_both_found() -> None:
-    named, unnamed = {*range(0, 2000, 97)}, {*range(50, 2000, 211)}
-    table = Hinting(named, without(*unnamed))
-    assert find_by_hints(table, 2000) == named | unnamed
-
-
-@pytest.mark.behaviour("DLQ-8")
 @given(st.sets(st.integers(0, 99), max_size=10), st.dictionaries(st.integers(0, 99), st.sampled_from("abc")))
 def test_a_hint_is_never_a_verdict(bad: set[int], keys: dict[int, str]) -> None:
     """Each names another row than the bad one."""
@@ -646,14 +541,6 @@ def test_with_hints_too_the_dead_are_refused_on_top_of_the_rest(
     assert not any(record not in bad and rule([*table.rows, record]) for record in dead)
 
 
-@pytest.mark.behaviour("DLQ-13")
-def test_with_hints_too_it_takes_few_tries_to_say_that_every_record_is_refused() -> None:
-    table = Hinting({*range(100_000)})
-    with pytest.raises(TooManyFailed):
-        find_by_hints(table, 100_000)
-    assert len(table.tries) == 127 + 16
-
-
 # -- who is to blame
 
 
@@ -661,18 +548,7 @@ def doubted(
     claim: Claim, write: Callable[[Work, Sequence[int]], object], size: int, suspects: Collection[int] = ()
 ) -> tuple[set[int], set[int]]:
     """The dead, and those of them that may be innocent."""
-    decisions = {P0: decide(0, OffsetRange(0, size))}
-    found = discover(
-        claim,
-        decisions,
-        range(size),
-        {},
-        write,
-        refused=RowsRefused("refused"),
-        seconds=60,
-        limit=LIMIT,
-        suspects=suspects,
-    )
+    found = searched(claim, write, size, suspects=suspects)
     return {*found.dead}, {*found.doubtful}
 
 
@@ -728,12 +604,6 @@ def test_a_record_that_conflicts_with_one_other_is_to_blame(claim: Claim, twin: 
     """It would be accepted in the place of all others, and not in the place of those without its twin."""
     write = refusing(lambda rows: not {twin, 7} <= {*rows}, "DUP01")
     assert doubted(claim, write, 8, suspects) == ({7}, set())
-
-
-@pytest.mark.behaviour("DLQ-15")
-def test_of_two_records_that_conflict_with_each_other_alone_none_is_known_to_be_to_blame(claim: Claim) -> None:
-    """It is as if there were room for one."""
-    assert doubted(claim, refusing(lambda rows: len(rows) <= 1), 2) == ({1}, {1})
 
 
 @pytest.mark.behaviour("DLQ-15")

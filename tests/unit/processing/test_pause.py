@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import Claim, OffsetRange, TopicPartition
 from offsetstore.errors import LockTimeout, StaleClaim, StoreUnavailable
-from offsetstore.processing.pause import GroupPaused, when_not_paused
+from offsetstore.processing.pause import when_not_paused
 from offsetstore.processing.plan import Plan
 from offsetstore.protocol.events import PauseChanged
 from offsetstore.testing import InMemoryOffsetStore
@@ -158,16 +158,3 @@ def test_a_claim_that_becomes_stale_is_told_so_although_the_group_is_still_pause
     with pytest.raises(StaleClaim):
         process(claim, lambda: store.claim(GROUP, topics=["payments"]))
     assert store.offsets(GROUP) == {}
-
-
-def test_what_the_sleep_raises_ends_the_wait(claim: Claim) -> None:
-    def stopped() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        process(claim, nothing, stopped)
-
-
-def test_a_plan_of_a_paused_group_is_refused(claim: Claim) -> None:
-    with pytest.raises(GroupPaused, match=REASON):
-        Plan.of(claim, RANGES)

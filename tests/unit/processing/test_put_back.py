@@ -93,6 +93,7 @@ class Part:
     job: Job
     values: Mapping[int, str]
     keys: Mapping[int, bytes]
+    is_handled: bool = False
 
     @property
     def replaces_in_order(self) -> bool:
@@ -169,11 +170,6 @@ class Rows:
 def never(*bad: str) -> Callable[[list[str]], RowsRefused | None]:
     """The table refuses these values."""
     return lambda rows: refusal() if set(bad) & set(rows) else None
-
-
-def needing(needs: Mapping[str, str]) -> Callable[[list[str]], RowsRefused | None]:
-    """A value needs another one in the table."""
-    return lambda rows: refusal("23503") if any(needs.get(row, row) not in rows for row in rows) else None
 
 
 @pytest.fixture
@@ -275,19 +271,60 @@ def test_a_replay_advances_by_nothing_and_its_id_is_in_the_rows(store: InMemoryO
     assert replace(after, transaction_id=before.transaction_id) == before, "nor does it use up stored metadata"
 
 
-@pytest.mark.behaviour("DLQ-7")
-def test_what_is_rejected_misfits_or_is_refused_again_is_dead_with_its_own_error(
-    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
-) -> None:
-    give_up(claim, {1: "a", 2: "reject", 3: "too large", 4: "refused", 5: "b"})
-    request(store)
+def overdrawn(rows: list[str]) -> RowsRefused | None:
+    """A withdrawal before its deposit: accepted after it, and refused in the letters' order."""
+    amounts = [int(row) for row in rows if row != "bad"]
+    return refusal() if "bad" in rows or any(sum(amounts[:end]) < 0 for end in range(len(amounts) + 1)) else None
 
-    assert run(claim, Job(never("refused"), misfits=("too large",))) == 2
-    assert store.rows("results") == ["a", "b"]
-    assert states(store) == ["replayed", "dead", "dead", "dead", "replayed"]
-    assert errors(store) == ["23514", "Rejected", "22003", "23514", "23514"]
-    assert [letter.attempts for letter in store.letters(GROUP).letters if letter.state == "dead"] == [2, 2, 2]
-    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=3)]
+
+def swallowing(rows: list[str]) -> OffsetStoreError | None:
+    if "swallows" in rows:
+        return SinkError("a function swallowed an error")
+    return refusal() if "bad" in rows else None
+
+
+def after(*answers: OffsetStoreError) -> Callable[[list[str]], OffsetStoreError | None]:
+    left = [*answers]
+    return lambda _: left.pop(0) if left else None
+
+
+REPLAYED, DEAD = "replayed", "23514"
+FATES: dict[str, tuple[list[str], Callable[[], Job], list[str]]] = {
+    "good, rejected, misfit, refused, good": (
+        ["a", "reject", "too large", "refused", "b"],
+        lambda: Job(never("refused"), misfits=("too large",)),
+        [REPLAYED, "Rejected", "22003", DEAD, REPLAYED],
+    ),
+    "no row today": (["nothing", "a"], Job, [REPLAYED, REPLAYED]),
+    "whatever the sqlstate": (["a"], lambda: Job(lambda _: refusal("42501")), ["42501"]),
+    "refused by the real transaction": (["-5", "7", "bad"], lambda: Job(overdrawn), [DEAD, REPLAYED, DEAD]),
+    "a writer that fails": (["swallows", "good", "good"], lambda: Job(swallowing), ["SinkError", REPLAYED, REPLAYED]),
+    "and beside a bad one": (["swallows", "bad", "good"], lambda: Job(swallowing), ["SinkError", DEAD, REPLAYED]),
+    "an outage in the search": (["a", "b"], lambda: Job(after(refusal(), LockTimeout("no"))), [REPLAYED, REPLAYED]),
+    "too many rows for the driver": ([*"01234"], lambda: Job(at_once=2), [REPLAYED] * 5),
+    "too many of one letter": (["huge"], lambda: Job(at_once=0), ["MemoryError"]),
+}
+
+
+@pytest.mark.behaviour("DLQ-7", "DLQ-6")
+@pytest.mark.parametrize("given", FATES)
+def test_a_requested_letter_is_replayed_or_dead_again_with_its_own_error(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, given: str
+) -> None:
+    values, job, fates = FATES[given]
+    give_up(claim, dict(enumerate(values, 1)))
+    request(store)
+    replayed = fates.count(REPLAYED)
+    assert run(claim, job()) == replayed
+    good = [value for value, fate in zip(values, fates, strict=True) if fate == REPLAYED and value != "nothing"]
+    assert store.rows("results") == good
+    pairs = zip(states(store), errors(store), strict=True)
+    assert [state if state == REPLAYED else error for state, error in pairs] == fates
+    assert {one.attempts for one in store.letters(GROUP).letters if one.state == "dead"} <= {2}
+    told = LettersReplayed(
+        group=GROUP, replayed=replayed, failed=len(fates) - replayed, without_rows=values.count("nothing")
+    )
+    assert recorder.of(LettersReplayed) == [told]
 
 
 @pytest.mark.behaviour("DLQ-12")
@@ -303,17 +340,6 @@ def test_a_letter_that_a_function_names_is_dead_again_with_its_code(store: InMem
         "rejected",
         LetterError("no-customer", "no such customer"),
     )
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_letter_that_makes_no_row_today_is_replayed_and_that_is_told(
-    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
-) -> None:
-    give_up(claim, {1: "nothing", 2: "a"})
-    request(store)
-    assert run(claim, Job()) == 2
-    assert (store.rows("results"), states(store)) == (["a"], ["replayed", "replayed"])
-    assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=0, without_rows=1)]
 
 
 @pytest.mark.behaviour("DLQ-7")
@@ -334,56 +360,6 @@ def test_many_letters_that_are_all_refused_again_have_each_its_own_error(
     found = {letter.offset: letter.error.constraint for letter in store.letters(GROUP).letters}
     assert found == {offset: None if offset == 77 else f"rule_{offset}" for offset in range(80)}
     assert len(job.computed) == 1
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_parent_s_letter_saves_its_child_s(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "child", 2: "parent", 3: "orphan"})
-    request(store)
-    assert run(claim, Job(needing({"child": "parent", "orphan": "no one"}))) == 2
-    assert store.rows("results") == ["child", "parent"]
-    assert states(store) == ["replayed", "replayed", "dead"]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_letters_of_which_the_real_transaction_refuses_what_discovery_accepts_are_halved(
-    store: InMemoryOffsetStore, claim: Claim
-) -> None:
-    """A withdrawal before its deposit: accepted after it, and refused in the letters' order."""
-    give_up(claim, {1: "-5", 2: "7", 3: "bad"})
-    request(store)
-
-    def refuses(rows: list[str]) -> RowsRefused | None:
-        amounts = [int(row) for row in rows if row != "bad"]
-        overdrawn = any(sum(amounts[:end]) < 0 for end in range(len(amounts) + 1))
-        return refusal() if overdrawn or "bad" in rows else None
-
-    assert run(claim, Job(refuses)) == 1
-    assert store.rows("results") == ["7"]
-    assert states(store) == ["dead", "replayed", "dead"]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_rows_that_are_too_many_for_the_driver_are_computed_in_halves(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {offset: f"{offset}" for offset in range(5)})
-    request(store)
-    assert run(claim, Job(at_once=2)) == 5
-    assert store.rows("results") == ["0", "1", "2", "3", "4"]
-
-    give_up(claim, {100: "huge"}, until=101)
-    request(store)
-    assert run(claim, Job(at_once=0)) == 0
-    assert (states(store)[-1], errors(store)[-1]) == ("dead", "MemoryError")
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_letter_that_cant_be_computed_takes_no_other_one_with_it(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {offset: "raise" if offset == 117 else f"{offset}" for offset in range(200)}, until=200)
-    request(store)
-    job = Job()
-    assert run(claim, job) == 199
-    dead = [letter for letter in store.letters(GROUP, limit=200).letters if letter.state == "dead"]
-    assert [(letter.offset, letter.error.error_class) for letter in dead] == [(117, "ValueError")]
 
 
 @pytest.mark.behaviour("DLQ-7")
@@ -508,35 +484,26 @@ def losing(monkeypatch: pytest.MonkeyPatch) -> Losing:
 
 
 @pytest.mark.behaviour("DLQ-7")
-@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("then", ["", "rolled back", "taken over", "moved on"])
 def test_a_replay_whose_commit_has_no_answer_is_looked_up(
-    store: InMemoryOffsetStore, claim: Claim, losing: Losing, *, happens: bool
+    store: InMemoryOffsetStore, claim: Claim, losing: Losing, then: str
 ) -> None:
+    """It is unknown only if the rows have moved on since; the letters tell all the same."""
+
+    def meanwhile() -> None:
+        if then in {"taken over", "moved on"}:
+            successor = store.claim(GROUP, topics=["payments"])
+            if then == "moved on":
+                give_up(successor, {}, until=200)
+
     give_up(claim, {1: "a"})
     request(store)
-    losing.next(happens=happens)
-    assert run(claim, Job()) == 1
-    assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_the_answer_is_found_after_a_takeover_too(store: InMemoryOffsetStore, claim: Claim, losing: Losing) -> None:
-    give_up(claim, {1: "a"})
-    request(store)
-    losing.next(happens=True, then=lambda: store.claim(GROUP, topics=["payments"]))
-    assert run(claim, Job()) == 1
-    assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_replay_whose_rows_have_moved_on_is_unknown_and_its_letters_tell(
-    store: InMemoryOffsetStore, claim: Claim, losing: Losing
-) -> None:
-    give_up(claim, {1: "a"})
-    request(store)
-    losing.next(happens=True, then=lambda: give_up(store.claim(GROUP, topics=["payments"]), {}, until=200))
-    with pytest.raises(CommitUnknown):
-        run(claim, Job())
+    losing.next(happens=then != "rolled back", then=meanwhile)
+    if then == "moved on":
+        with pytest.raises(CommitUnknown):
+            run(claim, Job())
+    else:
+        assert run(claim, Job()) == 1
     assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
 
 
@@ -570,46 +537,6 @@ def test_a_letter_that_cant_be_marked_is_not_written(
 
 
 @pytest.mark.behaviour("DLQ-7")
-@pytest.mark.parametrize("also", ["good", "bad"])
-def test_a_letter_for_which_a_writer_fails_keeps_no_others_waiting(
-    store: InMemoryOffsetStore, claim: Claim, also: str
-) -> None:
-    give_up(claim, {1: "swallows", 2: also, 3: "good"})
-    request(store)
-
-    def refuses(rows: list[str]) -> OffsetStoreError | None:
-        if rows.count("swallows"):
-            return SinkError("a function swallowed an error")
-        return refusal() if "bad" in rows else None
-
-    good = 2 if also == "good" else 1
-    assert run(claim, Job(refuses)) == good
-    assert store.rows("results") == ["good"] * good
-    assert states(store) == ["dead", "replayed" if also == "good" else "dead", "replayed"]
-    assert "a function swallowed" in str(store.letter(GROUP, P0, 1))
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_writer_that_fails_while_letters_are_searched_keeps_none_waiting(
-    store: InMemoryOffsetStore, claim: Claim
-) -> None:
-    give_up(claim, {1: "good", 2: "swallows", 3: "good"})
-    request(store)
-    whole: list[str] = []
-
-    def refuses(rows: list[str]) -> OffsetStoreError | None:
-        if "swallows" not in rows:
-            return None
-        if len(rows) == 3 and not whole:
-            whole.extend(rows)
-            return refusal()
-        return SinkError("a function swallowed an error")
-
-    assert run(claim, Job(refuses)) == 2
-    assert states(store) == ["replayed", "dead", "replayed"]
-
-
-@pytest.mark.behaviour("DLQ-7")
 @pytest.mark.parametrize("kind", [ColumnMismatch, TargetRefused, UnsafeTarget])
 def test_a_table_that_takes_no_letter_leaves_them_requested(
     store: InMemoryOffsetStore, claim: Claim, kind: type[SinkError]
@@ -619,14 +546,6 @@ def test_a_table_that_takes_no_letter_leaves_them_requested(
     with pytest.raises(kind):
         run(claim, Job(lambda _: kind("the table has changed")))
     assert states(store) == ["requested", "requested"]
-
-
-@pytest.mark.behaviour("DLQ-7")
-def test_a_letter_that_is_refused_is_dead_again_whatever_the_sqlstate(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "a"})
-    request(store)
-    assert run(claim, Job(lambda _: refusal("42501"))) == 0
-    assert (store.rows("results"), states(store)) == ([], ["dead"])
 
 
 @pytest.mark.behaviour("DLQ-20", "DLQ-6")
@@ -642,17 +561,6 @@ def test_a_target_that_is_locked_ends_a_replay_which_is_still_requested(
         run(claim, Job(lambda _: answers.pop(0)))
 
     assert (store.rows("results"), states(store)) == ([], ["requested", "requested"])
-
-
-@pytest.mark.behaviour("DLQ-6")
-def test_an_outage_in_the_search_of_a_replay_begins_the_search_again(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "a", 2: "b"})
-    request(store)
-    answers: list[OffsetStoreError] = [refusal(), LockTimeout("locked")]
-
-    assert run(claim, Job(lambda _: answers.pop(0) if answers else None)) == 2
-
-    assert (store.rows("results"), states(store)) == (["a", "b"], ["replayed", "replayed"])
 
 
 # -- the order of a key
@@ -672,14 +580,6 @@ def test_the_letters_of_a_key_stop_at_the_first_that_fails(
 
     request(store)
     assert run(claim, Job(lambda _: None)) == (3 if value == "refused" else 0)
-
-
-@pytest.mark.behaviour("DLQ-11")
-def test_letters_without_a_key_wait_for_none(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "refused", 2: "a"})
-    request(store)
-    assert run(claim, Job(never("refused"))) == 1
-    assert states(store) == ["dead", "replayed"]
 
 
 @pytest.mark.behaviour("DLQ-11")
@@ -815,14 +715,11 @@ def test_a_paused_group_replays_nothing_and_a_pause_ends_a_long_replay(
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_replay_makes_way_for_batches_when_its_time_is_up(
-    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
-    give_up(claim, {offset: f"{offset}" for offset in range(5)})
+def test_a_replay_in_halves_makes_way_for_batches_when_its_time_is_up(store: InMemoryOffsetStore, claim: Claim) -> None:
+    give_up(claim, {offset: f"{offset}" for offset in range(8)})
     request(store)
-    assert run(claim, Job(), seconds=0) == 2
-    assert run(claim, Job()) == 3
+    found = [run(claim, Job(at_once=2), seconds=0) for _ in range(5)]
+    assert (found, store.rows("results")) == ([2, 1, 2, 1, 2], [str(n) for n in range(8)])
 
 
 @pytest.mark.behaviour("DLQ-7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import sys
 import traceback
@@ -54,7 +55,7 @@ from offsetstore.processing.unit import UNNAMED, PlanOutdated, Ranges, Stored, W
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.events import LettersWritten
 from offsetstore.protocol.failpoints import FailpointReached
-from offsetstore.protocol.letters import Failed, Letter, LetterError, NewLetter, Payload
+from offsetstore.protocol.letters import Failed, Letter, LetterError, NewLetter, Payload, trace_id
 from offsetstore.protocol.outbox import outbox_record
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
@@ -210,58 +211,58 @@ PATIENT = DeadLetters(strategy=retry)
 # -- letters
 
 
-@pytest.mark.behaviour("DLQ-1")
-def test_a_refused_record_is_a_letter_after_its_retries_and_its_neighbours_are_written(
-    store: InMemoryOffsetStore,
+BAD = (0, 2)
+WHYS: dict[str, tuple[dict[str, Any], int, LetterError]] = {
+    "refused": ({"bad": {BAD: "23514"}}, 4, LetterError("RowsRefused", "the database refused rows", "23514")),
+    "raised": ({"raises": {BAD: "ValueError"}}, 4, LetterError("ValueError", "no number: 'canary'", traceback="at f")),
+    "refused, as it can never fit": (
+        {"records": Records(misfit={BAD: refusal("22003")})},
+        1,
+        LetterError("RowsRefused", "the database refused rows", "22003"),
+    ),
+    "rejected": (
+        {"records": Records(rejects={BAD: "no amount"}, misfit={BAD: refusal()})},
+        0,
+        LetterError("Rejected", "no amount"),
+    ),
+}
+
+
+@pytest.mark.behaviour("DLQ-1", "DLQ-3", "DLQ-12")
+@pytest.mark.parametrize("why", WHYS)
+def test_a_bad_record_is_a_letter_after_its_retries_if_any_and_its_neighbours_are_written(
+    store: InMemoryOffsetStore, why: str
 ) -> None:
-    job = Job(store, DeadLetters(max_retries=3), bad={(0, 2): "23514"})
+    given, attempts, error = WHYS[why]
+    job = Job(store, DeadLetters(max_retries=3), **given)
 
     written = job.write(up_to(5))
 
     assert written is not None
     assert (written.rows, written.is_kept) == ({UNNAMED: 4}, False)
-    assert job.results == rows(0, 1, 3, 4)
+    assert (job.results, job.stored(), job.failures) == (rows(0, 1, 3, 4), 5, {})
     [letter] = job.letters.values()
-    assert (letter.topic_partition, letter.offset, letter.cause, letter.attempts) == (P0, 2, "refused", 4)
-    assert (letter.error.error_class, letter.error.sqlstate) == ("RowsRefused", "23514")
+    assert (letter.topic_partition, letter.offset, letter.cause) == (P0, 2, why.split(",", maxsplit=1)[0])
+    assert (letter.attempts, letter.error) == (attempts, error)
     assert letter.payload is not None
     assert letter.payload.value == b"(0, 2)"
-    assert job.read_again == [(0, 2)]
-    assert job.stored() == 5
-    assert job.failures == {}
+    assert job.read_again == [BAD]
+    if attempts < 2:
+        assert (job.written, job.waits) == ([rows(0, 1, 3, 4)], [])
 
 
-def test_a_batch_without_bad_records_is_written_as_any(store: InMemoryOffsetStore, recorder: Recorder) -> None:
-    job = Job(store)
-    written = job.write(up_to(3))
-    assert written is not None
-    assert written.rows == {UNNAMED: 3}
-    assert job.written == [rows(0, 1, 2)]
-    assert job.read_again == []
-    assert recorder.of(LettersWritten) == []
-    assert job.write(up_to(3)) is None
-
-
-@pytest.mark.behaviour("DLQ-1")
-def test_a_value_that_can_never_fit_is_a_letter_without_a_retry(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(max_retries=9), records=Records(misfit={(0, 1): refusal("22003")}))
-
-    job.write(up_to(3))
-
-    assert job.written == [rows(0, 2)]
-    assert job.waits == []
-    assert job.letters[0, 1].attempts == 1
-
-
-@pytest.mark.behaviour("DLQ-12")
-def test_a_rejected_record_is_a_letter_with_its_reason_and_was_never_tried(store: InMemoryOffsetStore) -> None:
-    job = Job(store, records=Records(rejects={(0, 1): "no amount"}, misfit={(0, 1): refusal()}))
-
-    job.write(up_to(3))
-
-    assert job.written == [rows(0, 2)]
-    letter = job.letters[0, 1]
-    assert (letter.cause, letter.attempts, letter.error.text) == ("rejected", 0, "no amount")
+@pytest.mark.behaviour("DX-9")
+def test_a_search_is_told_in_one_line_however_often_its_records_are_tried_again(
+    store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(store, DeadLetters(max_retries=3), bad={(0, 2): "23514", (0, 4): "23514"})
+    caplog.clear()
+    job.write(up_to(6))
+    assert [letter.attempts for letter in job.letters.values()] == [4, 4]
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
+        "batch 0: looking for the refused records: the database refused rows",
+        "batch 0 of group 'billing': dead letters were written (2 refused)",
+    ]
 
 
 SOURCE: dict[str, bytes] = {
@@ -293,22 +294,6 @@ def test_with_a_topic_each_letter_is_produced_too_with_where_it_is_from_in_the_l
 
 
 @pytest.mark.behaviour("DLQ-9", "OUT-8")
-def test_a_letter_that_is_not_committed_is_not_produced(
-    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(store, DeadLetters(max_retries=0, topic="payments-dlq"), bad={(0, 1): "23514"})
-    monkeypatch.setenv(failpoints.VARIABLE, "letters_written:1:raise")
-    with pytest.raises(FailpointReached):
-        job.write(up_to(3))
-    assert store.outbox() == []
-    monkeypatch.delenv(failpoints.VARIABLE)
-    job.restart()
-    job.write(up_to(3))
-    job.write(up_to(3))
-    assert len(store.outbox()) == len(job.letters) == 1
-
-
-@pytest.mark.behaviour("DLQ-9", "OUT-8")
 def test_a_record_s_own_headers_go_along_and_those_that_are_ours_are_replaced() -> None:
     """It may be from such a topic itself. Java's clients allow names that librdkafka cuts."""
     trace = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -329,6 +314,32 @@ def test_a_record_s_own_headers_go_along_and_those_that_are_ours_are_replaced() 
         "source_trace_id": b"4bf92f3577b34da6a3ce929d0e0e4736",
     }
 
+    others = (("source_trace_id", b"forged"), ("source_topic\0", b"forged"), ("source_", b""), ("Source_topic", b""))
+    record = as_record(replace(letter, payload=payload._replace(headers=others)), "payments-dlq", "billing")
+    names = [name for name, _ in record.headers or ()]
+    assert sorted(names) == sorted({"Source_topic", *SOURCE, "source_offset", "source_attempts", "source_error_class"})
+
+
+@pytest.mark.parametrize(
+    ("value", "trace"),
+    [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what", None),
+        ("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01what", None),
+        ("ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
+        ("00-00000000000000000000000000000000-00f067aa0ba902b7-01", None),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01", None),
+        ("00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01", None),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0g", None),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\n", None),
+        ("", None),
+    ],
+)
+def test_a_traceparent_that_w3c_calls_invalid_is_none(value: str, trace: str | None) -> None:
+    assert trace_id((("traceparent", value.encode()),)) == trace
+
 
 @pytest.mark.behaviour("DLQ-9")
 def test_a_topic_that_does_not_go_with_the_rest_is_refused(store: InMemoryOffsetStore) -> None:
@@ -340,16 +351,6 @@ def test_a_topic_that_does_not_go_with_the_rest_is_refused(store: InMemoryOffset
         Job(store, DeadLetters(topic="payments"))
 
 
-@pytest.mark.behaviour("DLQ-1")
-def test_with_coordinates_alone_no_record_is_read_again(store: InMemoryOffsetStore) -> None:
-    job = Job(store, replace(AT_ONCE, keep="coordinates"), bad={(0, 1): "23514"})
-
-    job.write(up_to(3))
-
-    assert job.read_again == []
-    assert (job.letters[0, 1].payload, job.letters[0, 1].payload_state) == (None, "left out")
-
-
 @pytest.mark.behaviour("CTX-1")
 @pytest.mark.parametrize("keep", ["all", "coordinates"])
 def test_a_letter_has_its_records_trace_if_that_is_named_or_all_headers_are_kept(
@@ -358,37 +359,34 @@ def test_a_letter_has_its_records_trace_if_that_is_named_or_all_headers_are_kept
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = (("traceparent", f"00-{trace}-00f067aa0ba902b7-01".encode()), ("tenant", b"a"))
     job = Job(
-        store, replace(AT_ONCE, keep=keep), bad={(0, at): "23514" for at in (1, 3)}, records=Records(headers=headers)
+        store, replace(AT_ONCE, keep=keep), bad={(0, at): "23514" for at in (1, 3, 5)}, records=Records(headers=headers)
     )
 
-    for number, job.propagate in enumerate((("tenant", "traceparent"), ("tenant",))):
+    for number, job.propagate in enumerate((("tenant", "traceparent"), ("tenant",), ())):
         job.restart()
         job.write(up_to(2 * number + 2, 2 * number), number)
 
     left_out = keep == "coordinates"
-    assert [job.letters[0, at].payload is None for at in (1, 3)] == [left_out, left_out]
-    assert [job.letters[0, at].trace_id for at in (1, 3)] == [trace, None if left_out else trace]
+    assert job.read_again == rows(1, 3, *[5] * (not left_out))
+    assert {one.payload_state for one in job.letters.values()} == {"left out" if left_out else "kept"}
+    assert [one.payload is None for one in job.letters.values()] == [left_out] * 3
+    assert [job.letters[0, at].trace_id for at in (1, 3, 5)] == [trace, *[None if left_out else trace] * 2]
 
 
-def test_observers_are_told_how_many_letters_there_are_once_they_are_committed(
+def test_observers_are_told_of_letters_once_they_are_committed_and_metadata_are_of_the_rows_that_are_written(
     store: InMemoryOffsetStore, recorder: Recorder
 ) -> None:
-    job = Job(store, bad={(0, 1): "23514", (0, 2): "23514"}, records=Records(rejects={(0, 3): "bad"}))
+    infos: list[BatchInfo] = []
+    bad = {(0, 1): "23514", (0, 2): "23514"}
+    job = Job(store, bad=bad, records=Records(rejects={(0, 3): "bad"}), metadata=infos.append)
 
     job.write(up_to(5), number=7)
+
+    assert infos[-1] == BatchInfo(7, up_to(5), {UNNAMED: 2})
 
     assert recorder.of(LettersWritten) == [
         LettersWritten(group="billing", batch=7, ranges=up_to(5), letters={"refused": 2, "rejected": 1})
     ]
-
-
-def test_metadata_are_made_of_the_rows_that_are_written(store: InMemoryOffsetStore) -> None:
-    infos: list[BatchInfo] = []
-    job = Job(store, bad={(0, 1): "23514"}, metadata=infos.append)
-
-    job.write(up_to(5), number=7)
-
-    assert infos[-1] == BatchInfo(7, up_to(5), {UNNAMED: 4})
 
 
 @pytest.mark.behaviour("DLQ-2")
@@ -430,26 +428,6 @@ def test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopen
 # -- functions
 
 
-@pytest.mark.behaviour("DLQ-1", "DLQ-3")
-def test_a_record_for_which_a_function_fails_is_a_letter_after_its_retries(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(max_retries=2), raises={(0, 2): "ValueError"})
-
-    written = job.write(up_to(5))
-
-    assert written is not None
-    assert written.rows == {UNNAMED: 4}
-    assert (job.results, job.stored(), job.failures) == (rows(0, 1, 3, 4), 5, {})
-    [letter] = job.letters.values()
-    assert (letter.offset, letter.cause, letter.attempts) == (2, "raised", 3)
-    assert (letter.error.error_class, letter.error.text, letter.error.traceback) == (
-        "ValueError",
-        "no number: 'canary'",
-        "at f",
-    )
-    assert letter.payload is not None
-    assert letter.payload.value == b"(0, 2)"
-
-
 @pytest.mark.behaviour("DLQ-3")
 def test_a_functions_attempts_survive_a_restart_and_it_may_compute_the_record_then(store: InMemoryOffsetStore) -> None:
     def stop() -> None:
@@ -468,18 +446,6 @@ def test_a_functions_attempts_survive_a_restart_and_it_may_compute_the_record_th
 
     assert (job.results, job.letters, job.failures) == (rows(0, 1, 2, 3, 4), {}, {})
     assert len(job.waits) == 2
-
-
-@pytest.mark.behaviour("DLQ-5")
-def test_a_strategy_may_stop_at_a_functions_error_which_is_told_as_the_cause(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(strategy=lambda _: Stop()), raises={(0, 2): "ValueError"})
-
-    with pytest.raises(FunctionFailed, match="payments-0@2") as caught:
-        job.write(up_to(5))
-
-    assert "canary" not in str(caught.value)
-    assert exit_code(caught.value) == ExitCode.OTHER
-    assert job.letters == {}
 
 
 @pytest.mark.behaviour("OPS-7")
@@ -502,23 +468,12 @@ def test_an_error_that_ends_the_batch_tells_a_functions_class_and_place_and_none
     with pytest.raises((FunctionFailed, TooManyLetters)) as caught:
         job.write(up_to(64))
 
+    assert (job.letters, job.stored()) == ({}, 2 if len(failing) == 1 else 0)
     told = caught.value if isinstance(caught.value, FunctionFailed) else caught.value.__cause__
     assert isinstance(told, FunctionFailed)
     assert (told.error_class, told.text, told.__cause__) == ("ValueError", "", None)
     assert "in parse" in str(told.traceback)
     assert value not in "".join([*traceback.format_exception(caught.value), str(told.traceback)])
-
-
-@pytest.mark.behaviour("DLQ-15")
-def test_any_number_of_records_that_cant_be_computed_are_letters_if_another_of_the_batch_can(
-    store: InMemoryOffsetStore,
-) -> None:
-    job = Job(store, raises={(0, offset): "NameError" for offset in range(5, 64)})
-
-    job.write(up_to(64))
-
-    assert (job.results, job.stored()) == (rows(*range(5)), 64)
-    assert len(job.letters) == 59
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -557,19 +512,6 @@ def test_alone_a_record_is_a_letter_only_if_sparks_sqlstate_tells_of_a_value(
         job.write(up_to(1))
 
     assert [*job.letters] == (rows(0) if is_letter else [])
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_records_that_cant_be_computed_are_refused_in_a_row_too(store: InMemoryOffsetStore) -> None:
-    class Values(Job):
-        def _failing(self) -> dict[Row, FunctionFailed]:
-            return {(0, n): FunctionFailed("a cast", error_class="CAST", sqlstate="22018") for n in range(20)}
-
-    job = Values(store)
-    with pytest.raises(TooManyLetters, match="all of the last 10 records were refused"):
-        job.write_each(20)
-
-    assert len(job.letters) == 9
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -670,21 +612,6 @@ def test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits
     assert told[1:] == [{2: True, 7: True}, {2: False, 7: False}]
 
 
-@pytest.mark.behaviour("DLQ-13")
-def test_a_function_that_fails_for_all_records_makes_no_letter_however_often_the_job_starts(
-    store: InMemoryOffsetStore,
-) -> None:
-    job = Job(store, raises={(0, offset): "NameError" for offset in range(64)})
-
-    for _ in range(3):
-        with pytest.raises(TooManyLetters, match="records tried failed") as caught:
-            job.write(up_to(64))
-        assert isinstance(caught.value.__cause__, FunctionFailed)
-        job.restart()
-
-    assert (job.letters, job.failures, job.stored()) == ({}, {}, 0)
-
-
 def parse_first(record: str) -> None:
     ast.parse(record)
 
@@ -755,37 +682,6 @@ def test_where_a_function_fails_is_told_and_nothing_of_the_record(
     assert re.search(rf'recovery.py", line \d+, in {function.__name__}$', places, re.MULTILINE)
     assert places in shown
     assert "canary" not in shown + caught.value.text
-
-
-@pytest.mark.behaviour("DLQ-16")
-@pytest.mark.parametrize("told", ["ValueError: canary", f"[CANARY] canary: {FORGED}", "  + Exception Group canary"])
-def test_an_error_without_a_traceback_has_no_place(store: InMemoryOffsetStore, told: str) -> None:
-    error = FunctionFailed("Spark can't compute a row", error_class="CANARY", text=told)
-    job = Failing(store, fails=error)
-
-    with pytest.raises(FunctionFailed) as caught:
-        job.write(up_to(1))
-
-    assert (caught.value.text, caught.value.traceback) == ("", None)
-
-
-@pytest.mark.behaviour("DLQ-1")
-def test_in_a_log_with_few_records_left_one_that_cant_be_computed_is_a_letter(store: InMemoryOffsetStore) -> None:
-    records = Records(missing=rows(*range(62)))
-    job = Job(store, records=records, raises={(0, 63): "ValueError"})
-
-    job.write(up_to(64))
-
-    assert (job.letters.keys(), job.results, job.stored()) == ({(0, 63)}, rows(62), 64)
-
-
-@pytest.mark.behaviour("DLQ-1")
-def test_a_first_record_that_cant_be_computed_is_a_letter_if_another_one_can_be(store: InMemoryOffsetStore) -> None:
-    job = Job(store, raises={(0, offset): "ValueError" for offset in range(5)})
-
-    job.write(up_to(64))
-
-    assert (job.letters.keys(), job.results) == ({*rows(*range(5))}, rows(*range(5, 64)))
 
 
 @pytest.mark.behaviour("DLQ-12")
@@ -898,17 +794,6 @@ def test_a_try_counts_once_for_its_partition_however_many_of_its_records_failed(
 
 
 @pytest.mark.behaviour("DLQ-4")
-@pytest.mark.parametrize("independent", [True, False])
-def test_bad_records_of_one_batch_that_fail_together_have_as_many_tries_either_way(
-    store: InMemoryOffsetStore, *, independent: bool
-) -> None:
-    job = Job(store, replace(PATIENT, independent=independent), bad=dict.fromkeys(rows(1, 2, 4), "23514"))
-    job.write(up_to(6))
-    assert {row: one.attempts for row, one in job.letters.items()} == dict.fromkeys(rows(1, 2, 4), 4)
-    assert len(job.waits) == 3
-
-
-@pytest.mark.behaviour("DLQ-4")
 def test_attempts_of_a_partition_add_up_until_it_moves_on(store: InMemoryOffsetStore) -> None:
     """First one record fails, then another: neither has been tried four times, the partition has."""
     job = Job(store, PATIENT, bad={(0, 1): "23514"})
@@ -977,7 +862,7 @@ def test_independent_records_are_counted_one_by_one(store: InMemoryOffsetStore) 
     waits(job, lambda: None, another, *[lambda: counted.append(job.attempts())] * 3)
     job.write(up_to(4))
 
-    assert counted[0] == {(0, 1): 3, (0, 2): 1}
+    assert counted == [{(0, 1): 3, (0, 2): 1}, {(0, 1): 4, (0, 2): 2}, {(0, 1): 4, (0, 2): 3}]
     assert len(job.waits) == 5  # three for each, one of them for both
     assert {row: one.attempts for row, one in job.letters.items()} == {(0, 1): 4, (0, 2): 4}
 
@@ -1052,22 +937,6 @@ def test_a_batch_that_is_cut_at_each_record_is_written(store: InMemoryOffsetStor
     assert job.stored() == size
 
 
-@pytest.mark.behaviour("DLQ-3", "DLQ-4")
-def test_a_dead_record_keeps_its_attempts_while_others_are_tried_again(
-    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(store, replace(PATIENT, independent=True), bad={(0, 1): "23514"})
-
-    def another() -> None:
-        job.bad[0, 2] = "23514"
-
-    waits(job, lambda: None, another)
-    monkeypatch.setenv(failpoints.VARIABLE, "failures_written:5:raise")
-    with pytest.raises(FailpointReached):
-        job.write(up_to(4))
-    assert job.attempts() == {(0, 1): 4, (0, 2): 3}
-
-
 def test_waits_grow_and_any_number_of_tries_has_one() -> None:
     assert 2.5 <= Retries().wait(1_000_000) <= 5.0
 
@@ -1098,9 +967,16 @@ def test_a_strategy_is_told_of_each_failed_attempt_and_says_how_long_to_wait(sto
 
 
 @pytest.mark.behaviour("DLQ-5")
-def test_a_skipped_record_has_a_line_in_the_history_and_no_letter(store: InMemoryOffsetStore) -> None:
+def test_a_skipped_record_has_no_letter_and_a_line_in_the_history_once_it_is_passed(
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Job(store, DeadLetters(strategy=lambda _: Skip("known\0 duplicate")), bad={(0, 1): "23505"})
+    monkeypatch.setenv(failpoints.VARIABLE, "before_commit:2:raise")  # the first is the partition's row
+    with pytest.raises(FailpointReached):
+        job.write(up_to(3))
+    assert (job.results, store.history("billing", events=["skip"])) == ([], [])
 
+    monkeypatch.delenv(failpoints.VARIABLE)
     job.write(up_to(3))
 
     assert job.results == rows(0, 2)
@@ -1115,33 +991,6 @@ def test_the_reason_of_a_skip_is_a_text() -> None:
     with pytest.raises(ConfigurationError, match="must be a text") as caught:
         Skip(cast("Any", ValueError("canary")))
     assert caught.value.found == "ValueError"
-
-
-@pytest.mark.behaviour("DLQ-5")
-def test_a_skip_is_in_the_history_only_if_its_record_is_passed(
-    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad={(0, 1): "23505"})
-    monkeypatch.setenv(failpoints.VARIABLE, "before_commit:2:raise")  # the first is the partition's row
-
-    with pytest.raises(FailpointReached):
-        job.write(up_to(3))
-
-    assert store.history("billing", events=["skip"]) == []
-    assert job.results == []
-
-
-@pytest.mark.behaviour("DLQ-5")
-def test_a_strategy_that_stops_ends_the_batch_with_the_record_s_error(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 1): "23514"})
-
-    with pytest.raises(RowsRefused) as stopped:
-        job.write(up_to(3))
-
-    assert (stopped.value.topic_partition, stopped.value.offsets) == (P0, OffsetRange(1, 2))
-    assert "the strategy stops at record" in str(stopped.value)
-    assert stopped.value.stored == up_to(1)
-    assert (job.results, job.letters, job.stored()) == (rows(0), {}, 1)
 
 
 @pytest.mark.behaviour("DLQ-5")
@@ -1288,16 +1137,6 @@ def test_starts_that_each_end_in_a_stop_are_one_attempt_after_the_other(
     assert job.attempts() == {(0, offset): 3}
 
 
-@pytest.mark.behaviour("DLQ-3", "DLQ-5")
-def test_a_function_s_attempts_survive_a_stop_too(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(strategy=lambda _: Stop()), raises={(0, 0): "ValueError"})
-    for _ in range(2):
-        with pytest.raises(FunctionFailed):
-            job.write(up_to(3))
-        job.restart()
-    assert job.attempts() == {(0, 0): 2}
-
-
 @pytest.mark.behaviour("DLQ-5")
 @pytest.mark.parametrize("decision", [None, "retry", Retry])
 def test_a_strategy_that_does_not_decide_is_an_error_and_nothing_is_passed(
@@ -1307,24 +1146,6 @@ def test_a_strategy_that_does_not_decide_is_an_error_and_nothing_is_passed(
     with pytest.raises(ConfigurationError, match="the strategy did not decide"):
         job.write(up_to(3))
     assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
-
-
-@pytest.mark.behaviour("DLQ-5")
-def test_a_strategy_that_raises_ends_the_batch_and_nothing_is_passed(store: InMemoryOffsetStore) -> None:
-    def strategy(failure: Failure) -> Choice:
-        raise LookupError(failure.offset)
-
-    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514"})
-    with pytest.raises(LookupError):
-        job.write(up_to(3))
-    assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
-
-
-@pytest.mark.behaviour("DLQ-5")
-@pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
-def test_no_record_is_tried_again_before_or_never(seconds: float) -> None:
-    with pytest.raises(ConfigurationError, match="after must be"):
-        Retry(seconds)
 
 
 @pytest.mark.behaviour("DLQ-5")
@@ -1468,30 +1289,6 @@ def test_a_strategy_makes_no_letter_where_no_other_record_is_accepted_but_may_sk
 
 
 @pytest.mark.behaviour("DLQ-15")
-def test_a_duplicate_within_its_batch_is_a_letter_whatever_the_function_raises_for_it(
-    store: InMemoryOffsetStore,
-) -> None:
-    """After its first retry it is a suspect, so all others are one part that is accepted at once."""
-    job = Unique(store, DeadLetters())
-
-    job.write(up_to(8))
-
-    assert job.results == rows(0, 1, 2, 3, 4, 5, 6)
-    assert [*job.letters] == rows(7)
-    assert job.stored() == 8
-
-
-@dataclass
-class Unique(Job):
-    """Its function refuses the record with offset 7 where there is one with offset 3."""
-
-    def write_rows(self, work: Any, values: Sequence[Row]) -> None:
-        super().write_rows(work, values)
-        if {(0, 3), (0, 7)} <= {*work.connection.rows("results")}:
-            raise failed()
-
-
-@pytest.mark.behaviour("DLQ-15")
 def test_what_comes_before_a_record_that_may_be_innocent_is_stored_and_no_other_is_a_letter_with_it(
     store: InMemoryOffsetStore,
 ) -> None:
@@ -1585,11 +1382,21 @@ def test_skipped_records_leave_the_limit_to_the_letters(store: InMemoryOffsetSto
 
 
 @pytest.mark.behaviour("DLQ-13")
-def test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blame(store: InMemoryOffsetStore) -> None:
-    job = Job(store, bad=dict.fromkeys(rows(*range(20)), "23514"))
+@pytest.mark.parametrize("how", ["refused", "skipped", "raised"])
+def test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blame(
+    store: InMemoryOffsetStore, how: str
+) -> None:
+    class Values(Job):
+        def _failing(self) -> dict[Row, FunctionFailed]:
+            cast_ = FunctionFailed("a cast", error_class="CAST", sqlstate="22018")
+            return dict.fromkeys(rows(*range(20)), cast_) if how == "raised" else {}
+
+    job = Values(store, DeadLetters(strategy=lambda _: Skip("known")) if how == "skipped" else AT_ONCE)
+    if how != "raised":
+        job.bad = dict.fromkeys(rows(*range(20)), "23514")
     with pytest.raises(TooManyLetters, match="all of the last 10 records were refused"):
         job.write_each(20)
-    assert job.letters.keys() == {*rows(*range(9))}
+    assert job.letters.keys() == ({*rows(*range(9))} if how != "skipped" else set())
     assert job.stored() == 9
 
 
@@ -1608,6 +1415,21 @@ def test_records_for_which_a_handler_returns_nothing_show_that_others_are_accept
     assert len(job.letters) == 20
 
 
+@pytest.mark.behaviour("DLQ-13", "HAND-2")
+def test_a_handler_that_fails_for_all_records_is_told_with_its_line_and_what_it_can_do(
+    store: InMemoryOffsetStore,
+) -> None:
+    """There is no letter to look at, and a handler has no column `_reject`."""
+    job = Job(store, records=Records(rejects=dict.fromkeys(rows(*range(20)), "canary"), are_handled=True))
+    with pytest.raises(TooManyLetters, match="all of the last 20 records were refused") as caught:
+        job.write(up_to(20))
+    assert caught.value.what.endswith("the handler failed with ValueError at app.py:7 (attempts: 3)")
+    assert "return no row for them" in caught.value.next_step
+    assert "_reject" not in caught.value.next_step
+    assert "canary" not in "".join(traceback.format_exception(caught.value))
+    assert job.letters == {}
+
+
 @pytest.mark.behaviour("DLQ-13")
 def test_records_without_rows_don_t_show_that_others_are_accepted(store: InMemoryOffsetStore) -> None:
     """Of ten records each one makes a row."""
@@ -1617,13 +1439,6 @@ def test_records_without_rows_don_t_show_that_others_are_accepted(store: InMemor
     with pytest.raises(TooManyLetters, match="all of the last 10 records"):
         job.write_each(20, size=10)
     assert job.stored() == 90
-
-
-@pytest.mark.behaviour("DLQ-13")
-def test_skipped_records_are_refused_in_a_row_too(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad=dict.fromkeys(rows(*range(20)), "23514"))
-    with pytest.raises(TooManyLetters, match="all of the last 10 records were refused"):
-        job.write_each(20)
 
 
 @pytest.mark.behaviour("DLQ-13")
@@ -1700,15 +1515,6 @@ def test_a_single_record_that_is_accepted_and_refused_ends_in_its_error(store: I
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_what_the_driver_can_not_hold_is_halved(store: InMemoryOffsetStore) -> None:
-    job = Job(store, bad={(0, 6): "23514"}, too_many_rows=3)
-    job.write(up_to(8))
-    assert job.parts == [up_to(8), up_to(4), up_to(2), up_to(4, 2), up_to(8, 4), up_to(6, 4), up_to(8, 6)]
-    assert job.results == rows(0, 1, 2, 3, 4, 5, 7)
-    assert job.letters.keys() == {(0, 6)}
-
-
-@pytest.mark.behaviour("DLQ-8")
 def test_a_single_record_that_the_driver_can_not_hold_ends_in_that_error(store: InMemoryOffsetStore) -> None:
     job = Job(store, too_many_rows=0)
     with pytest.raises(SinkError, match="the rows are too many"):
@@ -1750,17 +1556,6 @@ def test_what_is_stored_of_a_batch_counts_as_written_when_it_is_planned_again(
     assert job.results == rows(0, *range(2, 9), 10, 11)
 
 
-def test_a_batch_that_has_failed_is_careful_when_it_is_given_again(store: InMemoryOffsetStore) -> None:
-    job = Job(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 1): "23514"})
-    with pytest.raises(RowsRefused):
-        job.write(up_to(3))
-    assert job.recovery.is_careful(up_to(3))
-
-    job.bad.clear()
-    job.write(up_to(3))
-    assert not job.recovery.is_careful(up_to(6, 3))
-
-
 def test_records_that_are_stored_while_others_wait_are_not_written_again(store: InMemoryOffsetStore) -> None:
     """Their attempts, which are below the stored offset, no longer count for the partition."""
     job = Job(store, PATIENT, bad={(0, 1): "23514"})
@@ -1783,41 +1578,20 @@ def test_records_that_are_stored_while_others_wait_are_not_written_again(store: 
     assert len(job.waits) == 1 + 3
 
 
-def test_a_query_that_is_stopped_during_discovery_leaves_nothing(store: InMemoryOffsetStore) -> None:
-    job = Job(store, bad={(0, 1): "23514"})
-
-    def stopped(seconds: float) -> None:
-        raise InterruptedError(seconds)
-
-    job.sleep = stopped
-    with pytest.raises(InterruptedError):
-        job.write(up_to(3))
-    assert (job.results, job.letters, job.failures, job.stored()) == ([], {}, {}, 0)
-
-
 # -- careful mode
 
 
-def test_after_a_bad_record_twenty_batches_are_careful(store: InMemoryOffsetStore) -> None:
-    job = Job(store, bad={(0, 0): "23514"})
-    assert not job.recovery.is_careful(up_to(1))
-    job.write(up_to(1))
-
-    careful = 0
-    while job.recovery.is_careful(up_to(careful + 2, careful + 1)):
-        careful += 1
-        job.write(up_to(careful + 1, careful), number=careful)
-    assert careful == CAREFUL == 20
-
-
-def test_a_bad_record_among_them_begins_twenty_more(store: InMemoryOffsetStore) -> None:
+def test_after_a_bad_record_twenty_batches_are_careful_and_another_one_among_them_begins_twenty_more(
+    store: InMemoryOffsetStore,
+) -> None:
     job = Job(store, DeadLetters(strategy=lambda _: Skip("known")), bad={(0, 0): "23514", (0, 15): "23514"})
     careful = 0
+    assert not job.recovery.is_careful(up_to(1))
     job.write(up_to(1))
     while job.recovery.is_careful(up_to(careful + 2, careful + 1)):
         careful += 1
         job.write(up_to(careful + 1, careful), number=careful)
-    assert careful == 15 + CAREFUL
+    assert careful == 15 + CAREFUL == 15 + 20
 
 
 def test_a_batch_whose_records_were_all_accepted_in_the_end_is_followed_by_an_ordinary_one(

@@ -159,15 +159,6 @@ def test_an_idle_job_replays_while_its_query_runs_and_its_claim_is_open(
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_an_idle_job_whose_java_is_gone_looks_for_nothing(requests: Requests, replays: Replays) -> None:
-    def gone() -> bool:
-        raise ConnectionRefusedError
-
-    requests.look_while_idle(gone)
-    assert replays.runs == 0
-
-
-@pytest.mark.behaviour("DLQ-7")
 def test_a_drain_leaves_nothing_behind_that_replays_later(requests: Requests, replays: Replays, claim: Claim) -> None:
     """Its Spark may be stopped while the claim is still open."""
     compute: Any = object()

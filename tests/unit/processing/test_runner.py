@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from offsetstore import Claim, DeadLetters, Flush, OffsetRange, Tick, Work
+from offsetstore import Claim, DeadLetters, Flush, LetterFilter, OffsetRange, Tick, Work
 from offsetstore.errors import (
     ClaimInUse,
     ConfigurationError,
@@ -85,10 +86,63 @@ def test_a_batch_tells_the_headers_that_follow_its_records_and_reads_them_when_i
     assert with_headers.headers(2) == [(("traceparent", b"00"),)] * 2
 
 
-@pytest.mark.behaviour("CTX-1")
-def test_a_text_in_place_of_names_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="propagate must list the names of headers"):
-        Settings(propagate="traceparent")
+@pytest.mark.behaviour("OPS-7", "DLQ-7")
+def test_whatever_is_computed_of_a_job_is_computed_while_its_source_knows(store: InMemoryOffsetStore) -> None:
+    """Spark's keeps PySpark's log off, by thread: of batches, flushes, idle work, replays, a drain, and the end."""
+    working = threading.local()
+    seen = dict[str, bool]()
+
+    @contextmanager
+    def while_working() -> Generator[None]:
+        before, working.now = getattr(working, "now", False), True
+        try:
+            yield
+        finally:
+            working.now = before
+
+    class Looking(Results):
+        what = ""
+
+        def write(self, work: Any, batches: Iterable[Any]) -> int:
+            seen[self.what] = getattr(working, "now", False)
+            return super().write(work, batches)
+
+    def ticks(_: Work) -> None:
+        seen["tick"] = getattr(working, "now", False)
+
+    def made(group: str, **settings: Any) -> tuple[Looking, MemorySource]:
+        claim, writer = store.claim(group, topics=["payments"]), Looking()
+        return writer, MemorySource(claim, writer, Settings(**settings), LOG, while_working)
+
+    def request(group: str) -> None:
+        store.request_replay(group, LetterFilter(), reason="mended")
+
+    writer, source = made("letters", dead_letters=DeadLetters(max_retries=0), tick=Tick(ticks, every=0.05))
+    writer.what, writer.refused = "batch", {1, 4}
+    source.drain_log()
+    writer.what, writer.refused = "replay", set[int]()
+    request("letters")
+    wait_until(lambda: "replay" in seen and "tick" in seen)
+    source.runner.claim.close()
+
+    writer, source = made("drained", dead_letters=DeadLetters(max_retries=0))
+    writer.refused = {1}
+    source.poll()
+    source.stopping.set()
+    writer.what, writer.refused = "drain", set[int]()
+    request("drained")
+    assert source.runner.drain(source.compute) == 1
+
+    for what, seconds in (("flush", 0.05), ("close", 60)):
+        writer, source = made(what, flush=Flush(seconds=seconds))
+        writer.what = what
+        source.poll()
+        if what == "flush":
+            wait_until(lambda: "flush" in seen)
+        source.runner.claim.close()
+
+    assert seen == dict.fromkeys(("", "batch", "replay", "tick", "drain", "flush", "close"), True)
+    assert not working.now
 
 
 @pytest.mark.behaviour("TX-18")
@@ -115,15 +169,6 @@ class NowAndThen(Results):
         if self.refuses(len(self.transactions)):
             raise RowsRefused("the database refused rows", sqlstate="23503")
         return written
-
-
-@pytest.mark.behaviour("TX-18")
-def test_a_batch_that_is_accepted_a_moment_later_is_written_once(
-    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
-) -> None:
-    started(claim, NowAndThen(refuses=lambda number: number == 1)).drain_log()
-    assert (numbers(store), stored(store)) == (list(range(9)), 9)
-    assert len(recorder.of(BatchEnded, "written")) == 3
 
 
 @pytest.mark.behaviour("TX-18")

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction, Work
-from offsetstore.errors import CommitUnknown, ConnectionLost, FunctionFailed, RowsRefused
-from offsetstore.processing.delivery import Rejected
+from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction
+from offsetstore.errors import CommitUnknown, ConnectionLost, RowsRefused
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
-from offsetstore.protocol.letters import Payload, digest, rejected
+from offsetstore.protocol.letters import digest
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
-from tests.support.careful_part import written
+from tests.support.careful_part import FakePart, Records, Row, written
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)
@@ -30,64 +28,8 @@ LOG = ["k 0", "j 1", "k 2", "- 3", "k 4", "j 5", "k 6", "k 7"]
 """Each record's key and number; ``-`` is no key, and 6 makes no row, but waits like any other."""
 
 
-@dataclass(frozen=True)
-class Part:
-    begin: int
-    numbers: Sequence[int]
-    bad: tuple[str, ...]
-
-    @property
-    def with_rows(self) -> list[int]:
-        return [number for number in self.numbers if not LOG[self.begin + number].endswith("6")]
-
-    @property
-    def keys(self) -> dict[int, bytes | None]:
-        keys = {number: LOG[self.begin + number].split()[0] for number in self.numbers}
-        return {number: digest(P0, key.encode()) for number, key in keys.items() if key != "-"}
-
-    @property
-    def accepted(self) -> list[int]:
-        return self.with_rows
-
-    @property
-    def rejected(self) -> dict[int, Rejected]:
-        return {number: Rejected(rejected("bad")) for number in self.numbers if LOG[self.begin + number] in self.bad}
-
-    @property
-    def failed(self) -> dict[int, FunctionFailed]:
-        return {}
-
-    def fail_again(self, numbers: Sequence[int]) -> dict[int, FunctionFailed]:
-        raise NotImplementedError
-
-    def record(self, number: int) -> tuple[TopicPartition, int]:
-        return P0, self.begin + number
-
-    def misfits(self, connection: object) -> dict[int, RowsRefused]:
-        assert connection is not None
-        return {}
-
-    def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
-        return {"": Rows([LOG[self.begin + number] for number in numbers if number in self.with_rows])}
-
-    def hinted(self, _: RowsRefused, __: Sequence[int]) -> None:
-        return None
-
-    def payloads(self, numbers: Sequence[int]) -> dict[int, Payload]:
-        return {number: Payload(None, LOG[self.begin + number].encode(), (), 0, 0) for number in numbers}
-
-
-@dataclass(frozen=True)
-class Rows:
-    values: list[str]
-
-    @property
-    def rows(self) -> int:
-        return len(self.values)
-
-    def write(self, work: Work) -> int:
-        work.connection.extend("results", self.values)
-        return len(self.values)
+def write_rows(work: Any, rows: Sequence[Row]) -> None:
+    work.connection.extend("results", [LOG[offset] for _, offset in rows])
 
 
 class Job:
@@ -102,11 +44,21 @@ class Job:
         return self.recovery.is_careful({P0: OffsetRange(0, len(LOG))})
 
     def write(self, begin: int, end: int) -> None:
+        records = Records(
+            rejects={(0, offset): "bad" for offset, text in enumerate(LOG) if text in self.bad},
+            rowless=[(0, 6)],
+            missing=[(0, offset) for offset in self.compacted],
+        )
+
         @contextmanager
-        def compute(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[Part]:
+        def compute(ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
             [range_] = ranges.values()
-            left = [number for number in range(range_.size) if range_.from_ + number not in self.compacted]
-            yield Part(range_.from_, left, self.bad)
+            keys: Any = {
+                number: digest(P0, LOG[range_.from_ + number].split()[0].encode())
+                for number in range(range_.size)
+                if not LOG[range_.from_ + number].startswith("-")
+            }
+            yield FakePart(ranges, write_rows, records, keys)
 
         written(self.recovery, 0, {P0: OffsetRange(begin, end)}, compute)
 
@@ -225,12 +177,6 @@ def test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run(
     assert {one.is_in_sequence for one in store.letters(GROUP, contents=True).letters} == {True}
     claim.run(lambda tx: tx.advance({P0: tx.lock({P0: OffsetRange(3, 4)})[P0].remaining}))
     assert {one.is_in_sequence for one in store.letters(GROUP, contents=True).letters} == {False}
-
-
-@pytest.mark.behaviour("DLQ-11")
-def test_without_sequences_none_waits(store: InMemoryOffsetStore, claim: Claim) -> None:
-    Job(claim, "k 2", sequence=None).write(0, 8)
-    assert store.rows("results") == ["k 0", "j 1", "- 3", "k 4", "j 5", "k 7"]
 
 
 @pytest.mark.behaviour("DLQ-11")

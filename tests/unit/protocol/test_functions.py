@@ -74,10 +74,6 @@ def test_an_exception_is_raised_as_it_is(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_what_is_returned_is_returned() -> None:
-    assert call(divmod, 7, 2) == (3, 1)
-
-
 @pytest.mark.parametrize("error", [TermSignal(0), InterruptSignal()], ids=repr)
 def test_a_signal_that_a_handler_of_ours_has_received_passes(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:

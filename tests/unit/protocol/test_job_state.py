@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from offsetstore import OffsetRange, Pause, Token, TopicPartition
 from offsetstore.errors import (
-    BrokerError,
     BrokerRefused,
     BrokerUnavailable,
     ConnectionLost,
@@ -35,6 +34,7 @@ from offsetstore.protocol.events import (
     Event,
     FlushEnded,
     HandlerCalled,
+    HeldRecord,
     IdleWorkChanged,
     IdleWorkFailed,
     LettersReplayed,
@@ -44,6 +44,7 @@ from offsetstore.protocol.events import (
     QueryStarted,
     QueryStatus,
     RecordsDropped,
+    RecordsHeld,
     Retried,
     SinkMade,
     WatchedQuery,
@@ -55,6 +56,7 @@ GROUP = "billing"
 TOKEN, OLD, NEXT = (Token(epoch, UUID(int=epoch)) for epoch in (7, 6, 8))
 QUERY = cast("WatchedQuery", object())
 RANGES = {TopicPartition("payments", 0): OffsetRange(0, 40), TopicPartition("payments", 1): OffsetRange(2, 4)}
+HELD = {TopicPartition("payments", 0): HeldRecord("Delay", 17, 1e9)}
 PAUSE = Pause(datetime(2026, 1, 1, tzinfo=UTC), None, "a reason")
 STARTED = BatchStarted(group=GROUP, batch=3, ranges=RANGES)
 BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": RANGES}
@@ -72,122 +74,73 @@ def after(*events: Event | QueryStatus, unreachable: float = 60.0, every: float 
     return state
 
 
-@pytest.mark.behaviour("OPS-4")
-def test_a_claim_begins_with_answers_from_all() -> None:
-    state = after()
-    assert (state.claimed, state.database_answered, state.kafka_answered) == (10, 10, 10)
-    assert (state.replays_letters, state.is_active, state.java_answered) == (None, None, None)
+PAUSED, RESUMED = (PauseChanged(group=GROUP, pause=pause) for pause in (PAUSE, None))
+ANSWERED = DatabaseAsked(group=GROUP)
+DRAIN, DRAINED = (DrainChanged(group=GROUP, is_running=is_running) for is_running in (True, False))
+
+
+def ended(outcome: Any) -> BatchEnded:
+    return BatchEnded(**BATCH, outcome=outcome)
+
+
+def kafka(error: Exception | None, *, is_over: bool = False) -> MirrorTried:
+    return MirrorTried(group=GROUP, reason="no", is_over=is_over, error=error)
+
+
+def missed(error: Exception) -> DatabaseAsked:
+    return DatabaseAsked(group=GROUP, error=error)
+
+
+NO_BATCH: dict[str, Any] = {"in_batch_since": None, "batch_began": None, "triggered": 30}
+DATABASE_AWAY = {"is_database_failing": True, "database_answered": 10, "outage_ended": 0}
+# One missed heartbeat must not begin the limits of a batch that hangs anew.
+DATABASE_BACK = {"is_database_failing": False, "database_answered": 30, "outage_ended": 0}
+DATABASE_ANSWERED = {"is_database_failing": False, "database_answered": 20}
+KAFKA_AWAY = {"is_kafka_failing": True, "kafka_answered": 10, "mirror_error": "no"}
+KAFKA_BACK = {"is_kafka_failing": False, "kafka_answered": 30, "outage_ended": 30, "mirrored": 30, "mirror_error": None}
+KAFKA_ANSWERED = {"is_kafka_failing": False, "mirrored": None, "mirror_error": "no"}
+NOT_BEGUN = {"replays_letters": False, "is_active": None, "java_answered": 40}
+STATES: list[tuple[tuple[Event | QueryStatus, ...], dict[str, Any]]] = [
+    ((), {"claimed": 10, "database_answered": 10, "kafka_answered": 10}),
+    ((), {"replays_letters": None, "is_active": None, "java_answered": None}),
+    ((STARTED,), {"in_batch_since": 20, "batch_began": 20}),
+    *(((STARTED, ended(how)), NO_BATCH | {"ended_well": 30}) for how in ("written", "skipped", "kept")),
+    *(((STARTED, ended(how)), NO_BATCH | {"ended_well": None}) for how in ("failed", "interrupted")),
+    ((STARTED, PAUSED), {"phase": "paused", "batch_began": 20}),
+    ((STARTED, PAUSED, RESUMED), {"phase": "batch", "in_batch_since": 40, "batch_began": 20}),
+    *(((missed(error),), DATABASE_AWAY) for error in (StoreUnavailable("no"), ConnectionLost("no"), OSError("no"))),
+    ((missed(OSError("no")), ANSWERED), DATABASE_BACK),
+    ((*[missed(OSError("no"))] * 7, ANSWERED), {"outage_ended": 90}),
+    *(((missed(error),), DATABASE_ANSWERED) for error in (LockTimeout("no"), MissingPrivilege("no"))),
+    *(((kafka(error),), KAFKA_AWAY) for error in (BrokerUnavailable("no"), TlsFailed("no"))),
+    ((kafka(TlsFailed("no")), MirrorTried(group=GROUP)), KAFKA_BACK),
+    ((kafka(BrokerUnavailable("no")), kafka(BrokerRefused("no"))), KAFKA_ANSWERED),
+    ((kafka(BrokerUnavailable("no")), kafka(None, is_over=True)), KAFKA_ANSWERED),
+    ((SINK, ENDED, ENDED), NOT_BEGUN),
+    ((SINK, ENDED, RUNS), {"is_active": True, "active_since": 40, "triggered": 40, "interval": 2.0}),
+    ((SINK, RUNS, ENDED), {"is_active": False, "active_since": 40, "pid": os.getppid()}),
+    ((SINK, RUNS, RUNS), {"triggered": 30}),
+    ((SINK, RUNS, RUNS, QueryStatus(is_active=True, trigger=6)), {"triggered": 50}),
+    ((SINK, RUNS, QueryStatus(is_active=None)), {"is_active": True, "java_answered": 40}),
+    ((SINK, RUNS, STARTED), {"in_batch_since": 40}),
+    ((SINK, RUNS, STARTED, ENDED), {"is_active": False, "in_batch_since": None, "batch_began": None}),
+    ((STARTED,), {"is_active": True, "active_since": 20}),  # a query runs, where Spark can't be read
+    ((DRAIN,), {"is_draining": True}),
+    ((DRAIN, DRAINED), {"is_draining": False, "claimed": 30, "active_since": 30}),
+]
 
 
 @pytest.mark.behaviour("OPS-4")
-@pytest.mark.parametrize("outcome", ["written", "skipped", "kept", "failed", "interrupted"])
-def test_a_batch_is_in_flight_until_its_end_which_is_a_sign_of_a_trigger(outcome: Any) -> None:
-    assert (after(STARTED).in_batch_since, after(STARTED).batch_began) == (20, 20)
-    state = after(STARTED, BatchEnded(**BATCH, outcome=outcome))
-    assert (state.in_batch_since, state.batch_began, state.triggered) == (None, None, 30)
-    assert state.ended_well == (None if outcome in {"failed", "interrupted"} else 30)
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_a_pause_does_not_count_for_its_batch() -> None:
-    paused = after(STARTED, PauseChanged(group=GROUP, pause=PAUSE))
-    assert (paused.phase, paused.batch_began) == ("paused", 20)
-    resumed = after(STARTED, PauseChanged(group=GROUP, pause=PAUSE), PauseChanged(group=GROUP, pause=None))
-    assert (resumed.phase, resumed.in_batch_since, resumed.batch_began) == ("batch", 40, 20)
-
-
-@pytest.mark.behaviour("OPS-4")
-@pytest.mark.parametrize("error", [StoreUnavailable("no"), ConnectionLost("no"), OSError("no")], ids=repr)
-def test_a_database_that_can_t_be_reached_is_away_until_it_answers(error: Exception) -> None:
-    missed, answered = DatabaseAsked(group=GROUP, error=error), DatabaseAsked(group=GROUP)
-    away = after(missed)
-    assert (away.is_database_failing, away.database_answered, away.outage_ended) == (True, 10, 0)
-    back = after(missed, answered)
-    assert (back.is_database_failing, back.database_answered) == (False, 30)
-    assert back.outage_ended == 0, "one missed heartbeat must not begin the limits of a batch that hangs anew"
-    assert after(*[missed] * 7, answered).outage_ended == 90
-
-
-@pytest.mark.behaviour("OPS-4")
-@pytest.mark.parametrize("error", [LockTimeout("no"), MissingPrivilege("no")], ids=repr)
-def test_a_database_that_refuses_a_heartbeat_has_answered(error: Exception) -> None:
-    state = after(DatabaseAsked(group=GROUP, error=error))
-    assert (state.is_database_failing, state.database_answered) == (False, 20)
+@pytest.mark.parametrize(("events", "expected"), STATES)
+def test_a_state_after_events(events: Sequence[Event | QueryStatus], expected: dict[str, Any]) -> None:
+    state = after(*events)
+    assert {name: getattr(state, name) for name in expected} == expected
 
 
 @pytest.mark.behaviour("OPS-4")
 def test_silence_longer_than_its_limit_was_an_outage_too() -> None:
-    answered = DatabaseAsked(group=GROUP)
-    assert after(answered, unreachable=15).outage_ended == 0
-    assert after(answered, answered, unreachable=15, every=16).outage_ended == 42
-
-
-def _failed(error: Exception | None, *, is_over: bool = False) -> MirrorTried:
-    return MirrorTried(group=GROUP, reason="no", is_over=is_over, error=error)
-
-
-@pytest.mark.behaviour("OPS-4")
-@pytest.mark.parametrize("kind", [BrokerUnavailable, TlsFailed])
-def test_kafka_is_away_while_it_does_not_answer(kind: type[BrokerError]) -> None:
-    away = after(_failed(kind("no")))
-    assert (away.is_kafka_failing, away.kafka_answered, away.mirror_error) == (True, 10, "no")
-    back = after(_failed(kind("no")), MirrorTried(group=GROUP))
-    assert (back.is_kafka_failing, back.kafka_answered, back.outage_ended) == (False, 30, 30)
-    assert (back.mirrored, back.mirror_error) == (30, None)
-
-
-@pytest.mark.behaviour("OPS-4")
-@pytest.mark.parametrize("answer", [_failed(BrokerRefused("no")), _failed(None, is_over=True)], ids=["refused", "over"])
-def test_kafka_that_refuses_or_a_mirror_that_is_over_is_no_outage(answer: MirrorTried) -> None:
-    state = after(_failed(BrokerUnavailable("no")), answer)
-    assert (state.is_kafka_failing, state.mirrored, state.mirror_error) == (False, None, "no")
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_a_query_that_has_not_begun_has_not_ended() -> None:
-    state = after(SINK, ENDED, ENDED)
-    assert (state.replays_letters, state.is_active, state.java_answered) == (False, None, 40)
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_a_query_runs_and_ends() -> None:
-    state = after(SINK, ENDED, RUNS)
-    assert (state.is_active, state.active_since, state.triggered, state.interval) == (True, 40, 40, 2.0)
-    state = after(SINK, RUNS, ENDED)
-    assert (state.is_active, state.active_since, state.pid) == (False, 40, os.getppid())
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_only_another_trigger_is_a_trigger() -> None:
-    assert after(SINK, RUNS, RUNS).triggered == 30
-    assert after(SINK, RUNS, RUNS, QueryStatus(is_active=True, trigger=6)).triggered == 50
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_a_query_of_which_nothing_can_be_told_stays_as_it_was() -> None:
-    state = after(SINK, RUNS, QueryStatus(is_active=None))
-    assert (state.is_active, state.java_answered) == (True, 40)
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_a_query_stopped_in_the_middle_of_a_batch_has_none_in_flight() -> None:
-    assert after(SINK, RUNS, STARTED).in_batch_since == 40
-    state = after(SINK, RUNS, STARTED, ENDED)
-    assert (state.is_active, state.in_batch_since, state.batch_began) == (False, None, None)
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_a_batch_shows_that_a_query_runs_where_spark_can_t_be_read() -> None:
-    state = after(STARTED)
-    assert (state.is_active, state.active_since) == (True, 20)
-
-
-@pytest.mark.behaviour("OPS-4")
-def test_after_a_drain_the_query_has_its_time_to_start() -> None:
-    begun = DrainChanged(group=GROUP, is_running=True)
-    assert after(begun).is_draining
-    state = after(begun, DrainChanged(group=GROUP, is_running=False))
-    assert (state.is_draining, state.claimed, state.active_since) == (False, 30, 30)
+    assert after(ANSWERED, unreachable=15).outage_ended == 0
+    assert after(ANSWERED, ANSWERED, unreachable=15, every=16).outage_ended == 42
 
 
 def test_the_time_of_a_batch_is_counted_once_whenever_it_is_flushed() -> None:
@@ -258,6 +211,7 @@ EVENTS = st.one_of(
     st.builds(LettersReplayed, group=st.just(GROUP), replayed=COUNTS, failed=COUNTS),
     st.builds(HandlerCalled, group=st.just(GROUP), calls=COUNTS),
     st.builds(RecordsDropped, group=st.just(GROUP), by=st.just("Expire"), records=COUNTS),
+    st.builds(RecordsHeld, group=st.just(GROUP), held=st.sampled_from([{}, HELD])),
     st.builds(DrainChanged, group=st.just(GROUP), is_running=st.booleans()),
     st.builds(PauseChanged, group=st.just(GROUP), pause=st.sampled_from([None, PAUSE])),
     st.builds(Retried, group=st.just(GROUP), attempt=COUNTS, error=st.just(OSError("no")), wait=st.just(0.1)),
@@ -334,6 +288,8 @@ def test_a_state_is_what_the_whole_history_says(events: list[Event]) -> None:
     assert (state.is_lost, state.is_closed) == ("fenced" in endings, "closed" in endings)
     sinks = told.ours(SinkMade)
     assert state.replays_letters == (sinks[-1][1].replays_letters if sinks else None)
+    held = told.last(RecordsHeld)
+    assert state.held == (held[1].held if held else {})
     query = told.last(QueryStarted)
     assert state.query == (query[1] if query else None)
     begun = told.last(BatchStarted)

@@ -68,9 +68,6 @@ def test_what_is_too_large_is_refused_without_being_shown() -> None:
 
     assert caught.value.found == "1,048,578 bytes"
     assert "é" not in str(caught.value)
-
-
-def test_the_largest_is_accepted() -> None:
     assert metadata.JSON.dump("x" * (metadata.MAX_BYTES - 2)) is not None
 
 
@@ -80,10 +77,6 @@ def test_a_stored_text_that_is_not_json_is_an_error(text: str) -> None:
         metadata.JSON.load(text)
 
     assert caught.value.found == f"{len(text)} characters"
-
-
-def test_keep_shows_its_name() -> None:
-    assert repr(metadata.KEEP) == "KEEP"
 
 
 def test_keys_that_json_would_merge_are_refused() -> None:

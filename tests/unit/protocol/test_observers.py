@@ -6,9 +6,8 @@ import pytest
 
 from offsetstore import OffsetRange, Outcome, Retries, TopicPartition, Transaction
 from offsetstore.errors import LockTimeout, RowsRefused
-from offsetstore.protocol.events import BatchEnded, ClaimEnded, ClaimTaken, Event, MirrorTried, Retried
+from offsetstore.protocol.events import BatchEnded, ClaimTaken, Event, MirrorTried, Retried
 from offsetstore.protocol.observers import LogObserver
-from offsetstore.store import heartbeat
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
@@ -71,17 +70,6 @@ def test_each_retry_is_told_with_its_error() -> None:
         ("billing", 2, LockTimeout),
     ]
     assert all(event.wait > 0 for event in retried)
-
-
-@pytest.mark.behaviour("OPS-15")
-def test_a_claim_tells_when_it_has_been_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 0.01)
-    seen = Recorder()
-    with InMemoryOffsetStore(observers=[seen]) as store:
-        stale = store.claim("billing", topics=["payments"])
-        store.claim("billing", topics=["payments"])
-        wait_until(lambda: seen.of(ClaimEnded, "fenced"))
-    assert [event.token for event in seen.of(ClaimEnded, "fenced")] == [stale.token]
 
 
 @pytest.mark.behaviour("OPS-15")

@@ -12,7 +12,6 @@ import pytest
 from offsetstore.errors import OutboxUncertain, RowsRefused
 from offsetstore.protocol.outbox import (
     LOOKS,
-    MOST_IN_A_ROW,
     Ask,
     Check,
     Fence,
@@ -24,6 +23,7 @@ from offsetstore.protocol.outbox import (
     Pause,
     Peek,
     Position,
+    Probe,
     Read,
     Record,
     Refusal,
@@ -32,17 +32,16 @@ from offsetstore.protocol.outbox import (
     Standing,
     Step,
     Take,
-    Trials,
     outbox_record,
     relaying,
 )
-from offsetstore.relay import _TRIAL
+from offsetstore.protocol.refusals import MOST_IN_A_ROW, TRIAL, Topics
 
 OURS = "cluster"
 IDS = (7, 8, 9)
 ROWS = [OutboxRow(id_, "events", b"key", b"value") for id_ in IDS]
 OPEN, BEFORE = Mark(5, "five"), Mark(4, "four")
-TRIAL = [Check(), Fence(), Ask(), Read(), Send(BEFORE)]
+TRIAL_STEPS = [Check(), Fence(), Ask(), Read(), Send(OPEN)]
 
 
 def words() -> Callable[[], str]:
@@ -51,43 +50,87 @@ def words() -> Callable[[], str]:
     return lambda: f"w{next(numbers)}"
 
 
-def sizes(
-    rows: int,
-    send: Callable[[Sequence[OutboxRow]], Refusal | None],
-    *,
-    most: int,
-    watch: Callable[[Step], object] = bool,
-    trials: Trials | None = None,
-) -> list[int]:
-    """How many rows are sent each time, up to ``most`` times, of an outbox with so many; ``watch`` sees each step."""
-    left = {id_: ROWS[0]._replace(id=id_) for id_ in range(rows)}
-    machine = relaying(again=True, word=words(), trials=trials)
-    step: Any = next(machine)
-    kafka, stored = OPEN, standing(())
-    sent: list[int] = []
-    while len(sent) < most and not isinstance(step, Rest):
-        answer = None
-        watch(step)
-        match step:
-            case Look(most=limit, without=without):
+@dataclass
+class Outbox:
+    """A relay's machine, and both sides of it: rows, which Kafka takes or not, and a clock.
+
+    ``batches`` are the ids that were sent each time; ``aside`` was set aside, and ``steps`` is all that was done.
+
+    """
+
+    rows: dict[int, str]
+    send: Callable[[Sequence[OutboxRow]], Refusal | None]
+    missing: set[str] = field(default_factory=set[str])
+    batches: list[list[int]] = field(default_factory=list[list[int]])
+    aside: list[int] = field(default_factory=list[int])
+    sent: list[int] = field(default_factory=list[int])
+    steps: list[Step] = field(default_factory=list[Step])
+    now: float = 0.0
+    wrong: str | None = None
+
+    def __post_init__(self) -> None:
+        self.topics = Topics(10_000, lambda: self.now)
+        self.kafka, self.stored = OPEN, standing(())
+        self.begin()
+
+    def begin(self) -> None:
+        """A new machine, as after an error."""
+        self.machine = relaying(again=True, word=words(), topics=self.topics)
+        self.step = next(self.machine)
+
+    def run(self, most: int, *, rests: int = 0) -> None:
+        """Let it send so many batches, or come to rest so many times; each rest takes a second."""
+        end = len(self.batches) + most
+        while len(self.batches) < end:
+            if isinstance(self.step, Rest):
+                if not rests:
+                    return
+                rests -= 1
+                self.now += 1
+            self.steps.append(self.step)
+            self.step = self.machine.send(self.answer())
+
+    def answer(self) -> Any:  # noqa: PLR0911 - one case for each step
+        """Do a step."""
+        match self.step:
+            case Look(most=limit, without=without, only=only, but=but):
                 gone = {*without}
-                answer = [row for row in islice(left.values(), limit + len(gone)) if row.id not in gone][:limit]
+                found = ((id_, topic) for id_, topic in self.rows.items() if id_ not in gone and topic not in but)
+                mine = (one for one in found if only in {None, one[1]})
+                return [OutboxRow(*one, b"key", b"value", wrong=self.wrong) for one in islice(mine, limit)]
             case Ask():
-                answer = Position(OURS, *kafka)
-            case Read():
-                answer = stored
-            case Record(mark=mark, ids=ids, before=before):
-                stored = Standing(mark.number, ids, OURS, mark.word, before)
+                return Position(OURS, *self.kafka)
+            case Read() | Peek():
+                return self.stored
+            case Fetch(ids=ids):
+                return [OutboxRow(id_, self.rows[id_], b"key", b"value", wrong=self.wrong) for id_ in ids]
+            case Probe(topics=topics):
+                return {one: f"no topic {one}" for one in topics if one in self.missing}
+            case Record(mark=mark, ids=ids, before=before) as step:
+                self.stored = Standing(mark.number, ids, OURS, mark.word, before)
+                self.aside.extend(step.refused)
                 for id_ in (*step.done, *step.refused):
-                    del left[id_]
+                    del self.rows[id_]
             case Send(mark=mark, rows=given) if given:
-                sent.append(len(given))
-                if (answer := send(given)) is None:
-                    kafka = mark
+                self.batches.append([row.id for row in given])
+                if (refusal := self.send(given)) is not None:
+                    return refusal
+                self.kafka = mark
+                self.sent.extend(self.batches[-1])
             case _:
                 pass
-        step = machine.send(answer)
-    return sent
+        return None
+
+
+def refusing(*bad: int, is_proven: bool = True) -> Callable[[Sequence[OutboxRow]], Refusal | None]:
+    """Kafka refuses requests that have one of these rows, and names none."""
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        topics = {row.topic for row in rows if row.id in bad}
+        suspected = {row.id: "invalid" for row in rows if row.topic in topics}
+        return Refusal(suspected=suspected, is_proven=is_proven) if suspected else None
+
+    return send
 
 
 def steps(
@@ -120,6 +163,9 @@ def steps(
                 answer = ()
             case Send(rows=sent) if sent and coming:
                 answer = coming.pop(0)
+            case Probe():
+                step = machine.send({})
+                continue
             case _:
                 pass
         done.append(step)
@@ -193,28 +239,28 @@ def test_a_start_with_another_anchor_or_cluster_does_not_end_a_relay_that_is_bus
         go_on()
 
 
-@pytest.mark.parametrize("kafka", [(None, None), (0, "zero")], ids=str)
-def test_the_first_start_gives_kafka_a_number_before_the_database_has_one(kafka: tuple[int | None, Any]) -> None:
-    mark = Mark(0, kafka[1] or "w1")
-    given = [] if kafka[1] else [Send(mark)]
-    assert steps(kafka, Standing()) == [*given, Record(mark, cluster_id=OURS), Look(10_000, ())]
+ZERO, DRAWN = Mark(0, "zero"), Mark(0, "w1")
+REST = Look(10_000, ())
+STARTS: dict[str, tuple[Any, Standing, Sequence[OutboxRow], list[Step]]] = {
+    # Kafka has a number before the database has one.
+    "the first one": ((None, None), Standing(), ROWS, [Send(DRAWN), Record(DRAWN, cluster_id=OURS), REST]),
+    "the first one, again": (ZERO, Standing(), ROWS, [Record(ZERO, cluster_id=OURS), REST]),
+    "without a batch": (OPEN, standing(()), ROWS, [REST]),
+    "Kafka has the batch": (OPEN, standing(), ROWS, [Look(10_000, IDS), Record(OPEN, (), IDS), REST]),
+    "Kafka lacks it": (
+        BEFORE,
+        standing(),
+        ROWS,
+        [Fetch(IDS), Send(OPEN, ROWS), Look(10_000, [*IDS]), Record(OPEN, (), [*IDS]), REST],
+    ),
+    "somebody has deleted its rows": (BEFORE, standing(), [], [Fetch(IDS), Record(BEFORE), REST]),
+}
 
 
-def test_a_batch_that_kafka_has_is_deleted() -> None:
-    assert steps(OPEN, standing()) == [Look(10_000, IDS), Record(OPEN, (), IDS), Look(10_000, ())]
-
-
-def test_a_batch_that_kafka_does_not_have_is_sent_and_deleted() -> None:
-    sent = [Fetch(IDS), Send(OPEN, ROWS), Look(10_000, [*IDS]), Record(OPEN, (), [*IDS]), Look(10_000, ())]
-    assert steps(BEFORE, standing()) == sent
-
-
-def test_without_a_batch_nothing_is_done() -> None:
-    assert steps(OPEN, standing(())) == [Look(10_000, ())]
-
-
-def test_a_batch_whose_rows_somebody_has_deleted_is_given_up() -> None:
-    assert steps(BEFORE, standing(), rows=[]) == [Fetch(IDS), Record(BEFORE), Look(10_000, ())]
+@pytest.mark.parametrize("start", STARTS)
+def test_what_a_start_does_about_the_last_batch(start: str) -> None:
+    kafka, stored, rows, expected = STARTS[start]
+    assert steps(kafka, stored, rows=rows) == expected
 
 
 def test_a_batch_that_was_too_much_for_the_line_is_sent_in_parts() -> None:
@@ -251,24 +297,6 @@ def test_marks_that_do_not_fit_are_left_to_a_person(
 
 
 @pytest.mark.behaviour("OUT-5")
-@pytest.mark.parametrize("behind", [(None, None), (3, "three")], ids=str)
-def test_kafka_is_asked_again_if_it_seems_to_have_lost_something(behind: tuple[int | None, str | None]) -> None:
-    """A broker that has just started may tell less than it has."""
-    again = relaying(again=True)
-    answers = [None, None, None, Position(OURS, *behind), standing(), None, Position(OURS, *BEFORE), standing()]
-    assert [again.send(answer) for answer in answers] == [
-        Check(), Fence(), Ask(), Read(), Pause(lost=Position(OURS, *behind)), Ask(), Read(), Fetch(IDS)
-    ]  # fmt: skip
-
-    first = relaying()
-    answers = [None, standing(), Position(OURS, *behind), standing(), None, standing(), Position(OURS, *BEFORE)]
-    look = [Peek(), Ask(is_fenced=False)]
-    assert [first.send(answer) for answer in answers] == [
-        *look, Peek(), Pause(lost=Position(OURS, *behind)), *look, Fence()
-    ]  # fmt: skip
-
-
-@pytest.mark.behaviour("OUT-5")
 @pytest.mark.parametrize(
     ("kafka", "ids", "seems_lost"),
     [
@@ -296,7 +324,7 @@ def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_
         go_on()
     pauses = [Pause(lost=Position(OURS, *kafka)), *[Pause()] * (LOOKS - 2)]  # it is told once
     assert [step for step in made if isinstance(step, Pause)] == (pauses if seems_lost else [])
-    assert 15 <= (LOOKS - 1) * _TRIAL <= 20
+    assert 15 <= (LOOKS - 1) * TRIAL <= 20
 
 
 @pytest.mark.behaviour("OUT-5")
@@ -333,152 +361,312 @@ def test_a_person_s_decision_gives_both_sides_a_mark_that_neither_had(
         steps(mark, standing())
 
 
-@pytest.mark.behaviour("OUT-6")
-def test_rows_that_are_refused_by_themselves_are_set_aside_and_the_others_sent() -> None:
-    found = steps(BEFORE, standing(), refusals=[Refusal(certain={8: "too large"})])
+@pytest.mark.behaviour("OUT-6", "OUT-11")
+def test_rows_that_are_refused_by_themselves_are_set_aside_at_once_and_the_others_sent() -> None:
+    """As a row that Kafka names, once its batch is aborted. A new producer goes on."""
+    found = steps(BEFORE, standing(), refusals=[Refusal(certain={8: "too large"}, is_proven=True)])
 
-    others, mark = [ROWS[0], ROWS[2]], Mark(5, "w1")
-    assert found[1:4] == [
-        Send(OPEN, ROWS), Record(mark, [7, 9], refused={8: "too large"}, before="four"), Send(mark, others)
-    ]  # fmt: skip
-
-
-@pytest.mark.behaviour("OUT-6")
-def test_of_suspects_the_first_is_tried_alone_after_those_before_it() -> None:
-    suspects = Refusal(suspected={8: "invalid", 9: "invalid"})
-    first, second = Mark(5, "w1"), Mark(5, "w2")
-    found = steps(BEFORE, standing(), refusals=[suspects])
-    assert found[1:] == [
-        Send(OPEN, ROWS),
-        *TRIAL,
-        Record(first, [7], before="four"),
-        Send(first, ROWS[:1]),
-        Look(1, [7]),
-        Record(first, (), [7]),
-        Look(1, ()),
-    ]
-
-    alone = Refusal(suspected={8: "invalid"})
-    found = steps(BEFORE, standing((8, 9)), refusals=[suspects, alone])
-    assert found[1:] == [
-        Send(OPEN, ROWS[1:]),
-        *TRIAL,
-        Record(first, [8], before="four"),
-        Send(first, ROWS[1:2]),
-        *TRIAL,
-        Pause(),
-        Record(second, [8], before="four"),
-        Send(second, ROWS[1:2]),
-        Look(1, [8]),
-        Record(second, (), [8]),
-        Look(1, ()),
-    ]
+    expected = [Check(), Fence(), Ask(), Read(), Send(BEFORE), Record(BEFORE, (), refused={8: "too large"})]
+    assert found[1:8] == [Send(OPEN, ROWS), *expected]
 
 
-@pytest.mark.behaviour("OUT-6")
-def test_a_row_is_set_aside_when_two_trials_of_it_have_failed() -> None:
-    """Before each, a new producer has committed something else: once could be the state of one. Its first failure is no
-    trial, although it was the only row of its batch.
-    """
-    alone = Refusal(suspected={8: "invalid"})
-    once, twice = Mark(5, "w1"), Mark(5, "w2")
-    found = steps(BEFORE, standing((8,)), refusals=[alone, alone, alone])
-    assert found[1:] == [
-        Send(OPEN, ROWS[1:2]),
-        *TRIAL,
-        Record(once, [8], before="four"),
-        Send(once, ROWS[1:2]),
-        *TRIAL,
-        Pause(),
-        Record(twice, [8], before="four"),
-        Send(twice, ROWS[1:2]),
-        *TRIAL,
-        Record(BEFORE, refused={8: "invalid"}),
-        Look(1, ()),
-    ]
-
-
-@dataclass
-class Refused:
-    """The rows that were set aside, and why rows were waited with."""
-
-    aside: list[int] = field(default_factory=list[int])
-    waited: list[str] = field(default_factory=list[str])
-
-    def watch(self, step: Step) -> None:
-        if isinstance(step, Record):
-            self.aside.extend(step.refused)
-        elif isinstance(step, Pause) and step.refused:
-            self.waited.append(step.refused)
-
-
-@pytest.mark.behaviour("OUT-6")
-@pytest.mark.parametrize("takes", [None, 50], ids=["none", "one of them"])
-def test_if_kafka_refuses_one_row_after_the_other_none_is_set_aside_any_more(takes: int | None) -> None:
-    """It may be a format that no broker takes: the control commit has no record."""
-    seen = Refused()
+@pytest.mark.behaviour("OUT-6", "OUT-11")
+def test_of_a_topic_with_named_rows_the_others_are_sent_again_before_any_is_suspected() -> None:
+    """One in ten is refused: each round sets aside what Kafka names, and no row is tried by itself."""
 
     def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        return None if rows[0].id == takes else Refusal(suspected={rows[0].id: "invalid"})
+        """Three requests of these are refused, and the client tells of two which rows they were."""
+        bad = [row.id for row in rows if row.id % 10 == 3][:9]
+        if not bad:
+            return None
+        suspected = {row.id: "no key" for row in rows[-20:] if row.topic == "events"}
+        return Refusal(dict.fromkeys(bad, "no key"), suspected, is_proven=True)
 
-    sizes(1_000, send, most=2_000, watch=seen.watch)
-    first = [id_ for id_ in range(1_000) if id_ != takes]
-    most = MOST_IN_A_ROW + (takes or 0)
-    assert seen.aside == first[:most]
-    assert len(seen.waited) > 100
-    assert {*seen.waited} == {"invalid"}
+    outbox = Outbox(dict.fromkeys(range(100), "events") | {100: "others"}, send)
+    outbox.run(4)
+    assert [len(batch) for batch in outbox.batches] == [101, 1, 91, 90]
+    assert sorted(outbox.aside) == [*range(3, 100, 10)]
+    assert len(outbox.sent) == 91
+
+
+@pytest.mark.behaviour("OUT-9", "OUT-11")
+@pytest.mark.parametrize("vouched", [("events",), ()])
+def test_rows_that_kafka_vouches_for_interrupt_a_row_of_refusals_before_any_was_taken(vouched: tuple[str, ...]) -> None:
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        """Every other row is refused, and of a few requests at a time Kafka says so."""
+        bad = [row.id for row in rows if row.id % 2][:60]
+        return Refusal(dict.fromkeys(bad, "no key"), vouched=vouched, is_proven=True) if bad else None
+
+    outbox = Outbox(dict.fromkeys(range(1_000), "events"), send)
+    outbox.run(12)
+    assert ((len(outbox.sent), len(outbox.aside)) == (500, 500)) is bool(vouched)
+
+
+@pytest.mark.behaviour("OUT-9", "OUT-11")
+def test_of_rows_that_are_named_between_others_none_counts_for_those_that_are_found_later() -> None:
+    """The first request has one bad row, of which Kafka says nothing as long as it names those of others."""
+    named = dict.fromkeys(range(100, 1_000, 4), "no key")
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        bad = {row.id: "no key" for row in rows if row.id in named}
+        first = {row.id: "no key" for row in rows if row.id < 50} if rows[0].id == 0 else {}
+        return Refusal(bad, first, vouched=("events",) if bad else (), is_proven=True) if bad or first else None
+
+    outbox = Outbox(dict.fromkeys(range(1_000), "events"), send)
+    outbox.run(100)
+    assert (len(named), len(outbox.aside), len(outbox.sent), outbox.topics.blocked) == (225, 226, 774, [])
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-11")
+def test_suspects_are_halved_until_one_row_is_refused_alone_twice() -> None:
+    outbox = Outbox(dict.fromkeys(range(6), "events"), refusing(3))
+    outbox.run(100)
+    assert outbox.batches == [[0, 1, 2, 3, 4, 5], [0, 1, 2], [3, 4, 5], [3], [3], [4, 5]]
+    assert (outbox.aside, outbox.sent) == ([3], [0, 1, 2, 4, 5])
+    assert sum(isinstance(one, Fence) for one in outbox.steps) == 5  # at the start, and after each refusal
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        bad = {row.id: "invalid" for row in rows if row.id == 3}
+        return Refusal(suspected=bad, is_proven=True) if bad else None
+
+    outbox = Outbox(dict.fromkeys(range(6), "events"), send)
+    outbox.run(100)
+    assert outbox.batches == [[0, 1, 2, 3, 4, 5], [0, 1, 2], [3], [4, 5]]
 
 
 @pytest.mark.behaviour("OUT-6")
-@pytest.mark.parametrize(("good", "refused"), [(0, MOST_IN_A_ROW), (2, 750)], ids=["none passes", "some pass"])
-def test_what_the_client_refuses_is_set_aside_at_once_but_not_a_hundred_in_a_row(good: int, refused: int) -> None:
-    """A setting of the relay's may be too small."""
-    seen = Refused()
+def test_what_no_abort_has_proven_is_tried_twice_each_time_by_a_new_producer_that_commits_something_else() -> None:
+    """The first failure is no trial, although it was the only row of its batch: once could be the producer's state."""
+    outbox = Outbox({8: "events"}, refusing(8, is_proven=False))
+    outbox.run(3, rests=9)
+    assert (outbox.batches, outbox.aside, outbox.now) == ([[8]] * 3, [], TRIAL)
+    outbox.run(1)
+    assert outbox.aside == [8]
+    steps_ = [one for one in outbox.steps if isinstance(one, (Check, Fence, Send, Read, Ask))]
+    tried = [one for one in steps_ if isinstance(one, Send) and one.rows]
+    assert steps_ == [*TRIAL_STEPS[:-1], *(step for one in tried for step in (one, *TRIAL_STEPS))]
+
+
+def test_a_trial_that_ends_with_another_relay_s_batch_is_uncertain() -> None:
+    outbox = Outbox({8: "events"}, refusing(8, is_proven=False))
+
+    def other(rows: Sequence[OutboxRow]) -> Refusal | None:
+        outbox.kafka = Mark(6, "another's")
+        return Refusal(suspected={rows[0].id: "invalid"})
+
+    outbox.send = other
+    with pytest.raises(OutboxUncertain):
+        outbox.run(2)
+
+
+@pytest.mark.behaviour("OUT-9")
+def test_a_topic_that_is_refused_holds_no_other_up() -> None:
+    """Rows of others are sent in full batches; its own are found out about in turns."""
+    rows = {id_: "bad" if id_ % 10 == 0 else "good" for id_ in range(200)}
+    outbox = Outbox(rows, refusing(*range(0, 200, 20)))
+    outbox.run(3)
+    assert outbox.batches == [[*range(200)], [id_ for id_ in range(200) if id_ % 10], [*range(0, 100, 10)]]
+    outbox.run(500)
+    assert outbox.aside == [*range(0, 200, 20)]
+    assert [id_ for id_ in outbox.sent if not id_ % 10] == [*range(10, 200, 20)]
+
+
+@pytest.mark.behaviour("OUT-9", "OUT-10")
+@pytest.mark.parametrize("how", ["suspected", "named", "wrong"])
+def test_a_hundred_refusals_in_a_row_block_their_topic_and_rows_of_others_go_on(how: str) -> None:
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        bad = {row.id: "invalid" for row in rows if row.topic == "bad"}
+        known = how == "named"
+        return Refusal(bad if known else {}, {} if known else bad, is_proven=True) if bad else None
+
+    outbox = Outbox(dict.fromkeys(range(150), "bad"), send, wrong="invalid" if how == "wrong" else None)
+    outbox.run(1000)
+    assert outbox.aside == [*range(MOST_IN_A_ROW)]
+    [blocked] = outbox.topics.blocked
+    assert blocked == ("bad", MOST_IN_A_ROW, "invalid")
+    assert outbox.topics.untold() == [blocked]
+    assert outbox.topics.untold() == []
+
+    outbox.wrong = None
+    outbox.rows |= {200: "good", 201: "bad", 202: "good"}
+    outbox.run(1, rests=2)
+    assert outbox.batches[-1] == [200, 202]
+    outbox.now += 61
+    assert outbox.topics.untold() == [blocked]
+    tried = len(outbox.batches)
+    outbox.run(1000, rests=60)
+    assert outbox.aside == [*range(MOST_IN_A_ROW)]
+    if how != "wrong":
+        assert 5 <= len(outbox.batches) - tried <= 7  # its first row, every ten seconds
+    del outbox.rows[MOST_IN_A_ROW]  # a person has set it aside
+    outbox.send = lambda _rows: None
+    outbox.run(1000, rests=30)
+    assert outbox.sent == [200, 202, *range(MOST_IN_A_ROW + 1, 150), 201]
+    assert not outbox.topics.blocked
+
+
+@pytest.mark.behaviour("OUT-9")
+def test_of_several_topics_of_which_nothing_is_accepted_none_loses_more_and_one_that_is_frees_them() -> None:
+    """It may be a format that no broker takes."""
+    taken = set[str]()
 
     def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        by_client = {row.id: "too large" for row in rows if row.id % 8 >= good}
-        return Refusal(by_client=by_client) if by_client else None
+        bad = {row.id: "invalid" for row in rows if row.topic not in taken}
+        return Refusal(suspected=bad, is_proven=True) if bad else None
 
-    sizes(1_000, send, most=100, watch=seen.watch)
-    assert len(seen.aside) == refused
-    assert {*seen.waited} == ({"too large"} if not good else set())
+    outbox = Outbox({id_: f"topic {id_ % 5}" for id_ in range(1_000)}, send)
+    outbox.run(3_000, rests=30)
+    assert len(outbox.aside) == MOST_IN_A_ROW
+    assert {one.topic for one in outbox.topics.blocked} == {f"topic {number}" for number in range(5)}
+    taken.add("topic 4")
+    outbox.run(3_000, rests=100)
+    assert len([id_ for id_ in outbox.sent if id_ % 5 == 4]) == 200
+    assert len(outbox.aside) > MOST_IN_A_ROW
+
+
+@pytest.mark.behaviour("OUT-6")
+@pytest.mark.parametrize("good", [1, 2])
+def test_rows_that_are_taken_in_between_interrupt_a_row_of_refusals(good: int) -> None:
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        certain = {row.id: "too large" for row in rows if row.id % 8 >= good}
+        return Refusal(certain=certain) if certain else None
+
+    outbox = Outbox(dict.fromkeys(range(8_000), "events"), send)
+    outbox.run(100)
+    assert len(outbox.aside) == 1_000 * (8 - good)
+    assert len(outbox.batches) == 2
+
+
+@pytest.mark.behaviour("OUT-6")
+def test_but_not_if_none_of_them_has_passed_since_the_last_refusal() -> None:
+    """Else a limit that is too low would empty the outbox if Kafka takes none of the others either."""
+    topics, rows, certain = (
+        Topics(10_000, lambda: 0.0),
+        batch(range(1_000), "events"),
+        dict.fromkeys(range(1, 1_000, 2), ""),
+    )
+    refused, left = topics.refuse(rows, certain)
+    assert (len(refused), len(left)) == (500, 500)
+    assert topics.refuse(rows, certain) == ({}, rows[:1])
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-9")
+def test_after_a_hundred_refusals_in_a_row_what_comes_before_the_next_is_sent_first() -> None:
+    """Also of a topic that is sent apart: else its batch comes again and again."""
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        if named := {row.id: "no key" for row in rows if row.id < MOST_IN_A_ROW}:
+            return Refusal(named, is_proven=True)
+        certain = {row.id: "too large" for row in rows if row.id == 110}
+        return Refusal(certain) if certain else None
+
+    outbox = Outbox(dict.fromkeys(range(112), "events"), send)
+    outbox.run(20)
+    assert outbox.batches[2:] == [[*range(100, 110)], [110, 111], [111]]
+    assert outbox.aside == [*range(100), 110]
+
+
+def batch(ids: range, topic: str) -> list[OutboxRow]:
+    return [OutboxRow(id_, topic, None, None) for id_ in ids]
+
+
+@pytest.mark.behaviour("OUT-6", "OUT-9")
+@pytest.mark.parametrize("good", [1, 50, 98, 200])
+def test_a_topic_that_is_blocked_blames_no_rows_of_another(good: int) -> None:
+    """Its hundredth refusal comes with suspects of both: one of the other's may be bad, or none."""
+    topics = Topics(10_000, lambda: 0.0)
+    topics.refuse(batch(range(99), "bad"), dict.fromkeys(range(99), "invalid"))
+    topics.passed(batch(range(99, 100), "another"))
+    rows = [*batch(range(100, 103), "bad"), *batch(range(200, 200 + good), "good")]
+    refused, _ = topics.refuse(rows, {100: "invalid", 101: "invalid"})
+    assert (refused.keys(), [one.topic for one in topics.blocked]) == ({100}, ["bad"])
+    suspected = {102: "invalid"} | dict.fromkeys(range(200, 200 + good), "invalid")
+    assert topics.suspect(rows, suspected, is_proven=True) == {}
+    assert topics.apart == {"bad", "good"}
 
 
 @pytest.mark.behaviour("OUT-6")
 def test_what_is_refused_in_a_row_adds_up_over_errors() -> None:
-    seen, trials = Refused(), Trials()
-
+    outbox = Outbox(dict.fromkeys(range(1_000), "events"), refusing(*range(1_000)))
     for _ in range(4):  # a new machine after each error
-        before = len(seen.aside)
-        sizes(1_000, lambda rows: Refusal(suspected={rows[0].id: "invalid"}), most=150, watch=seen.watch, trials=trials)
-        assert len(seen.aside) - before < MOST_IN_A_ROW
-    assert len(seen.aside) == MOST_IN_A_ROW
+        before = len(outbox.aside)
+        outbox.run(60, rests=20)
+        assert len(outbox.aside) - before < MOST_IN_A_ROW
+        outbox.begin()
+    outbox.run(100, rests=20)
+    assert len(outbox.aside) == MOST_IN_A_ROW
 
 
 @pytest.mark.behaviour("OUT-6")
-@pytest.mark.parametrize("bad", [5, 7, 10], ids=lambda bad: f"{bad} of 10")
-def test_rows_that_are_refused_whatever_the_others_are_do_not_make_batches_smaller(bad: int) -> None:
-    """A topic was deleted whose rows are most of the outbox."""
+def test_what_was_refused_counts_once_it_is_recorded() -> None:
+    """Else a database that is away now and then would block a topic too soon."""
+    topics, rows = Topics(10_000, lambda: 0.0), batch(range(160), "events")
+    for _ in range(3):
+        topics.begin()
+        assert len(topics.refuse(rows[:60], dict.fromkeys(range(60), "invalid"))[0]) == 60
+    topics.recorded()
+    topics.begin()
+    refused, _ = topics.refuse(rows[60:], dict.fromkeys(range(60, 160), "invalid"))
+    assert (len(refused), [one.row for one in topics.blocked]) == (40, [100])
 
-    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        certain = {row.id: "no topic" for row in rows if row.id % 10 < bad}
-        return Refusal(certain=certain) if certain else None
 
-    assert len(sizes(60_000, send, most=100)) <= 20
+@pytest.mark.behaviour("OUT-9", "OUT-10")
+def test_rows_of_a_topic_that_is_missing_wait_in_their_order_and_hold_no_other_up() -> None:
+    outbox = Outbox({1: "late", 2: "good", 3: "late"}, lambda _rows: None, {"late"})
+    outbox.run(5, rests=5)
+    assert (outbox.sent, outbox.aside) == ([2], [])
+    assert outbox.topics.blocked == [("late", 1, "no topic late")]
+    outbox.rows |= {4: "good", 5: "late"}
+    outbox.missing.clear()
+    outbox.run(5, rests=12)
+    assert outbox.sent == [2, 4, 1, 3, 5]
+    assert not outbox.topics.apart
+
+
+@pytest.mark.behaviour("OUT-9", "OUT-10")
+def test_a_topic_that_is_missing_is_forgotten_once_its_rows_are_gone() -> None:
+    """A person has set them aside; of several such topics, each has its turn."""
+    outbox = Outbox(dict(enumerate(["kept", "lost", "gone"])), lambda _rows: None, {"kept", "lost", "gone"})
+    outbox.run(1, rests=20)
+    assert {one.topic for one in outbox.topics.blocked} == {"kept", "lost", "gone"}
+    del outbox.rows[1], outbox.rows[2]
+    outbox.run(1, rests=40)
+    assert outbox.topics.blocked == [("kept", 0, "no topic kept")]
+    outbox.rows[3] = "gone"
+    outbox.run(1, rests=2)
+    assert ("gone", 3, "no topic gone") in outbox.topics.blocked
+    outbox.missing.clear()
+    outbox.run(3, rests=20)
+    assert ({*outbox.sent}, outbox.aside) == ({0, 3}, [])
+
+
+@pytest.mark.behaviour("OUT-9")
+def test_a_thousand_topics_that_are_missing_are_asked_for_together_and_seldom() -> None:
+    rows = {id_: f"tenant-{id_}" for id_ in range(1_000)}
+    outbox = Outbox(rows, lambda _rows: None, {*rows.values()})
+    outbox.run(1, rests=60)
+    assert not outbox.batches
+    assert sum(isinstance(one, Probe) for one in outbox.steps) <= 10
+    assert sum(isinstance(one, Look) for one in outbox.steps) <= 70
 
 
 @pytest.mark.behaviour("OUT-6")
-def test_after_rows_that_were_refused_only_together_batches_stay_smaller_for_a_while() -> None:
+def test_after_rows_that_were_refused_only_together_batches_of_their_topic_stay_smaller_for_a_while() -> None:
     """A topic takes 40 rows in a request, say; librdkafka makes requests as large as it may."""
 
     def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        return Refusal(suspected={row.id: "too large" for row in rows}) if len(rows) > 40 else None
+        bad = {row.id: "too large" for row in rows if row.topic == "small"}
+        return Refusal(suspected=bad, is_proven=True) if len(bad) > 40 else None
 
-    sent = sizes(20_000, send, most=300)
-    refused = [size for size in sent if size > 40]
-    assert refused[:2] == [10_000, 64]
-    assert len(refused) == 4  # twice as many are tried once in a hundred batches
-    assert sorted(sent)[150] == 32
+    outbox = Outbox({id_: "small" if id_ % 2 else "large" for id_ in range(20_000)}, send)
+    outbox.run(400)
+    mine = [len(batch) for batch in outbox.batches if batch[0] % 2]
+    assert mine[:7] == [2500, 1250, 625, 312, 156, 78, 39]
+    large = [size for size in mine[7:] if size > 40]
+    assert large == [78] * (len(mine) // 100)
+    assert sorted(mine)[len(mine) // 2] == 39
+    assert [len(batch) for batch in outbox.batches if not batch[0] % 2] == [10_000, 5_000, 5_000]
+    assert outbox.aside == []
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a b", "ä", "x" * 250, None, 7])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import pytest
 
 from offsetstore.errors import OffsetStoreError
-from offsetstore.offsets import BrokerView, StoredOffset, TopicPartition
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.resolver import resolve
 from offsetstore.protocol.stamp import digest
@@ -21,165 +21,107 @@ SAME_TOPIC = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    """A start that is refused, and the refusal. ``next_step`` is ``None`` where it is the class's own."""
+CONTESTED = "another application used the group in Kafka while the job ran, so its offset there may not be this job's"
+REWOUND = "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs"
+BEYOND = "lies beyond the end of the log, and the topic is the same"
+OF_KAFKA = (
+    "Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
+    'StartPolicy(prefer="stored").'
+)
 
-    error: str
-    what: str
-    found: str
-    expected: str | None
-    stored: dict[TopicPartition, StoredOffset] = field(default_factory=dict[TopicPartition, StoredOffset])
-    view: BrokerView = LOG
-    policy: StartPolicy = field(default_factory=StartPolicy)
-    adopted: dict[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
-    topic_partition: TopicPartition = P0
-    next_step: str | None = None
-
-
-CASES = [
-    Case(
-        "WrongCluster",
-        "the stored offset belongs to another Kafka cluster",
-        "here",
-        "there",
-        stored={P0: row(40, cluster_id="there")},
+Given: TypeAlias = dict[str, Any]
+"""What `resolve` is given; ``tp``, if the refusal is of another partition than the first, and the next step, if it is
+not that of its class.
+"""
+CASES: list[tuple[str, str, str, str | None, Given]] = [
+    (
+        *("WrongCluster", "the stored offset belongs to another Kafka cluster", "here", "there"),
+        {"stored": {P0: row(40, cluster_id="there")}},
     ),
-    Case(
-        "TopicRecreated",
-        "the topic was deleted and created again since offset 40 was stored",
-        "topic id this",
-        "topic id another",
-        stored={P0: row(40, topic_id="another")},
+    (
+        *("TopicRecreated", "the topic was deleted and created again since offset 40 was stored"),
+        *("topic id this", "topic id another", {"stored": {P0: row(40, topic_id="another")}}),
     ),
-    Case(
-        "TopicRecreated",
-        "Kafka no longer has this partition, and offset 7 is stored for it",
-        "1 partitions",
-        None,
-        stored={P1: row(7)},
-        topic_partition=P1,
+    (
+        *("TopicRecreated", "Kafka no longer has this partition, and offset 7 is stored for it"),
+        *("1 partitions", None, {"stored": {P1: row(7)}, "tp": P1}),
     ),
-    Case(
-        "TopicRecreated",
-        "Kafka no longer has this partition, and offset 7 is to be adopted for it",
-        "1 partitions",
-        None,
-        adopted={P1: 7},
-        topic_partition=P1,
+    (
+        *("TopicRecreated", "Kafka no longer has this partition, and offset 7 is to be adopted for it"),
+        *("1 partitions", None, {"adopted": {P1: 7}, "tp": P1}),
     ),
-    Case(
-        "NoStartingOffset",
-        "neither the store nor Kafka has an offset",
-        'auto_offset_reset="none"',
-        None,
-        policy=StartPolicy(auto_offset_reset="none"),
+    (
+        *("NoStartingOffset", "neither the store nor Kafka has an offset", 'auto_offset_reset="none"', None),
+        {"policy": StartPolicy(auto_offset_reset="none")},
     ),
-    Case(
+    (
         "ForeignStore",
         "another offsetstore copied its offsets to this group in Kafka, or this one was lost and made anew",
-        f"store {THEM}, epoch 3",
-        f"store {US}",
-        view=copy(LOG, 60, 3, store_id=THEM),
+        *(f"store {THEM}, epoch 3", f"store {US}", {"view": copy(LOG, 60, 3, store_id=THEM)}),
     ),
-    Case(
-        "KafkaGroupShared",
-        "another group of this store copied its offsets to this group in Kafka",
+    (
+        *("KafkaGroupShared", "another group of this store copied its offsets to this group in Kafka"),
         f"store {US}, epoch 3 of group {digest('invoicing')}",
-        f"group {digest('billing')}, by SHA-256",
-        view=copy(LOG, 60, 3, group="invoicing"),
+        *(f"group {digest('billing')}, by SHA-256", {"view": copy(LOG, 60, 3, group="invoicing")}),
     ),
-    Case(
-        "KafkaGroupContested",
-        "another application used the group in Kafka while the job ran, so its offset there may not be this job's",
-        "60 committed, 40 stored",
-        "a dedicated group",
-        stored={P0: replace(row(40), contested=True)},
-        view=kafka({0: (10, 100)}, {0: 60}),
+    (
+        *("KafkaGroupContested", CONTESTED, "60 committed, 40 stored", "a dedicated group"),
+        {"stored": {P0: replace(row(40), contested=True)}, "view": kafka({0: (10, 100)}, {0: 60})},
     ),
-    Case(
-        "KafkaGroupContested",
-        "another application used the group in Kafka while the job ran, so its offset there may not be this job's",
-        "60 committed, no stored offset",
-        "a dedicated group",
-        stored={P1: replace(row(0), contested=True)},
-        view=kafka({0: (10, 100), 1: (0, 9)}, {0: 60}),
+    (
+        *("KafkaGroupContested", CONTESTED, "60 committed, no stored offset", "a dedicated group"),
+        {"stored": {P1: replace(row(0), contested=True)}, "view": kafka({0: (10, 100), 1: (0, 9)}, {0: 60})},
     ),
-    Case(
-        "StoreRewound",
-        "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs",
-        "offset 40 stored",
-        f"at least 60, copied by store {US}, epoch 3",
-        stored={P0: row(40)},
-        view=copy(LOG, 60, 3),
+    (
+        *("StoreRewound", REWOUND, "offset 40 stored", f"at least 60, copied by store {US}, epoch 3"),
+        {"stored": {P0: row(40)}, "view": copy(LOG, 60, 3)},
     ),
-    Case(
-        "StoreRewound",
-        "the database is older than our own copy in Kafka: it was restored, lost rows, or a copy of it runs",
-        "no stored offset",
-        f"at least 60, copied by store {US}, epoch 3",
-        view=copy(LOG, 60, 3),
+    (
+        *("StoreRewound", REWOUND, "no stored offset", f"at least 60, copied by store {US}, epoch 3"),
+        {"view": copy(LOG, 60, 3)},
     ),
-    Case(
-        "OffsetsDisagree",
-        'the store and Kafka differ, and prefer is "agree"',
-        "40 stored, 60 committed",
+    (
+        *("OffsetsDisagree", 'the store and Kafka differ, and prefer is "agree"', "40 stored, 60 committed"),
         "the same offset",
-        stored={P0: row(40)},
-        view=kafka({0: (10, 100)}, {0: 60}),
-        policy=StartPolicy(prefer="agree"),
+        {"stored": {P0: row(40)}, "view": kafka({0: (10, 100)}, {0: 60}), "policy": StartPolicy(prefer="agree")},
     ),
-    Case(
+    (
+        *("OffsetOutOfRange", "offset 120, which another tool committed in Kafka, lies beyond the end of the log"),
+        *("end 100", "at least 120"),
+        {"stored": {P0: row(40)}, "view": kafka({0: (10, 100)}, {0: 120}), "next_step": OF_KAFKA},
+    ),
+    (
         "OffsetOutOfRange",
-        "offset 120, which another tool committed in Kafka, lies beyond the end of the log",
-        "end 100",
-        "at least 120",
-        stored={P0: row(40)},
-        view=kafka({0: (10, 100)}, {0: 120}),
-        next_step="Correct the group's offset in Kafka (kafka-consumer-groups --reset-offsets), or start with "
-        'StartPolicy(prefer="stored").',
+        f"offset 120 (stored, pinned by an operator's decision) {BEYOND}",
+        *("end 100", "at least 120", {"stored": {P0: replace(row(120), pinned=True)}, "next_step": SAME_TOPIC}),
     ),
-    Case(
+    (
         "OffsetOutOfRange",
-        "offset 120 (stored, pinned by an operator's decision) lies beyond the end of the log, "
-        "and the topic is the same",
-        "end 100",
-        "at least 120",
-        stored={P0: replace(row(120), pinned=True)},
-        next_step=SAME_TOPIC,
+        f"offset 120 (stored; nothing is committed in Kafka) {BEYOND}",
+        *("end 100", "at least 120", {"stored": {P0: row(120)}, "next_step": SAME_TOPIC}),
     ),
-    Case(
-        "OffsetOutOfRange",
-        "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log, and the topic is the same",
-        "end 100",
-        "at least 120",
-        stored={P0: row(120)},
-        next_step=SAME_TOPIC,
+    (
+        *("TopicRecreated", "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log"),
+        *("end 100", "at least 120", {"stored": {P0: row(120, topic_id=None)}}),
     ),
-    Case(
-        "TopicRecreated",
-        "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log",
-        "end 100",
-        "at least 120",
-        stored={P0: row(120, topic_id=None)},
-    ),
-    Case(
-        "OffsetOutOfRange",
-        "the records [7, 10) are no longer in the log",
-        "beginning 10",
-        "at most 7",
-        stored={P0: row(7)},
+    (
+        *("OffsetOutOfRange", "the records [7, 10) are no longer in the log", "beginning 10", "at most 7"),
+        {"stored": {P0: row(7)}},
     ),
 ]
 
 
 @pytest.mark.behaviour("START-3", "START-5", "START-6", "START-7", "START-8", "START-9")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
-def test_a_refusal_says_what_was_found_what_was_expected_and_of_which_partition(case: Case) -> None:
+@pytest.mark.parametrize(("name", "what", "found", "expected", "given"), CASES)
+def test_a_refusal_says_what_was_found_what_was_expected_and_of_which_partition(
+    name: str, what: str, found: str, expected: str | None, given: Given
+) -> None:
+    given = {"stored": {}, "view": LOG, **given}
+    tp, next_step = given.pop("tp", P0), given.pop("next_step", None)
     with pytest.raises(OffsetStoreError) as caught:
-        resolve(case.stored, case.view, case.policy, store_id=US, group="billing", adopted=case.adopted)
+        resolve(**given, store_id=US, group="billing")
 
     error = caught.value
-    assert (type(error).__name__, error.what, error.topic_partition) == (case.error, case.what, case.topic_partition)
-    assert (error.found, error.expected) == (case.found, case.expected)
-    assert error.next_step == (type(error).default_next_step if case.next_step is None else case.next_step)
+    assert (type(error).__name__, error.what, error.topic_partition) == (name, what, tp)
+    assert (error.found, error.expected) == (found, expected)
+    assert error.next_step == (type(error).default_next_step if next_step is None else next_step)

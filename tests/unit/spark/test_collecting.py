@@ -36,10 +36,6 @@ def test_rows_can_be_put_in_order(rows: Rows) -> None:
     assert list(rows) == [BATCHES[number] for number in (4, 0, 3, 1, 2)]
 
 
-def test_there_may_be_no_rows() -> None:
-    assert list(Rows(SCHEMA, [])) == []
-
-
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "IN_MEMORY", 0)
 

@@ -2,126 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap
+from offsetstore.errors import CheckpointAhead, CheckpointBehind, OffsetGap, StartError
 from offsetstore.offsets import TopicPartition
 from offsetstore.protocol.replay import Outcome
 from offsetstore.spark.continuity import judge
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
+MOVED = "If the stored offset was moved.*there is none: move the checkpoint away"
+"""After a reset, or an adopted offset, there is no newer checkpoint to restore."""
 
 
-def outcome(
-    batch_id: int, mark: int | None, *, begin: int, end: int, stored: int, stored_1: int = 7, at_1: int = 7
-) -> Outcome:
-    """Partition 1 stands still."""
-    return judge(
-        batch_id, mark, begin={P0: begin, P1: at_1}, end={P0: end, P1: at_1}, stored={P0: stored, P1: stored_1}
-    )
+def outcome(batch_id: int, mark: int | None, *, begin: int, end: int, stored: int, stored_1: int = 7) -> Outcome:
+    """Partition 1 stands still at 7."""
+    return judge(batch_id, mark, begin={P0: begin, P1: 7}, end={P0: end, P1: 7}, stored={P0: stored, P1: stored_1})
 
 
-@pytest.mark.behaviour("SINK-6")
-@pytest.mark.parametrize("mark", [None, 7])
-@pytest.mark.parametrize("end", [40, 60])
-def test_a_batch_that_begins_where_the_store_stands_is_applied_with_data_or_without(mark: int | None, end: int) -> None:
-    assert outcome(8, mark, begin=40, end=end, stored=40) is Outcome.APPLY
+def at(begin: int, end: int, stored: int, stored_1: int = 7) -> dict[str, int]:
+    return {"begin": begin, "end": end, "stored": stored, "stored_1": stored_1}
 
 
-@pytest.mark.behaviour("SINK-6")
-@pytest.mark.parametrize("begin", [40, 60])
-def test_the_marked_batch_is_skipped_with_data_or_without(begin: int) -> None:
-    """Killed after the database's COMMIT and before Spark's."""
-    assert outcome(8, 8, begin=begin, end=60, stored=60) is Outcome.SKIP
-
-
-@pytest.mark.behaviour("START-15")
-@pytest.mark.parametrize("mark", [None, 7])
-def test_a_committed_end_beyond_the_store_is_ahead(mark: int | None) -> None:
-    with pytest.raises(CheckpointAhead, match="30 stored; expected 40") as caught:
-        outcome(8, mark, begin=40, end=60, stored=30)
-    assert caught.value.topic_partition == P0
-
-
-@pytest.mark.behaviour("START-15")
-@pytest.mark.parametrize("mark", [None, 7])
-@pytest.mark.parametrize("stored", [50, 60, 70])
-def test_a_committed_end_below_the_store_is_behind(mark: int | None, stored: int) -> None:
-    with pytest.raises(CheckpointBehind, match=f"{stored} stored; expected 40"):
-        outcome(8, mark, begin=40, end=60, stored=stored)
-
-
-@pytest.mark.behaviour("START-15")
-def test_what_is_missing_in_one_partition_is_told_before_what_would_be_repeated_in_another() -> None:
-    for batch_id, error in ((8, CheckpointAhead), (0, OffsetGap)):
-        with pytest.raises(error) as caught:
-            outcome(batch_id, None, begin=40, end=60, stored=50, stored_1=6)
-        assert caught.value.topic_partition == P1
-
-
-@pytest.mark.behaviour("START-15")
-def test_a_partition_without_new_records_counts_as_well() -> None:
-    with pytest.raises(CheckpointAhead):
-        outcome(8, 7, begin=40, end=60, stored=40, stored_1=6)
-    with pytest.raises(CheckpointBehind):
-        outcome(8, 7, begin=40, end=60, stored=40, stored_1=8)
-
-
-@pytest.mark.behaviour("START-15")
-def test_a_missing_batch_without_data_is_seen_by_its_number() -> None:
-    """The database was restored to before a batch in which a window came out; the offsets are the same."""
-    with pytest.raises(CheckpointAhead, match="batch 6 in the database; expected batch 7"):
-        outcome(8, 6, begin=40, end=60, stored=40)
-
-
-@pytest.mark.behaviour("START-15")
-def test_a_batch_below_the_mark_is_another_one_than_it_was() -> None:
-    """An older copy of the checkpoint makes new batches under the old numbers."""
-    with pytest.raises(CheckpointBehind, match="found batch 7; expected batch 8 or 9"):
-        outcome(7, 8, begin=40, end=40, stored=40)
-
-
-@pytest.mark.behaviour("START-15")
-@pytest.mark.parametrize("end", [60, 40])
-@pytest.mark.parametrize("begin", [30, 50])
-def test_the_marked_batch_with_another_end_was_planned_anew_by_an_older_checkpoint(begin: int, end: int) -> None:
-    """It was restored to before that batch: its state lacks records that are in the results."""
-    with pytest.raises(CheckpointBehind, match=f"batch 8 is in the results.*found end {end}; expected 50") as caught:
-        outcome(8, 8, begin=begin, end=end, stored=50)
-    assert "older copy" in str(caught.value)
-    assert "restore the newer one" in caught.value.next_step
+@pytest.mark.behaviour("SINK-6", "START-15")
+@pytest.mark.parametrize(
+    ("batch", "mark", "offsets", "expected"),
+    [
+        *((8, mark, at(40, end, 40), Outcome.APPLY) for mark in (None, 7) for end in (40, 60)),
+        (0, None, at(40, 60, 40), Outcome.APPLY),  # a new checkpoint
+        # Killed after the database's COMMIT and before Spark's; with data, or without.
+        *((8, 8, at(begin, 60, 60), Outcome.SKIP) for begin in (40, 60)),
+    ],
+)
+def test_a_batch_is_applied_where_the_store_stands_and_the_marked_one_is_skipped(
+    batch: int, mark: int | None, offsets: dict[str, Any], expected: Outcome
+) -> None:
+    assert outcome(batch, mark, **offsets) is expected
 
 
 @pytest.mark.behaviour("START-15")
 @pytest.mark.parametrize(
-    ("batch", "mark", "begin", "end"),
-    [(8, 8, 30, 40), (8, 7, 40, 60), (8, None, 40, 60)],
-    ids=["in the marked batch", "after the marked batch", "without a mark"],
+    ("batch", "mark", "offsets", "error", "said"),
+    [
+        *((8, mark, at(40, 60, 30), CheckpointAhead, "payments-0: .*30 stored; expected 40") for mark in (None, 7)),
+        *(
+            (8, mark, at(40, 60, stored), CheckpointBehind, f"{stored} stored; expected 40.*{MOVED}")
+            for mark in (None, 7)
+            for stored in (50, 60, 70)
+        ),
+        (8, 7, at(40, 60, 40, 6), CheckpointAhead, "payments-1"),
+        (8, 7, at(40, 60, 40, 8), CheckpointBehind, "payments-1"),
+        # What is missing in one partition is told before what would be repeated in another.
+        (8, None, at(40, 60, 50, 6), CheckpointAhead, "payments-1"),
+        (0, None, at(40, 60, 50, 6), OffsetGap, "payments-1"),
+        # The database was restored to before a batch without data, in which a window came out.
+        (8, 6, at(40, 60, 40), CheckpointAhead, "batch 6 in the database; expected batch 7"),
+        # An older copy of the checkpoint makes new batches under the old numbers.
+        (7, 8, at(40, 40, 40), CheckpointBehind, "found batch 7; expected batch 8 or 9"),
+        # It was restored to before that batch: its state lacks records that are in the results.
+        *(
+            (8, 8, at(begin, end, 50), CheckpointBehind, f"batch 8 is in the results.*older copy.*found end {end}")
+            for begin in (30, 50)
+            for end in (60, 40)
+        ),
+        (
+            8,
+            8,
+            at(30, 40, 50),
+            CheckpointBehind,
+            f"or the stored offset was moved since.*restore the newer one.*{MOVED}",
+        ),
+        # A reset backwards, further than the batch.
+        (8, 8, at(30, 60, 20), CheckpointAhead, "20 stored; expected 30"),
+        (8, 8, at(30, 60, 50, 6), CheckpointAhead, "payments-1: .*6 stored; expected 7"),
+        # A new checkpoint.
+        (0, None, at(50, 60, 40), OffsetGap, r"claim\.starting_offsets"),
+        (0, None, at(0, 60, 40), CheckpointBehind, r"claim\.starting_offsets"),
+    ],
 )
-def test_an_offset_that_was_moved_forwards_is_told_as_a_cause(
-    batch: int, mark: int | None, begin: int, end: int
+def test_what_is_ahead_or_behind_is_refused_and_told(
+    batch: int, mark: int | None, offsets: dict[str, Any], error: type[StartError], said: str
 ) -> None:
-    """After a reset, or an adopted offset, there is no newer checkpoint to restore."""
-    with pytest.raises(CheckpointBehind) as caught:
-        outcome(batch, mark, begin=begin, end=end, stored=50)
-    assert "If the stored offset was moved" in caught.value.next_step
-    assert "there is none: move the checkpoint away" in caught.value.next_step
-    assert (mark != batch) or "or the stored offset was moved since" in str(caught.value)
-
-
-@pytest.mark.behaviour("START-15")
-def test_the_marked_batch_of_a_store_below_what_is_committed_is_ahead() -> None:
-    """A reset backwards, further than the batch."""
-    with pytest.raises(CheckpointAhead, match="20 stored; expected 30"):
-        outcome(8, 8, begin=30, end=60, stored=20)
-    with pytest.raises(CheckpointAhead, match="6 stored; expected 7"):
-        outcome(8, 8, begin=30, end=60, stored=50, stored_1=6)
-
-
-@pytest.mark.behaviour("START-15")
-def test_a_new_checkpoint_begins_at_the_stored_offset_or_says_how_it_would() -> None:
-    assert outcome(0, None, begin=40, end=60, stored=40) is Outcome.APPLY
-    with pytest.raises(OffsetGap, match=r"claim\.starting_offsets"):
-        outcome(0, None, begin=50, end=60, stored=40)
-    with pytest.raises(CheckpointBehind, match=r"claim\.starting_offsets"):
-        outcome(0, None, begin=0, end=60, stored=40)
+    with pytest.raises(error, match=f"(?s){said}"):
+        outcome(batch, mark, **offsets)

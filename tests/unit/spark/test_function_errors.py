@@ -21,18 +21,11 @@ from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError
 from offsetstore.local.free_ports import free_port
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
-from offsetstore.processing.policies import Whole, may_be_of_records
+from offsetstore.processing.policies import Whole
 from offsetstore.processing.unit import Stored
 from offsetstore.protocol.letters import LetterError, NewLetter, digest
 from offsetstore.spark import collecting, function_errors
-from offsetstore.spark.function_errors import (
-    function_failed,
-    has_lost_block,
-    is_over_limit,
-    raised,
-    told_by_us,
-    typed,
-)
+from offsetstore.spark.function_errors import function_failed, has_lost_block, is_over_limit, told_by_us, typed
 from offsetstore.spark.micro_batch import MicroBatch
 from offsetstore.spark.stateful import among
 from offsetstore.testing.memory import InMemoryOffsetStore
@@ -249,19 +242,6 @@ def test_a_java_that_does_not_answer_is_told_as_our_error(java_is_gone: OSError)
     with pytest.raises(OSError, match="refused") as caught:
         socket.create_connection(("127.0.0.1", free_port()))
     assert typed(caught.value) is caught.value
-
-
-@pytest.mark.behaviour("SINK-25")
-def test_a_java_that_dies_before_its_error_is_looked_at_hides_nothing(java_is_gone: OSError) -> None:
-    class Gone:
-        def getMessage(self) -> str:  # noqa: N802 - Java's name
-            raise java_is_gone
-
-    thrown = Py4JJavaError.__new__(Py4JJavaError)
-    thrown.java_exception = Gone()
-    ours = typed(thrown)
-    assert isinstance(ours, SinkError)
-    assert ours.found == "Py4JJavaError"
 
 
 @pytest.mark.parametrize(
@@ -542,11 +522,6 @@ def test_what_comes_before_a_record_that_cant_be_computed_is_stored_as_the_way_s
         assert claim.offsets()[P0].next_offset == (9 if P0 in expected else 0)
 
 
-@pytest.mark.parametrize("error", [AnalysisException("no such column"), OSError(), ValueError("a transform's own")])
-def test_what_is_no_error_of_a_job_is_no_records(error: Exception) -> None:
-    assert function_failed(error) is None
-
-
 @pytest.mark.behaviour("DLQ-16")
 def test_words_in_a_text_are_no_sign_of_the_limit_or_of_a_lost_block() -> None:
     words = f"{LIMIT}spark.driver.maxResultSize, CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND, java.net.ConnectException"
@@ -582,16 +557,6 @@ def test_a_circle_of_causes_ends() -> None:
     one = Thrown("job.Bad")
     one.cause = one
     assert len(function_errors.causes(java_error(one))) > 1
-
-
-@pytest.mark.parametrize("told", ["", "\n", HEADER, f"{HEADER}\n  File"])
-def test_a_traceback_without_a_class_names_none(told: str) -> None:
-    assert raised(told) is None
-
-
-@pytest.mark.parametrize("sqlstate", ["23514", "42501"])
-def test_a_refusal_may_be_a_records_whatever_its_sqlstate(sqlstate: str) -> None:
-    assert may_be_of_records(STATEFUL, RowsRefused("refused", sqlstate=sqlstate))
 
 
 @pytest.mark.behaviour("DX-1", "OPS-7")

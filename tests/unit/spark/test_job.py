@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,12 +18,14 @@ from unittest.mock import MagicMock
 
 import psycopg
 import pytest
-from py4j.protocol import Py4JError, Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
-from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark import SparkContext
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 import offsetstore.spark
 from offsetstore import OffsetRange, Pause, TopicPartition, errors
 from offsetstore.protocol.events import BatchEnded, LettersWritten, PauseChanged, QueryStarted
+from offsetstore.protocol.signals import Requests
 from offsetstore.spark import run_job as module
 from offsetstore.spark.plans import query as queries
 from offsetstore.spark.plans.admission import check_connector
@@ -98,6 +103,21 @@ def test_who_asks_for_the_trace_gets_it(capsys: pytest.CaptureFixture[str], monk
     assert "Error: the group has a live owner" in said
 
 
+@pytest.mark.behaviour("DX-1", "HAND-2")
+def test_who_asks_for_the_trace_gets_that_of_a_handler_s_call_which_is_known_by_its_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = 'Traceback (most recent call last):\n  File "scores.py", line 7, in fetch\nValueError: no s3cret\n'
+    failed = errors.FunctionFailed(
+        "the handler failed with ValueError at scores.py:7", traceback=trace, is_of_call=True
+    )
+    assert end(raised(failed)) == 70
+    assert "s3cret" not in capsys.readouterr().err
+    monkeypatch.setenv(TRACE, "1")
+    assert end(raised(failed)) == 70
+    assert trace in capsys.readouterr().err
+
+
 def test_a_good_end_and_a_job_s_own_exit_code_pass_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
     with offsetstore.spark.job():
         pass
@@ -116,6 +136,57 @@ def test_before_the_query_a_signal_ends_the_block(sent: signal.Signals, code: in
 
     assert end(work) == code
     assert signal.getsignal(sent) is before
+
+
+@pytest.mark.behaviour("DX-9")
+def test_ctrl_c_while_spark_starts_is_neither_taken_by_spark_nor_logged_by_its_bridge(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark: Any = sys.modules[SparkContext.__module__]
+    own = spark.signal
+
+    def work() -> None:
+        spark.signal.signal(spark.signal.SIGINT, signal.SIG_IGN)  # as a SparkContext sets its own
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            logging.exception("KeyboardInterrupt while sending command.")  # noqa: LOG015 - as py4j does it
+            try:
+                raised(BrokenPipeError())()  # Java has had the signal, too
+            except BrokenPipeError:
+                logging.getLogger("py4j.clientserver").exception("shutting down")
+            raise
+        pytest.fail("the signal was ignored")
+
+    assert end(work) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
+    assert caplog.records == []
+    assert spark.signal is own
+    logging.error("of another kind")  # noqa: LOG015 - as above
+    try:
+        raised(BrokenPipeError())()
+    except BrokenPipeError:
+        logging.getLogger("py4j.clientserver").exception("without a signal")
+    assert [one.message for one in caplog.records] == ["of another kind", "without a signal"]
+
+
+@pytest.mark.behaviour("DX-9")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_java_starts_ends_it_too(sent: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on without Python, and write a trace."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch() -> None:
+        proc = subprocess.Popen(["sleep", "60"])
+        started.append(proc)
+        os.kill(os.getpid(), sent)
+        time.sleep(5)
+        pytest.fail("the signal was ignored")
+
+    monkeypatch.setattr(module, "launch_gateway", launch)
+    assert end(launch) == (130 if sent == signal.SIGINT else 0)
+    assert started[0].wait(10) == -signal.SIGKILL
 
 
 def test_the_line_at_the_terminal_says_what_is_stored_and_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,20 +255,6 @@ def test_where_spark_has_no_connector_that_is_what_is_told(
     said = capsys.readouterr().err
     assert "Error: Spark has no Kafka connector" in said
     assert "--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 job.py" in said
-
-
-def test_java_s_stack_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    class Thrown(Py4JJavaError):
-        def __init__(self) -> None:
-            Exception.__init__(self)
-
-        def __str__(self) -> str:
-            return f"An error occurred while calling o44.load.\n: java.lang.NoSuchMethodError\n{SPARKS}"
-
-    assert end(raised(Thrown())) == 70
-    said = capsys.readouterr().err
-    assert "java.lang.NoSuchMethodError" in said
-    assert "at org.apache" not in said
 
 
 # -- a query, and what ends it
@@ -303,6 +360,37 @@ def test_a_signal_leaves_the_batch_to_the_sink_and_then_closes_the_claim(
 
 
 @pytest.mark.behaviour("DX-1")
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_come_together_are_one_and_another_one_ends_the_process_at_once(
+    run: Callable[[Query, Sink], object], first: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout` signals the job and its group."""
+    sink = Sink()
+    assert run(Query(first, first, first), sink) == (0 if first == signal.SIGTERM else 130)
+    assert sink.was_stopped
+
+    now, sent = [100.0], list[int]()
+    monkeypatch.setattr(module, "Requests", lambda: Requests(lambda: now[0]))
+    job: Any = offsetstore.spark.job()
+    job._is_running = True
+
+    def kill(_: int, number: int) -> None:
+        sent.append(number)
+
+    def keep(number: int, handler: object) -> None: ...
+
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(signal, "signal", keep)
+    for seconds in (0, 0.05, 0.9):
+        now[0] = 100 + seconds
+        job._on_signal(first, None)
+    assert sent == []
+    now[0] = 101
+    job._on_signal(first, None)
+    assert sent == [first]
+
+
+@pytest.mark.behaviour("DX-1")
 @pytest.mark.parametrize("error", [None, errors.RowsRefused("refused")], ids=["well", "failed"])
 def test_a_signal_while_the_claim_is_being_closed_cuts_nothing_and_hides_no_error(
     run: Callable[[Query, Sink], object], error: Exception | None, capsys: pytest.CaptureFixture[str]
@@ -328,30 +416,6 @@ def test_what_spark_says_when_the_signal_has_ended_it_is_no_failure(
     assert run(Query(signal.SIGTERM, own), Sink()) == 70
 
 
-@pytest.mark.behaviour("DX-1")
-def test_the_error_that_ends_the_job_keeps_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(_query: object) -> None: ...
-
-    monkeypatch.setattr(module, "_silence", leave)
-    failed: Any = Sink(error=errors.SinkError("Spark failed"))
-    failed.error.__cause__ = cause = ValueError("the cause")
-    query: Any = Query(StreamingQueryException("[STREAM_FAILED] ..."))
-    with offsetstore.spark.job() as job, pytest.raises(errors.SinkError) as caught:
-        job.run(query, failed)
-    assert caught.value.__cause__ is cause
-
-
-@pytest.mark.behaviour("DX-1")
-def test_a_java_that_is_gone_at_the_end_hides_no_error(
-    run: Callable[[Query, Sink], object], java_is_gone: OSError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(_query: Query) -> bool:
-        raise java_is_gone
-
-    monkeypatch.setattr(Query, "isActive", property(gone))
-    assert run(Query(java_is_gone), Sink(error=errors.StaleClaim("taken over"))) == 6
-
-
 # -- the session
 
 
@@ -368,12 +432,6 @@ def test_a_thread_that_did_not_make_the_session_gets_it(monkeypatch: pytest.Monk
     assert queries.session_of_thread() is made
     assert queries.session_of_thread() is made
     assert of_thread == ["the session"]
-
-
-def test_a_process_may_have_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    active = MagicMock(side_effect=PySparkException(errorClass="NO_ACTIVE_OR_DEFAULT_SESSION"))
-    monkeypatch.setattr(queries, "SparkSession", SimpleNamespace(active=active, getActiveSession=lambda: None))
-    assert queries.session_of_thread() is None
 
 
 # -- the connector

@@ -180,15 +180,6 @@ def test_a_sink_with_a_handler_replays_no_letters_where_tasks_run_twice(value: s
             sink.drain(spark)
 
 
-@pytest.mark.parametrize("value", [None, "false", "FALSE", " False"])
-def test_a_sink_with_a_handler_replays_letters_otherwise(value: str | None) -> None:
-    spark: Any = Speculative(value)
-    with InMemoryOffsetStore() as store:
-        claim = store.claim("billing", topics=["payments"])
-        handler = Handler(lambda record: (record.offset,), "n long")
-        assert TransactionalSink(claim, handler, into=Append("events"), dead_letters=DeadLetters()).drain(spark) == 0
-
-
 def test_what_spark_takes_for_no_boolean_is_not_guessed() -> None:
     with pytest.raises(ConfigurationError, match=r"spark\.speculation is not a boolean; found 'yes'"):
         is_speculative(cast("Any", Speculative("yes")))

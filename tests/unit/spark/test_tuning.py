@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from offsetstore import Broker
 from offsetstore.spark.settings import READER, tuned
 
 KAFKA = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "payments"}
@@ -38,7 +37,3 @@ def test_a_batch_is_limited_unless_the_user_says_how_large_it_is(name: str) -> N
     assert tuned(SESSION, KAFKA)["maxOffsetsPerTrigger"] == "2000000"
     limits = {key: value for key, value in tuned(SESSION, KAFKA | {name: "3000000"}).items() if "PerTrigger" in key}
     assert limits == {name: "3000000"}
-
-
-def test_a_broker_takes_the_same_options() -> None:
-    assert Broker.from_spark(KAFKA | READER).topics == ("payments",)

@@ -121,16 +121,6 @@ def test_a_batch_that_began_and_was_not_committed_is_named(
 
 
 @pytest.mark.behaviour("START-20")
-def test_it_is_read_again_if_that_is_asked_for(
-    store: InMemoryOffsetStore, broker: StaticBroker, uncertain: Checkpoint
-) -> None:
-    store.claim(GROUP, broker, adopt_checkpoint=str(uncertain.path), policy=StartPolicy(on_uncertain="replay"))
-
-    assert stored(store) == {P0: 22, P1: 33, P2: 0}
-    assert 'read again: batch 12, [22, 30), on_uncertain="replay"' in store.history(GROUP)[1].reason
-
-
-@pytest.mark.behaviour("START-20")
 def test_it_is_skipped_if_that_is_asked_for_and_the_history_has_the_range(
     store: InMemoryOffsetStore, broker: StaticBroker, uncertain: Checkpoint
 ) -> None:
@@ -156,17 +146,6 @@ def test_a_batch_without_records_is_uncertain_too(
         store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path))
     store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path), policy=StartPolicy(on_uncertain="replay"))
     assert stored(store) == {P0: 22, P1: 33, P2: 0}
-
-
-@pytest.mark.behaviour("START-20")
-def test_several_batches_without_a_commit_are_uncertain_together(uncertain: Checkpoint) -> None:
-    """Spark commits some of the batches alone where progress is tracked asynchronously."""
-    uncertain.batch(14, {"payments": {"0": 50, "1": 34, "2": 4}}, committed=False)
-    found = read(LocalFiles(str(uncertain.path)))
-    assert found is not None
-    assert found.uncertain == {P0: OffsetRange(22, 50), P1: OffsetRange(33, 34), P2: OffsetRange(0, 4)}
-    with pytest.raises(UncertainBatch, match="batches 12 to 14"):
-        found.starts(StartPolicy(), [], ["payments"])
 
 
 @pytest.mark.behaviour("START-20")
@@ -218,16 +197,6 @@ def test_the_same_line_of_code_goes_on_when_the_old_checkpoint_is_gone(
     assert stored(store) == {P0: 22, P1: 33, P2: 0, TopicPartition("payments", 3): 0}
 
 
-@pytest.mark.behaviour("START-20")
-def test_it_goes_on_with_a_further_topic_too(
-    store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint
-) -> None:
-    store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path))
-    more = StaticBroker.with_topics({"payments": 3, "orders": 1}, end=100)
-    store.claim(GROUP, more, adopt_checkpoint=str(checkpoint.path))
-    assert stored(store) == {TopicPartition("orders", 0): 0, P0: 22, P1: 33, P2: 0}
-
-
 @pytest.mark.behaviour("START-20", "OPS-3")
 def test_it_goes_on_with_a_further_topic_after_another_one_was_given_up(
     store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint
@@ -240,47 +209,39 @@ def test_it_goes_on_with_a_further_topic_after_another_one_was_given_up(
 
 
 @pytest.mark.behaviour("START-20")
-def test_a_path_without_a_checkpoint_is_refused(
-    store: InMemoryOffsetStore, broker: StaticBroker, tmp_path: Path
+@pytest.mark.parametrize(
+    ("location", "topic", "words"),
+    [
+        ("{}", "payments", "no checkpoint of a streaming query"),
+        ("s3a://bucket/checkpoints/billing", "payments", r"HadoopFiles\(spark, location\)"),
+        ("{}/old job", "orders", "reads other topics"),
+    ],
+)
+def test_what_is_no_checkpoint_of_the_job_is_refused(  # noqa: PLR0917 - pytest's fixtures
+    store: InMemoryOffsetStore, checkpoint: Checkpoint, tmp_path: Path, location: str, topic: str, words: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match="no checkpoint of a streaming query"):
-        store.claim(GROUP, broker, adopt_checkpoint=str(tmp_path))
+    with pytest.raises(ConfigurationError, match=words):
+        store.claim(GROUP, StaticBroker.with_topics({topic: 1}, end=9), adopt_checkpoint=location.format(tmp_path))
     assert store.owner(GROUP) is None
 
 
-def test_another_file_system_is_refused_by_name(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
-    with pytest.raises(ConfigurationError, match=r"HadoopFiles\(spark, location\)"):
-        store.claim(GROUP, broker, adopt_checkpoint="s3a://bucket/checkpoints/billing")
+KAFKA = r"could not parse .*offsets/11;.*expected offsets of Kafka"
 
 
-def test_a_claim_without_a_broker_adopts_nothing(store: InMemoryOffsetStore, checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigurationError, match="without a broker"):
-        store.claim(GROUP, topics=["payments"], adopt_checkpoint=str(checkpoint.path))
-
-
-def test_another_jobs_checkpoint_is_refused(store: InMemoryOffsetStore, checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigurationError, match="reads other topics"):
-        store.claim(GROUP, StaticBroker.with_topics({"orders": 1}, end=9), adopt_checkpoint=str(checkpoint.path))
-
-
-@pytest.mark.parametrize("line", ['{"logOffset":3}', "17", "", '{"payments":{"0":null}}', "{"])
-def test_a_query_that_reads_something_else_is_refused(checkpoint: Checkpoint, line: str) -> None:
-    checkpoint.write("offsets/11", "v1", "{}", line, "")
-    with pytest.raises(ConfigurationError, match=r"could not parse .*offsets/11;.*expected offsets of Kafka"):
-        read(LocalFiles(str(checkpoint.path)))
-
-
-@pytest.mark.parametrize("lines", [[], ["v3", "{}", "{}"], ["v1"]])
-def test_an_unknown_form_is_refused(checkpoint: Checkpoint, lines: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        *((["v1", "{}", line, ""], KAFKA) for line in ('{"logOffset":3}', "17", "", '{"payments":{"0":null}}', "{")),
+        *((lines, "expected v1 or v2") for lines in ([], ["v3", "{}", "{}"], ["v1"])),
+        (["v1", "{}", '{"payments": {"0": 1}}', '{"payments": {"0": 2}}'], "two sources"),
+    ],
+)
+def test_a_file_that_is_not_as_spark_writes_it_for_kafka_is_refused(
+    checkpoint: Checkpoint, lines: list[str], words: str
+) -> None:
     checkpoint.write("offsets/11", *lines)
-    with pytest.raises(ConfigurationError, match="expected v1 or v2"):
+    with pytest.raises(ConfigurationError, match=words):
         read(LocalFiles(str(checkpoint.path)))
-
-
-def test_one_topic_in_two_sources_is_refused(tmp_path: Path) -> None:
-    Checkpoint(tmp_path).batch(0, {"payments": {"0": 1}}, {"payments": {"0": 2}})
-    with pytest.raises(ConfigurationError, match="two sources"):
-        read(LocalFiles(str(tmp_path)))
 
 
 # -- offsetstore adopt
@@ -327,8 +288,12 @@ def test_the_command_only_shows(checkpoint: Checkpoint) -> None:
     assert "pass --dry-run" in result.stderr
 
 
-def test_the_command_refuses_a_directory_that_is_no_checkpoint(tmp_path: Path) -> None:
-    result = call("--checkpoint", str(tmp_path), "--dry-run")
-    assert result.exit_code == 2
-    assert "no checkpoint of a streaming query" in result.stderr
-    assert "Correct --checkpoint." in result.stderr
+@pytest.mark.behaviour("START-20")
+def test_several_batches_without_a_commit_are_uncertain_together(uncertain: Checkpoint) -> None:
+    """Spark commits some of the batches alone where progress is tracked asynchronously."""
+    uncertain.batch(14, {"payments": {"0": 50, "1": 34, "2": 4}}, committed=False)
+    found = read(LocalFiles(str(uncertain.path)))
+    assert found is not None
+    assert found.uncertain == {P0: OffsetRange(22, 50), P1: OffsetRange(33, 34), P2: OffsetRange(0, 4)}
+    with pytest.raises(UncertainBatch, match="batches 12 to 14"):
+        found.starts(StartPolicy(), [], ["payments"])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, NoReturn
 
 import pytest
 
 from offsetstore import OffsetRange, StartPolicy, TopicPartition, resolve_starting_offsets
-from offsetstore.errors import OffsetOutOfRange, TopicRecreated
+from offsetstore.errors import FunctionEnded, OffsetOutOfRange, TopicRecreated
 from offsetstore.offsets import CommittedOffset
+from offsetstore.processing.plan import check_topics
 from offsetstore.protocol.retries import Retries
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.protocol.starting import Reason
 from offsetstore.store import acquire
+from offsetstore.store.claim import ClaimRequest
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 
 P0 = TopicPartition("payments", 0)
@@ -28,17 +32,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryOffsetStore]:
         with made.transaction(made.claim("billing", StaticBroker.with_topics({"payments": 1}, end=50))) as tx:
             tx.advance({P0: tx.lock({P0: OffsetRange(0, 40)})[P0].remaining})
         yield made
-
-
-@pytest.mark.behaviour("START-10")
-def test_a_log_end_that_is_wrong_for_a_moment_restarts_nothing(store: InMemoryOffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=50)
-    broker.has_ids = False
-    broker.script = [StaticBroker.with_topics({"payments": 1}, end=30).current]
-    claim = store.claim("billing", broker, policy=RESTART)
-    assert claim.starting is not None
-    assert claim.starting.starts[P0].reason is Reason.ONLY_STORED
-    assert store.offsets("billing")[P0].next_offset == 40
 
 
 @pytest.mark.behaviour("START-8")
@@ -98,21 +91,38 @@ def test_an_id_that_a_broker_does_not_tell_is_not_forgotten(store: InMemoryOffse
     assert (row.topic_id, row.cluster_id) == ("payments-id", "cluster")
 
 
-def test_a_job_that_advances_while_kafka_is_asked_is_not_beyond_the_end(store: InMemoryOffsetStore) -> None:
-    owner = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=60))
-    broker = StaticBroker.with_topics({"payments": 1}, end=60)
+@pytest.mark.behaviour("CONS-15")
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("method", ["view", "has_members", "find_truncated", "topic_ids", "close"])
+def test_a_users_broker_that_leaves_ends_its_call_alone(
+    store: InMemoryOffsetStore, method: str, error: type[BaseException]
+) -> None:
+    def leave(*_: object, **__: object) -> NoReturn:
+        raise error
 
-    def advance() -> None:
-        with store.transaction(owner) as tx:
-            tx.advance({P0: tx.lock({P0: OffsetRange(40, 60)})[P0].remaining})
+    broker: Any = StaticBroker.with_topics({"payments": 1}, end=50)
+    setattr(broker, method, leave)
+    request = ClaimRequest("billing", broker, ("payments",), StartPolicy(), "refuse", 30.0, "billing")
 
-    def show_what_was() -> None:
-        advance()
-        broker.set_log(P0, 0, 50)
-        broker.script = [lambda: broker.set_log(P0, 0, 60)]
+    def use() -> None:
+        claim = store.claim("billing", broker)
+        check_topics(claim, store.offsets("billing"), [P0])
+        claim.close()
+        assert request.find_truncated is not None
+        request.find_truncated({})
 
-    broker.script = [show_what_was]
-    claim = store.claim("billing", broker)
-    assert len(broker.asked) == 2
+    with pytest.raises((FunctionEnded, SystemExit, asyncio.CancelledError)) as ended:
+        use()
+    delattr(broker, method)  # the store closes the claim once more
+    assert isinstance(ended.value, FunctionEnded)
+
+
+@pytest.mark.behaviour("START-10")
+def test_a_log_end_that_is_wrong_for_a_moment_restarts_nothing(store: InMemoryOffsetStore) -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=50)
+    broker.has_ids = False
+    broker.script = [StaticBroker.with_topics({"payments": 1}, end=30).current]
+    claim = store.claim("billing", broker, policy=RESTART)
     assert claim.starting is not None
-    assert claim.starting.offsets[P0] == 60
+    assert claim.starting.starts[P0].reason is Reason.ONLY_STORED
+    assert store.offsets("billing")[P0].next_offset == 40

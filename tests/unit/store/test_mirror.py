@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -13,12 +13,13 @@ from typing import Any, Literal
 import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, StartPolicy, TopicPartition, errors, resolve_starting_offsets
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MetadataRefused, StoreRewound
-from offsetstore.offsets import CommittedOffset, EpochPair, TopicLog, Watermarks
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, StoreRewound
+from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import Reason
+from offsetstore.store import claim_rows
 from offsetstore.store import mirror as mirrors
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
@@ -156,18 +157,6 @@ def test_it_copies_at_most_as_often_as_it_was_told(store: InMemoryOffsetStore) -
     assert until > len(broker.times)
 
 
-def test_a_partition_that_comes_while_the_job_runs_is_copied_too(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
-    new = TopicPartition("payments", 3)
-    broker.current.topics["payments"].partitions[3] = Watermarks(0, 10)
-    advance(store, claim, new, 5)
-    claim.close()
-
-    assert copied(broker)[new] == 5
-
-
 def test_partitions_that_kafka_does_not_show_to_the_job_are_left_alone(
     store: InMemoryOffsetStore, broker: StaticBroker
 ) -> None:
@@ -193,15 +182,6 @@ def test_there_is_no_mirror_where_there_is_nothing_to_copy_to(
     with store.claim(GROUP, **given) as claim:
         assert claim.mirror is None
     assert broker.commits == []
-
-
-@pytest.mark.parametrize("every", [0, -1, float("inf"), float("nan")])
-def test_an_interval_that_cant_be_right_is_refused(
-    store: InMemoryOffsetStore, broker: StaticBroker, every: float
-) -> None:
-    with pytest.raises(ConfigurationError, match="mirror_every"):
-        store.claim(GROUP, broker, mirror_every=every)
-    assert store.owner(GROUP) is None
 
 
 # -- who may copy
@@ -368,27 +348,6 @@ def test_a_pin_comes_off_when_kafka_has_the_copy_and_not_before(
     assert copied(broker)[P0] == 10
 
 
-@pytest.mark.behaviour("START-21")
-def test_a_pin_whose_row_is_locked_comes_off_later(
-    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
-    store.claim(GROUP, broker, mirror_every=None).close()
-    store.reset(GROUP, {P1: 10}, reason="again")
-    broker.commit_error = BrokerUnavailable("no answer")
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    with store.transaction(claim) as tx:
-        plan = tx.lock({P1: OffsetRange(10, 20)})
-        broker.commit_error = None  # not before: the pin would come off
-        wait_until(lambda: broker.commits)
-        success = len(recorder.of(MirrorTried, "done"))
-        wait_until(lambda: len(recorder.of(MirrorTried, "done")) > success)
-        assert store.offsets(GROUP)[P1].pinned
-        tx.advance({P1: plan[P1].remaining})
-    wait_until(lambda: not store.offsets(GROUP)[P1].pinned)
-    assert store.offsets(GROUP)[P1].next_offset == 20
-
-
 # -- what the next start makes of it
 
 
@@ -514,33 +473,6 @@ def test_a_reset_decides_for_the_partition_that_it_sets(store: InMemoryOffsetSto
     assert not any(row.contested for row in store.offsets(GROUP).values())
 
 
-@pytest.mark.behaviour("MIRROR-7", "START-21")
-def test_a_commit_that_is_younger_than_a_pin_is_not_overwritten_by_the_next_start(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
-    store.claim(GROUP, broker, mirror_every=None).close()
-    store.reset(GROUP, {P0: 10}, reason="again")
-    with store.claim(GROUP, broker, mirror_every=SELDOM):
-        broker.set_committed({P0: 70})
-
-    with pytest.raises(errors.KafkaGroupContested):
-        store.claim(GROUP, broker)
-    assert copied(broker) == {P0: 70}
-
-
-@pytest.mark.behaviour("MIRROR-7")
-def test_a_group_of_one_s_own_is_the_way_out_without_a_decision(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
-    with store.claim(GROUP, broker, mirror_every=SELDOM):
-        broker.set_committed({P0: 70})
-    own = StaticBroker.with_topics({"payments": 3}, end=100)
-
-    store.claim(GROUP, own, kafka_group="billing-of-its-own", mirror_every=SELDOM).close()
-    assert copied(own) == {P0: 0, P1: 0, P2: 0}
-    assert not any(row.contested for row in store.offsets(GROUP).values())
-
-
 @pytest.mark.behaviour("MIRROR-7")
 def test_a_partition_that_the_job_has_not_met_is_not_adopted_from_the_other_application_either(
     store: InMemoryOffsetStore, broker: StaticBroker
@@ -594,54 +526,6 @@ def test_what_the_claim_has_read_may_be_overwritten_once_and_not_if_it_comes_aga
     claim.close()
 
     assert copied(broker)[P0] == 30
-
-
-@pytest.mark.behaviour("MIRROR-7")
-def test_a_first_turn_that_comes_at_once_finds_the_whole_mirror(
-    store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
-
-    def start_and_be_slow(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == "offsetstore-mirror":
-            wait_until(lambda: broker.commits)
-
-    monkeypatch.setattr(threading.Thread, "start", start_and_be_slow)
-    store.claim(GROUP, broker, mirror_every=OFTEN).close()
-
-
-@pytest.mark.behaviour("MIRROR-2", "START-26")
-def test_the_last_copy_and_the_last_look_at_the_logs_ask_kafka_at_the_same_time(store: InMemoryOffsetStore) -> None:
-    asked = threading.Event()
-
-    class Together(StaticBroker):
-        """Commits only once it is asked for the logs."""
-
-        def log_ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
-            asked.set()
-            return super().log_ends(partitions)
-
-        def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-            assert asked.wait(20)
-            super().commit(group, offsets)
-
-    broker = Together.with_topics({"payments": 3}, end=100)
-    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
-        advance(store, claim, P0, 40)
-    assert copied(broker)[P0] == 40
-    assert store.offsets(GROUP)[P0].pair == EpochPair(40, 0)
-
-
-@pytest.mark.behaviour("MIRROR-7")
-def test_it_looks_also_where_there_is_nothing_to_copy(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: copied(broker))
-    broker.set_committed({P0: 70})
-    wait_until(lambda: of(claim).ended)
-
-    wait_until(lambda: contested(store))
-    assert len(broker.commits) == 1
 
 
 @pytest.mark.behaviour("MIRROR-7", "MIRROR-5")
@@ -823,24 +707,6 @@ def test_a_copy_of_the_claim_that_came_after_a_contest_is_our_own(
         store.claim(GROUP, broker)
 
 
-@pytest.mark.behaviour("START-27", "START-6")
-def test_an_original_that_was_stopped_is_told_of_the_copy_and_its_way_out_loses_nothing(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
-    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
-        advance(store, claim, P0, 40)
-    with InMemoryOffsetStore(store.memory.copy(physical=True)) as copy:
-        advance(copy, copy.claim(GROUP, broker, mirror_every=SELDOM), P0, 70)
-
-    with pytest.raises(StoreRewound, match="it was restored, lost rows, or a copy of it runs") as caught:
-        store.claim(GROUP, broker)
-    assert "offsetstore store new-id" in caught.value.next_step
-    assert 'start the original with on_rewound="stored", which loses nothing' in caught.value.next_step
-    again = store.claim(GROUP, broker, policy=StartPolicy(on_rewound="stored"), mirror_every=None)
-    assert again.starting is not None
-    assert again.starting.offsets[P0] == 40
-
-
 @pytest.mark.behaviour("START-27")
 def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
     store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
@@ -849,7 +715,7 @@ def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
     advance(store, claim, P0, 40)
     wait_until(lambda: copied(broker).get(P0) == 40)
     failed: list[None] = []
-    rows, ask, mirror = of(claim)._rows, broker.committed_offsets, of(claim)
+    rows, ask, mirror = of(claim)._rows.read, broker.committed_offsets, of(claim)
     looks = iter([False, True] * 3)
 
     def sometimes() -> Any:
@@ -861,7 +727,7 @@ def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
     def met(kafka_group: str, partitions: Any) -> Any:
         """When it has read its rows, and looks at Kafka."""
         broker.committed_offsets = ask  # type: ignore[method-assign]
-        monkeypatch.setattr(mirror, "_rows", sometimes)
+        monkeypatch.setattr(mirror._rows, "read", sometimes)
         broker.commit(GROUP, {P0: CommittedOffset(70, Stamp(store.database.store_id(), 2, digest(GROUP)).text())})
         return ask(kafka_group, partitions)
 
@@ -887,20 +753,6 @@ def test_members_end_it_for_good_also_when_they_have_left(store: InMemoryOffsetS
     assert contested(store) == [(None, "another application uses the group 'billing' in Kafka: it has members")]
     with pytest.raises(errors.KafkaGroupContested):
         store.claim(GROUP, broker)
-
-
-@pytest.mark.behaviour("MIRROR-7")
-def test_members_at_the_claim_are_warned_of_and_nothing_is_copied(
-    store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    broker.members.add(GROUP)
-    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
-    wait_until(lambda: contested(store))
-    broker.members.clear()
-    claim.close()
-
-    assert broker.commits == []
-    assert caplog.text.count("the group has members") == 1
 
 
 def left_by_fleet(store: OffsetStore, broker: StaticBroker, kafka_group: str = GROUP) -> None:
@@ -956,23 +808,6 @@ def test_members_that_stay_longer_than_a_session_are_another_applications(
 
 
 @pytest.mark.behaviour("MIRROR-7")
-def test_what_another_application_commits_beside_the_consumers_that_leave_is_not_overwritten(
-    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
-) -> None:
-    left_by_fleet(store, broker)
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    wait_until(lambda: recorder.of(MirrorTried, "failed"))
-
-    broker.set_committed({P1: 70})
-    wait_until(lambda: of(claim).ended)
-    broker.members.clear()
-    claim.close()
-
-    assert copied(broker) == {P1: 70}
-    assert [tp for tp, _ in contested(store)] == [P1]
-
-
-@pytest.mark.behaviour("MIRROR-7")
 def test_members_of_a_group_in_kafka_that_the_consumers_did_not_use_are_another_applications(
     store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
@@ -1023,7 +858,7 @@ def test_a_broker_that_does_not_tell_of_members_stops_only_who_wants_to_know(
 def test_it_is_recorded_when_the_rows_are_free_again_and_nothing_is_copied_meanwhile(
     store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirrors, "_LOCK_SECONDS", 0.02)
+    monkeypatch.setattr(claim_rows, "_LOCK_SECONDS", 0.02)
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
     wait_until(lambda: copied(broker))
     with store.transaction(claim) as tx:
@@ -1052,25 +887,6 @@ def test_two_groups_of_a_store_do_not_share_a_group_in_kafka(store: InMemoryOffs
     assert "kafka_group of its own" in caught.value.next_step
     assert "database" not in caught.value.next_step
     assert store.owner("invoicing") is None
-
-
-@pytest.mark.behaviour("MIRROR-7")
-def test_of_two_jobs_that_share_a_group_in_kafka_neither_overwrites_the_other(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
-    one = store.claim(GROUP, broker, kafka_group="shared", mirror_every=SELDOM)
-    other = store.claim("invoicing", broker, kafka_group="shared", mirror_every=SELDOM)
-    advance(store, one, P0, 40)
-    one.close()
-    other.close()
-
-    assert [{Stamp.of(copy) for copy in copies.values()} for _, copies in broker.commits] == [
-        {Stamp(store.database.store_id(), one.token.epoch, digest(GROUP))}
-    ]
-    assert "another application uses group 'shared'" in str(of(other).ended)
-    with pytest.raises(errors.KafkaGroupShared):
-        store.claim("invoicing", broker, kafka_group="shared")
-    store.claim(GROUP, broker, kafka_group="shared")
 
 
 @pytest.mark.behaviour("MIRROR-7", "OPS-3")
@@ -1104,3 +920,86 @@ def test_a_new_name_does_not_decide_about_another_application(renamable: OffsetS
 
     with pytest.raises(errors.KafkaGroupContested):
         renamable.claim("invoicing", broker, kafka_group="kept")
+
+
+def test_a_partition_that_comes_while_the_job_runs_is_copied_too(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
+    new = TopicPartition("payments", 3)
+    broker.current.topics["payments"].partitions[3] = Watermarks(0, 10)
+    advance(store, claim, new, 5)
+    claim.close()
+
+    assert copied(broker)[new] == 5
+
+
+@pytest.mark.behaviour("START-21")
+def test_a_pin_whose_row_is_locked_comes_off_later(
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_rows, "_LOCK_SECONDS", 0.02)
+    store.claim(GROUP, broker, mirror_every=None).close()
+    store.reset(GROUP, {P1: 10}, reason="again")
+    broker.commit_error = BrokerUnavailable("no answer")
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    with store.transaction(claim) as tx:
+        plan = tx.lock({P1: OffsetRange(10, 20)})
+        broker.commit_error = None  # not before: the pin would come off
+        wait_until(lambda: broker.commits)
+        success = len(recorder.of(MirrorTried, "done"))
+        wait_until(lambda: len(recorder.of(MirrorTried, "done")) > success)
+        assert store.offsets(GROUP)[P1].pinned
+        tx.advance({P1: plan[P1].remaining})
+    wait_until(lambda: not store.offsets(GROUP)[P1].pinned)
+    assert store.offsets(GROUP)[P1].next_offset == 20
+
+
+@pytest.mark.behaviour("MIRROR-7", "START-21")
+def test_a_commit_that_is_younger_than_a_pin_is_not_overwritten_by_the_next_start(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    store.claim(GROUP, broker, mirror_every=None).close()
+    store.reset(GROUP, {P0: 10}, reason="again")
+    with store.claim(GROUP, broker, mirror_every=SELDOM):
+        broker.set_committed({P0: 70})
+
+    with pytest.raises(errors.KafkaGroupContested):
+        store.claim(GROUP, broker)
+    assert copied(broker) == {P0: 70}
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_what_another_application_commits_beside_the_consumers_that_leave_is_not_overwritten(
+    store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
+) -> None:
+    left_by_fleet(store, broker)
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    wait_until(lambda: recorder.of(MirrorTried, "failed"))
+
+    broker.set_committed({P1: 70})
+    wait_until(lambda: of(claim).ended)
+    broker.members.clear()
+    claim.close()
+
+    assert copied(broker) == {P1: 70}
+    assert [tp for tp, _ in contested(store)] == [P1]
+
+
+@pytest.mark.behaviour("MIRROR-7")
+def test_of_two_jobs_that_share_a_group_in_kafka_neither_overwrites_the_other(
+    store: InMemoryOffsetStore, broker: StaticBroker
+) -> None:
+    one = store.claim(GROUP, broker, kafka_group="shared", mirror_every=SELDOM)
+    other = store.claim("invoicing", broker, kafka_group="shared", mirror_every=SELDOM)
+    advance(store, one, P0, 40)
+    one.close()
+    other.close()
+
+    assert [{Stamp.of(copy) for copy in copies.values()} for _, copies in broker.commits] == [
+        {Stamp(store.database.store_id(), one.token.epoch, digest(GROUP))}
+    ]
+    assert "another application uses group 'shared'" in str(of(other).ended)
+    with pytest.raises(errors.KafkaGroupShared):
+        store.claim("invoicing", broker, kafka_group="shared")
+    store.claim(GROUP, broker, kafka_group="shared")

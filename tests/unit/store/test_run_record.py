@@ -53,8 +53,8 @@ class Tables:
             del self.runs[before[0] :], self.errors[before[1] :]
             raise self.failing
 
-    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None) -> None:
-        assert (group, token) == ("billing", TOKEN)
+    def write_run(self, group: str, token: Token, status: RunStatus, ending: Ending | None, *, of_member: bool) -> None:
+        assert (group, token, of_member) == ("billing", TOKEN, False)
         self.runs.append((status, ending))
 
     def has_requested(self, group: str) -> bool:
@@ -107,6 +107,7 @@ def test_what_could_not_be_saved_is_saved_later_and_logged_once(
     record.save(tables.begin)
     assert len(tables.errors) == 2
     assert [status.counters for status, _ in tables.runs] == [{"retries": 3}] * 2
+    assert tables.trims == 3, "at the first save, and with each error"
 
 
 @pytest.mark.behaviour("OPS-11")
@@ -151,15 +152,6 @@ def test_a_flood_of_different_errors_is_bounded(record: RunRecord, tables: Table
     assert tables.runs[0][0].counters == {"retries": 150, "errors_left_out": 50}
 
 
-def test_it_trims_at_first_and_with_each_error(record: RunRecord, tables: Tables) -> None:
-    record.save(tables.begin)
-    record.save(tables.begin)
-    assert tables.trims == 1
-    record.on(retried("First"))
-    record.save(tables.begin)
-    assert tables.trims == 2
-
-
 def test_an_end_is_saved_once_until_there_is_something_new(record: RunRecord, tables: Tables) -> None:
     for _ in range(3):
         record.save(tables.begin, is_over=True)
@@ -201,18 +193,6 @@ def test_the_mirrors_failure_is_one_error_until_it_copies_again(record: RunRecor
     assert [status.mirror_age is None for status, _ in tables.runs] == [True, True, False, False]
 
 
-@pytest.mark.behaviour("OPS-7")
-def test_the_text_of_an_error_that_is_not_ours_is_left_out(record: RunRecord, tables: Tables) -> None:
-    error = ValueError("card 4711")
-    error.__cause__ = cast("Exception", type("Driver", (Exception,), {"sqlstate": "22P02"})("4711"))
-    record.on(BatchEnded(outcome="failed", group="billing", batch=1, ranges=RANGES, error=error))
-    record.save(tables.begin)
-
-    [found] = tables.errors
-    assert (found.error_class, found.text, found.sqlstate, found.batch) == ("ValueError", None, "22P02", 1)
-    assert "4711" not in repr(found)
-
-
 def test_one_save_follows_the_other_and_does_not_wait_for_ever(
     record: RunRecord, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,3 +214,15 @@ def test_one_save_follows_the_other_and_does_not_wait_for_ever(
         hanging.result(20)
     record.save(tables.begin, is_over=True)
     assert [ending for _, ending in tables.runs] == [None, "closed"]
+
+
+@pytest.mark.behaviour("OPS-7")
+def test_the_text_of_an_error_that_is_not_ours_is_left_out(record: RunRecord, tables: Tables) -> None:
+    error = ValueError("card 4711")
+    error.__cause__ = cast("Exception", type("Driver", (Exception,), {"sqlstate": "22P02"})("4711"))
+    record.on(BatchEnded(outcome="failed", group="billing", batch=1, ranges=RANGES, error=error))
+    record.save(tables.begin)
+
+    [found] = tables.errors
+    assert (found.error_class, found.text, found.sqlstate, found.batch) == ("ValueError", None, "22P02", 1)
+    assert "4711" not in repr(found)

@@ -8,43 +8,11 @@ import pytest
 
 from offsetstore.errors import BrokerRefused, BrokerUnavailable, MetadataRefused, TopicMissing
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog, TopicPartition, Watermarks
-from offsetstore.protocol.ports import BrokerOffsets, BrokerOverview
+from offsetstore.protocol.ports import BrokerOverview
 from offsetstore.protocol.snapshot import FoundRecord, GroupSnapshot, LogEnds
 from offsetstore.testing import StaticBroker
 
 P0, P1 = TopicPartition("payments", 0), TopicPartition("payments", 1)
-
-
-def test_it_shows_the_logs_that_it_was_given() -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    view = broker.view("billing", ["payments"], timestamp_ms=1)
-
-    assert view.timestamps == {P0: 100}
-    assert broker.view("billing", ["payments"]).timestamps is None
-    assert (broker.topics, broker.asked) == (("payments",), ["billing", "billing"])
-    with pytest.raises(TopicMissing):
-        broker.view("billing", ["orders"])
-
-
-def test_what_was_committed_is_seen_and_listed() -> None:
-    broker = StaticBroker.with_topics({"payments": 2}, end=10)
-    port: BrokerOffsets = broker
-    port.commit("billing", {P0: CommittedOffset(3, "text"), P1: CommittedOffset(1)})
-    port.commit("billing", {P1: CommittedOffset(2)})
-    assert port.view("billing", ["payments"]).committed == {P0: CommittedOffset(3, "text"), P1: CommittedOffset(2)}
-    assert [offsets for _group, offsets in broker.commits][1:] == [{P1: CommittedOffset(2)}]
-
-
-def test_it_fails_as_told_and_commits_nothing() -> None:
-    broker = StaticBroker.with_topics({"payments": 2})
-    broker.commit_error = BrokerRefused("no")
-    with pytest.raises(BrokerRefused):
-        broker.commit("billing", {P0: CommittedOffset(1)})
-    assert broker.view("billing", ["payments"]).committed == {}
-    broker.error = BrokerUnavailable("down")
-    with pytest.raises(BrokerUnavailable):
-        broker.commit("billing", {P0: CommittedOffset(1)})
-    assert broker.commits == []
 
 
 def test_it_refuses_what_kafka_refuses() -> None:
@@ -71,22 +39,6 @@ def test_it_follows_its_script_then_shows_what_is_current() -> None:
     }
     assert broker.view("billing", ["payments"]) == broker.view("billing", ["payments"]) == grown
     assert broker.asked == ["billing"] * 5
-
-
-def test_what_another_application_commits_is_shown_and_not_listed() -> None:
-    broker = StaticBroker.with_topics({"payments": 2})
-    broker.commit("billing", {P0: CommittedOffset(3, "text"), P1: CommittedOffset(1, "text")})
-    broker.set_committed({P1: 2})
-    assert broker.committed_offsets("billing", [P0, P1]) == {P0: CommittedOffset(3, "text"), P1: CommittedOffset(2)}
-    assert len(broker.commits) == 1
-
-
-def test_it_shows_no_ids_where_it_has_none() -> None:
-    broker = StaticBroker.with_topics({"payments": 1})
-    assert broker.topic_ids(["payments"]) == {"payments": "payments-id"}
-    broker.has_ids = False
-    assert broker.topic_ids(["payments"]) == {"payments": None}
-    assert broker.view("billing", ["payments"]).topics["payments"].topic_id is None
 
 
 def test_a_snapshot_has_what_can_be_had() -> None:

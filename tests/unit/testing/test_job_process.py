@@ -25,24 +25,6 @@ sys.stdin.readline()
 """
 
 
-def test_what_a_job_tells_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
-    print_event("begun", batch=3, ranges={"flights-0": (10, 20)})
-    event = parse_event(capsys.readouterr().out)
-    assert event is not None
-    assert (event.kind, event.what) == ("begun", {"batch": 3, "ranges": {"flights-0": [10, 20]}})
-
-
-def test_a_failpoint_is_an_event() -> None:
-    event = parse_event("offsetstore failpoint in_copy: hang (pid 4711)\n")
-    assert event is not None
-    assert (event.kind, event.what) == ("reached", {"point": "in_copy", "action": "hang", "pid": 4711})
-
-
-def test_other_lines_are_not_events() -> None:
-    assert parse_event("WARNING: Using incubator modules\n") is None
-    assert parse_event('{"level": "error"}\n') is None
-
-
 def test_the_observer_prints_when_a_batch_begins_and_when_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     printer = BatchPrinter()
     printer.on(BatchStarted(group="g", batch=3, ranges=RANGES))

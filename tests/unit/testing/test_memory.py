@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from offsetstore import LetterError, OffsetRange, Outcome, TopicPartition
-from offsetstore.errors import BrokerUnavailable, ConfigurationError, GroupBusy, StaleClaim, TransactionLost
+from offsetstore.errors import ConfigurationError, StaleClaim, TransactionLost
 from offsetstore.protocol.letters import NewLetter, Payload, digest
 from offsetstore.testing import InMemoryOffsetStore, MemoryDatabase, StaticBroker
 
@@ -58,18 +57,6 @@ def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
         tx.advance({P0: plan[P0].remaining})
 
 
-def test_a_list_of_letters_has_a_limit_and_no_contents_that_were_not_asked_for(broker: StaticBroker) -> None:
-    with InMemoryOffsetStore() as store:
-        left(store, broker)
-        [last] = store.letters("billing", limit=1).letters
-        assert (last.payload, last.payload_state, last.error.text, last.error.traceback) == (None, "kept", "", None)
-        assert last.error.error_class == "ValueError"
-        [whole] = store.letters("billing", limit=1, contents=True).letters
-        assert (whole.key, whole.payload, whole.error.text) == (last.key, PAYLOAD, "not a number")
-        assert store.letter("billing", P0, 1, contents=False).payload is None
-        assert store.letter("billing", P0, 1).payload == PAYLOAD
-
-
 def test_pages_of_letters_are_for_people(broker: StaticBroker) -> None:
     with InMemoryOffsetStore() as store:
         left(store, broker)
@@ -105,32 +92,6 @@ def test_a_copy_of_the_database_shares_no_row_with_it() -> None:
     assert copied.rows("payments") == [{"id": 2}]
 
 
-def test_a_second_store_on_the_same_memory_is_the_job_after_its_restart(broker: StaticBroker) -> None:
-    database = MemoryDatabase()
-    with InMemoryOffsetStore(database) as store:
-        claim = store.claim("billing", broker)
-        with store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3)})
-            tx.connection.append("payments", {"id": 1})
-            tx.advance({P0: plan[P0].remaining}, metadata="kept")
-
-    with InMemoryOffsetStore(database) as store:
-        assert store.rows("payments") == [{"id": 1}]
-        assert store.metadata("billing") == {P0: "kept"}
-        assert store.claim("billing", broker).token.epoch == 2
-
-
-def test_a_transaction_sees_its_own_rows_and_others_only_once_they_are_committed(broker: StaticBroker) -> None:
-    with InMemoryOffsetStore() as store:
-        claim = store.claim("billing", broker)
-        with store.transaction(claim) as tx:
-            tx.lock({})
-            tx.connection.extend("payments", [1, 2])
-            assert tx.connection.rows("payments") == [1, 2]
-            assert store.rows("payments") == []
-        assert store.rows("payments") == [1, 2]
-
-
 @pytest.mark.parametrize("takeover_timeout", [0.0, 0.2])
 def test_the_open_transaction_of_a_frozen_job_is_ended_by_the_next_claim(
     broker: StaticBroker, takeover_timeout: float
@@ -150,33 +111,3 @@ def test_the_open_transaction_of_a_frozen_job_is_ended_by_the_next_claim(
         with pytest.raises(StaleClaim):
             store.run(frozen, lambda tx: tx.lock({P0: OffsetRange(0, 3)}))
         assert store.rows("payments") == []
-
-
-def test_an_owner_is_live_by_the_database_s_clock(broker: StaticBroker) -> None:
-    now = [datetime(2026, 1, 1, tzinfo=UTC)]
-    with InMemoryOffsetStore(MemoryDatabase(clock=lambda: now[0])) as store:
-        store.claim("billing", broker)
-        now[0] += timedelta(seconds=14)
-        with pytest.raises(GroupBusy, match="seen 14 s ago"):
-            store.claim("billing", broker, takeover="refuse")
-
-        now[0] += timedelta(seconds=1)
-        assert store.claim("billing", broker, takeover="refuse").token.epoch == 2
-
-
-def test_a_job_that_has_left_is_not_waited_for(broker: StaticBroker) -> None:
-    with InMemoryOffsetStore() as store:
-        store.claim("billing", broker).close()
-
-        assert store.claim("billing", broker, takeover="refuse").token.epoch == 2
-
-
-def test_a_broker_that_is_down_fences_nobody(broker: StaticBroker) -> None:
-    with InMemoryOffsetStore() as store:
-        claim = store.claim("billing", broker)
-        broker.error = BrokerUnavailable("no answer")
-        with pytest.raises(BrokerUnavailable):
-            store.claim("billing", broker)
-
-        broker.error = None
-        store.run(claim, lambda tx: tx.lock({P0: OffsetRange(0, 0)}))

@@ -52,6 +52,37 @@ def _name(kind: Any) -> str:
     return next((one.name for one in arrow.types.TypesEnum if one == kind.id), "")
 
 
+class Leaves:
+    """A value of the user's own class, which is no value of the column."""
+
+    def __eq__(self, _: object) -> bool:
+        raise SystemExit(3)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+class Unspeakable(ValueError):
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+class Raises:
+    def __eq__(self, _: object) -> bool:
+        raise Unspeakable
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+@pytest.mark.behaviour("CONS-15", "HAND-10")
+@pytest.mark.parametrize("value", [Leaves(), Raises()], ids=["leaves", "raises"])
+def test_a_value_that_leaves_when_it_is_looked_at_fails_its_record_alone(value: object) -> None:
+    column: Any
+    rows = [Outcome(Record("payments", 0, at), [{"v": one}]) for at, one in enumerate((1, value))]
+    column, found = arrow_rows(rows, {"": pa.schema([arrow.field("v", pa.int64(), nullable=False)])})
+    assert [one.error is None for one in found] == [True, False]
+    assert column.to_pylist() == [{"rows": [{"v": 1}]}, {"rows": []}]
+
+
 @EACH
 @pytest.mark.behaviour("HAND-10")
 def test_a_handler_s_value_is_kept_as_it_is_or_fails_its_record(case: Case) -> None:

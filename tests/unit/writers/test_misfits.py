@@ -7,9 +7,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from offsetstore.writers.append import Append
 from offsetstore.writers.arrow.misfits import converted
-from offsetstore.writers.into_table import IntoTable
 from offsetstore.writers.table.catalogue import Column
 from offsetstore.writers.table.conversions import conversion
 
@@ -26,13 +24,6 @@ class Conversion:
         numbers = cast("list[int]", array.to_pylist())
         refused = self.bad.intersection(numbers)
         return f"{min(refused)} is bad" if refused else cast("Any", pa).array([n + 1 for n in numbers], pa.int32())
-
-
-@pytest.mark.parametrize("missing", ["option", "uses_kafka_column"])
-def test_a_writer_into_a_table_needs_all_that_has_no_default(missing: str) -> None:
-    own: dict[str, Any] = {name: getattr(Append, name) for name in IntoTable.__abstractmethods__ - {missing}}
-    with pytest.raises(TypeError, match=missing):
-        type("Own", (IntoTable,), own)("payments")
 
 
 def numbers(count: int) -> pa.Array[Any]:
@@ -74,13 +65,6 @@ def test_if_only_the_whole_is_refused_no_row_is() -> None:
     made, refused = converted(numbers(100), at_most_three, none)
     assert refused == {}
     assert made.to_pylist() == list(range(100))
-
-
-def test_all_rows_can_be_refused_and_there_may_be_none() -> None:
-    made, refused = converted(numbers(5), Conversion(*range(5)), none)
-    assert (made.type, made.to_pylist(), len(refused)) == (pa.int32(), [], 5)
-    made, refused = converted(numbers(0), Conversion(), none)
-    assert (made.to_pylist(), refused) == ([], {})
 
 
 @pytest.mark.behaviour("SINK-22")

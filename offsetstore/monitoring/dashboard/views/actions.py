@@ -20,12 +20,10 @@ from offsetstore import errors
 from offsetstore.errors import OffsetStoreError, step_for
 from offsetstore.monitoring.dashboard.context import (
     Deciding,
-    as_sent,
     dashboard_of,
     group_of,
     lag_of,
     show,
-    snapshot_of,
 )
 from offsetstore.monitoring.dashboard.decisions import (
     DECISIONS,
@@ -73,8 +71,8 @@ _UNAVAILABLE: Final = 503
 _REFUSALS: Final = (errors.OffsetStoreError, *DATABASE_ERRORS)
 
 _OTHER_ROLE: Final = (
-    "Let the dashboard act with a role that has what `offsetstore grants --role` prints (OFFSETSTORE_ACTIONS_URL). "
-    "For rows of the outbox it must be the owner of the tables."
+    "Let the dashboard act (OFFSETSTORE_ACTIONS_URL) with a role that has what `offsetstore grants --role ROLE` "
+    "prints. For rows of the outbox it must be the owner of the tables."
 )
 
 
@@ -88,7 +86,7 @@ def form(request: Request) -> Response:
 def plan(request: Request) -> Response:
     """Show what would happen. GET, since it writes nothing: one can go back to it."""
     given = dict(request.query_params)
-    name, group = _name(request), _group(request, given)
+    name, group = _name(request), _group(given)
     try:
         fields = settled(name, given)
         return _show_plan(request, name, read(name, fields, _answers(request, group)), group, fields)
@@ -104,7 +102,7 @@ async def execute(request: Request) -> Response:
 
 
 def _execute(request: Request, given: Mapping[str, str]) -> Response:
-    name, group, actions = _name(request), _group(request, given), _actions(request)
+    name, group, actions = _name(request), _group(given), _actions(request)
     planned = {name: text for name, text in given.items() if name not in _ENTERED}
     try:
         actions.tickets.take(given.get("ticket", ""), name, group, planned)
@@ -245,11 +243,11 @@ def _name(request: Request) -> str:
     return name
 
 
-def _group(request: Request, given: Mapping[str, str]) -> str:
+def _group(given: Mapping[str, str]) -> str:
     """The group of a form; whether there is one is for the library to say."""
     if not (group := given.get("group", "")):
         raise HTTPException(400, "The form names no group.")
-    return as_sent(group, snapshot_of(request).groups)
+    return group
 
 
 def _actions(request: Request) -> Deciding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
@@ -29,11 +29,12 @@ from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
-from offsetstore.operations.group_status import GroupStatus
+from offsetstore.operations.group_status import GroupStatus, standing
 from offsetstore.operations.lag import GroupLag, PartitionLag
 from offsetstore.operations.reads import with_partitions
 from offsetstore.operations.samples import Selection, rates
 from offsetstore.protocol.metadata import Metadata
+from offsetstore.protocol.runs import telling_run
 from offsetstore.text import numbered
 
 ON_A_PAGE: Final = 100
@@ -46,6 +47,8 @@ POINTS: Final = 240
 """Of a curve."""
 
 _TOPICS: Final = 100
+MEMBERS: Final = 100
+"""Of a fleet, whose runs are looked at for the checks."""
 
 # What shows more about a check that is not well.
 _PAGES: Final[dict[CheckName, tuple[str, str]]] = {
@@ -94,11 +97,11 @@ class Chosen:
             "sort": self.sort,
         }
 
-    def sorted(self, group: GroupLag) -> list[Place]:
-        """The partitions, by lag with those first whose lag is not known, then those that are the furthest behind."""
+    def sorted(self, group: GroupLag, stands: Collection[TopicPartition]) -> list[Place]:
+        """The partitions. By lag, those come first that stand, or whose lag is unknown; then the largest lag."""
         found = [(one.records, topic, number) for topic, number, one in self._matching(group)]
         if self.sort == "lag":
-            found.sort(key=lambda one: (one[0] is not None, -(one[0] or 0), one[1], one[2]))
+            found.sort(key=lambda one: (one[1:] not in stands, one[0] is not None, -(one[0] or 0), one[1], one[2]))
         return [(topic, number) for records, topic, number in found if records != 0 or not self.only_lagging]
 
     def _matching(self, group: GroupLag) -> Iterator[tuple[str, int, PartitionLag]]:
@@ -166,10 +169,11 @@ def group(request: Request) -> Response:
     """Show one."""
     name, found = group_of(request)
     lag, store = lag_of(request), dashboard_of(request).store
-    last = next(iter(store.runs(name, limit=1)), None)
+    last = telling_run(store.runs(name, limit=1 if found.owner.fleet is None else MEMBERS))
     pauses = store.history(name, events=["pause"], limit=1) if found.owner.pause is not None else []
     chosen, span = Chosen.of(request), span_of(request)
-    partitions = chosen.sorted(found)
+    stands = standing(found, lag.store.at)
+    partitions = chosen.sorted(found, stands)
     pages = max(1, -(-len(partitions) // ON_A_PAGE))
     page = min(page_of(request), pages)
     summary = snapshot_of(request).groups[name]
@@ -191,6 +195,7 @@ def group(request: Request) -> Response:
         checks=checks,
         check_links=_links(name, checks, may_reset=dashboard_of(request).actions is not None),
         committed=found.kafka.committed or {},
+        stands=stands,
         topics=list(_worst_first(found))[:_TOPICS],
         topic_count=len(found.topics),
         partitions=[

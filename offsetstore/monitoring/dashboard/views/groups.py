@@ -31,7 +31,7 @@ def _unknown_first(lag: float | None) -> tuple[bool, float]:
 
 # Each puts first what is looked for first; the name decides between equals.
 _SORTS: Final[dict[str, Callable[[GroupStatus], Any]]] = {
-    "state": lambda row: (_ORDER[row.state], -(row.records or 0)),
+    "state": lambda row: (_ORDER[row.state], row.error is None, -(row.records or 0)),
     "group": lambda _row: 0,
     "lag": lambda row: _unknown_first(row.records),
     "behind": lambda row: _unknown_first(row.seconds),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import dashboard_of, show, snapshot_of
+from offsetstore.operations.group_status import relay_in_words
 from offsetstore.operations.lag import Lag
 
 OLD: Final = timedelta(hours=1)
@@ -41,6 +42,8 @@ def store(request: Request) -> Response:
         skew=None if lag is None else round(lag.clock_skew, 1),
         is_skewed=lag is not None and abs(lag.clock_skew) > SKEWED,
         clusters=[] if lag is None else _clusters(lag),
+        relay=None if lag is None else lag.store.relay,
+        relay_text=None if lag is None else relay_in_words(lag.store.relay),
         cluster=None if lag is None or lag.kafka is None else lag.kafka.cluster_id,
     )
 

@@ -14,11 +14,10 @@ from offsetstore import Broker, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene, Violation
-from tests.faults.chaos.means import deadly
+from tests.faults.chaos.means.breaking import stands
 from tests.faults.chaos.means.commands import offsetstore
-from tests.faults.chaos.means.freezing import stands
-from tests.faults.chaos.means.members import SESSION_TIMEOUT, Members, longest_wait, write_by_claim
-from tests.faults.chaos.means.poison import DEADLY, SECRET, scatter
+from tests.faults.chaos.means.letters import DEADLY, SECRET, scatter
+from tests.faults.chaos.means.members import SESSION_TIMEOUT, Members, deadly, longest_wait, write_by_claim
 from tests.support.consuming import Consuming
 from tests.support.waiting import wait_until
 
@@ -58,7 +57,7 @@ def members_killed_at_random(scene: Scene) -> None:
     scene.random.shuffle(plan)
     with scene.producing(), Members(scene) as members:
         for one in members.kept:
-            one.wait_until_begun(timeout=120)
+            one.wait_until_begun()
         began = time.monotonic()
         for number, name in enumerate(plan[:count], 1):
             scene.fired(_EVENTS[name](scene, members))
@@ -70,7 +69,7 @@ def members_killed_at_random(scene: Scene) -> None:
             f"{count} events in {lasted:.0f} s, {len(members.processes)} processes; a partition waited for {wait:.1f} s"
         )
         for one in members.kept:
-            one.wait_until_begun(timeout=120)
+            one.wait_until_begun()
         scene.produce(120)
     with Members(scene) as last:
         scene.caught_up()
@@ -91,12 +90,12 @@ def record_that_kills(scene: Scene) -> None:
     processes, one of which may get SIGKILL meanwhile; each time the command that the supervisor prints is run, and all
     is started again."""
     scene.allow("reset")
-    bad = scatter(scene, DEADLY, good=200, bad=scene.random.randint(1, 2))
+    bad = scatter(scene, [DEADLY], good=200, bad=scene.random.randint(1, 2))
     given = {"bootstrap": scene.servers, "topic": scene.topic, "group": scene.group, "word": SECRET}
     given |= {"how": scene.variant, "rows": scene.random.choice([20, 200])}
     scene.directory.mkdir(parents=True, exist_ok=True)
     count, log = scene.random.choice(["2", "3"]), scene.directory / "consume.log"
-    app = f"{deadly.__name__}:{deadly.consumer.__name__}"
+    app = f"{deadly.__module__}:{deadly.__name__}"
 
     def consuming() -> Consuming:
         return Consuming("--processes", count, url=scene.url, given=given, log=log, app=app)
@@ -113,7 +112,7 @@ def record_that_kills(scene: Scene) -> None:
     assert keys == [(0,)], "a record that was skipped is in the results"
 
 
-def _skip_one(scene: Scene, consuming: Consuming, bad: set[str]) -> str:
+def _skip_one(scene: Scene, consuming: Consuming, bad: set[tuple[str, int, int]]) -> str:
     with consuming:
         if scene.random.random() < 0.5:
             wait_until(lambda: consuming.children, timeout=60)
@@ -121,7 +120,7 @@ def _skip_one(scene: Scene, consuming: Consuming, bad: set[str]) -> str:
         wait_until(lambda: SKIP in consuming.said, timeout=120)
         consuming.end()
         where, _, command = next(line for line in consuming.said.splitlines() if SKIP in line).partition(SKIP)
-    [place] = [one for one in bad if f" {one.partition('@')[0]} [{one.partition('@')[2]}, " in where]
+    [place] = [one for one in bad if f" {one[0]}-{one[1]} [{one[2]}, " in where]
     told: list[str] = []
 
     def is_done() -> bool:  # once the dead processes don't count as live
@@ -143,7 +142,7 @@ def _at_a_point(scene: Scene, members: Members) -> str:
 
 def _at_random(scene: Scene, members: Members) -> str:
     one = scene.random.choice(members.kept)
-    one.wait_until_begun(timeout=120)
+    one.wait_until_begun()
     one.delay = scene.random.uniform(0, 3)
     return f"member {one.kill()} got SIGKILL"
 
@@ -161,8 +160,8 @@ def _frozen(scene: Scene, members: Members) -> str:
         victim = one.replace(failpoint=f"{point}:stop")
     else:
         point = "a random moment"
-        victim = one.wait_until_begun(timeout=120)
-        one.freeze()
+        victim = one.wait_until_begun()
+        os.kill(victim.pid, signal.SIGSTOP)
     wait_until(lambda: stands(victim.pid), timeout=120)
     seconds = scene.random.choice([scene.random.uniform(0, SESSION_TIMEOUT), 1.7 * SESSION_TIMEOUT])
     time.sleep(seconds)
@@ -172,7 +171,7 @@ def _frozen(scene: Scene, members: Members) -> str:
 
 def _stopped(scene: Scene, members: Members) -> str:
     one = scene.random.choice(members.kept)
-    victim = one.wait_until_begun(timeout=120)
+    victim = one.wait_until_begun()
     one.delay = scene.random.uniform(0, 3)
     one.stop(again=True)
     return f"member {victim.pid} got SIGTERM"
@@ -181,7 +180,7 @@ def _stopped(scene: Scene, members: Members) -> str:
 def _joined(scene: Scene, members: Members) -> str:
     one = members.another()
     one.begin()
-    victim = one.wait_until_begun(timeout=120)
+    victim = one.wait_until_begun()
     time.sleep(scene.random.uniform(0, 3))
     if scene.random.random() < 0.5:
         one.stop()
@@ -194,15 +193,15 @@ def _joined(scene: Scene, members: Members) -> str:
 def _replaced(scene: Scene, members: Members) -> str:
     del scene
     for one in members.kept:
-        one.wait_until_begun(timeout=120)  # before that, SIGTERM ends a process as it ends any
+        one.wait_until_begun()  # before that, SIGTERM ends a process as it ends any
         one.stop(again=True)
-        one.wait_until_begun(timeout=120)
+        one.wait_until_begun()
     return "all members were replaced one by one"
 
 
 def _claimed(scene: Scene, members: Members) -> str:
     for one in members.kept:
-        one.wait_until_begun(timeout=120)
+        one.wait_until_begun()
         one.let_go()
     victims = [one.process for one in members.kept]
     broker = Broker({"bootstrap.servers": scene.servers})
@@ -222,7 +221,7 @@ def _claimed(scene: Scene, members: Members) -> str:
         for one in members.kept:
             one.begin()
         for one in members.kept:
-            one.wait_until_begun(timeout=120)
+            one.wait_until_begun()
         members.takeover = "refuse"
         try:
             late = write_by_claim(scene, store, claim, starts)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
+from tests.faults.chaos.harness.mirrored import consumer
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene
-from tests.faults.chaos.means.group_offsets import (
+from tests.faults.chaos.means.kafka import (
     commit,
     expire,
     in_kafka,
-    member,
+    mirrored,
     read,
     set_offsets,
-    wait_for_the_mirror,
 )
 from tests.support.waiting import wait_until
 
@@ -33,26 +33,13 @@ def moved_forward(scene: Scene) -> None:
     before = _stopped_job(scene)
     scene.produce(200)
     ends = scene.ends()
-    moved = {
-        partition: scene.random.randint(before[partition] + 1, ends[partition])
-        for partition in _some(scene)
-        if ends[partition] > before[partition]
-    }
-    how = set_offsets(scene, moved, by_tool=bool(scene.seed % 2))
-    scene.fired(f"{how} moved {before} to {moved}")
-    policy: dict[str, Any] = {"prefer": scene.variant}
-    if scene.variant == "agree":
-        _disagrees(scene, policy)
-        policy = {"prefer": "larger"}
-    if policy["prefer"] == "larger":
-        scene.allow("adopt")
-    with scene.supervise(policy=policy) as supervisor:
-        supervisor.job.wait_for("claimed")
-        scene.produce(50)
-        scene.caught_up()
-        wait_for_the_mirror(scene)
+    some = [partition for partition in _some(scene) if ends[partition] > before[partition]]
+    moved = {partition: scene.random.randint(before[partition] + 1, ends[partition]) for partition in some}
     wanted = [(number, before[number], at) for number, at in sorted(moved.items())]
-    assert _adopted(scene) == (wanted if policy["prefer"] == "larger" else [])
+    if scene.variant != "stored":
+        scene.allow("adopt")
+    _start_where_moved(scene, before, moved, "larger")
+    assert _adopted(scene) == (wanted if scene.variant != "stored" else [])
 
 
 @fault(row=ROW, must=MUST, name="moved-backward", variants=PREFER)
@@ -60,17 +47,19 @@ def moved_backward(scene: Scene) -> None:
     """A stopped job's group is moved backward in the same ways: what is in the results is not read again."""
     before = _stopped_job(scene)
     moved = {partition: scene.random.randint(0, before[partition] - 1) for partition in _some(scene)}
+    _start_where_moved(scene, before, moved, "stored")
+    assert _adopted(scene) == []
+
+
+def _start_where_moved(scene: Scene, before: dict[int, int], moved: dict[int, int], agreed: str) -> None:
+    """Move the offsets, and start the job, which is refused once if they have to agree."""
     how = set_offsets(scene, moved, by_tool=bool(scene.seed % 2))
     scene.fired(f"{how} moved {before} to {moved}")
-    policy: dict[str, Any] = {"prefer": scene.variant}
-    if scene.variant == "agree":
-        _disagrees(scene, policy)
-        policy = {"prefer": "stored"}
-    with scene.supervise(policy=policy):
-        scene.produce(100)
-        scene.caught_up()
-        wait_for_the_mirror(scene)
-    assert _adopted(scene) == []
+    prefer = scene.variant
+    if prefer == "agree":
+        assert "prefer" in scene.refused("OffsetsDisagree", policy={"prefer": prefer}).next_step
+        prefer = agreed
+    mirrored(scene, 50, policy={"prefer": prefer})
 
 
 @fault(row=ROW, must=MUST)
@@ -81,15 +70,12 @@ def moved_beyond_the_end(scene: Scene) -> None:
     moved = {partition: ends[partition] + scene.random.randint(1, 500) for partition in _some(scene)}
     set_offsets(scene, moved)  # the tool itself would not
     scene.fired(f"a consumer's commit moved {before} to {moved}, and the logs end at {ends}")
-    report = scene.expect_error(scene.start(), "OffsetOutOfRange")
+    report = scene.refused("OffsetOutOfRange")
     first = min(moved)
     assert report.topic_partition == f"{scene.topic}-{first}"
     assert str(moved[first]) in report.text
     assert 'prefer="stored"' in report.next_step
-    scene.produce(30)
-    with scene.supervise(policy={"prefer": "stored"}):
-        scene.caught_up()
-        wait_for_the_mirror(scene)
+    mirrored(scene, 30, policy={"prefer": "stored"})
     assert _adopted(scene) == []
 
 
@@ -102,10 +88,7 @@ def group_expired(scene: Scene) -> None:
     scene.fired(f"the group was deleted, {before} is stored")
     policy = {"prefer": scene.variant, "auto_offset_reset": scene.random.choice(["earliest", "latest", "none"])}
     for _ in range(2):
-        scene.produce(60)
-        with scene.supervise(policy=policy):
-            scene.caught_up()
-            wait_for_the_mirror(scene)
+        mirrored(scene, 60, policy=policy)
     assert _adopted(scene) == []
 
 
@@ -137,15 +120,12 @@ def moved_while_running(scene: Scene) -> None:
                 scene.fired(f"Kafka's offsets were set to {moved}, where {stored} was stored")
                 scene.expect("KafkaGroupContested")
         if scene.random.random() < 0.7:
-            job.kill(scene.random.choice(["python", "both"]))
-            following = supervisor.next_job(job)
+            following = supervisor.kill(scene.random.choice(["python", "both"]))
             following.wait_for("claimed" if scene.variant == "expired" else "failed")
     scene.produce(50)
     if scene.variant != "expired":
         _decide_for_the_stored_offsets(scene)
-    with scene.supervise():
-        scene.caught_up()
-        wait_for_the_mirror(scene)
+    mirrored(scene, 0)
     assert _adopted(scene) == []
 
 
@@ -162,14 +142,15 @@ def another_application(scene: Scene) -> None:
     scene.mirror_watch.is_exempt = True
     scene.expect("KafkaGroupContested")
     with ExitStack() as application:
-        consumer = application.enter_context(member(scene))
+        member = application.enter_context(consumer(scene.servers, scene.group, **{"auto.offset.reset": "earliest"}))
+        member.subscribe([scene.topic])
         if scene.variant == "was-there":
             scene.allow("adopt")  # what it has committed before the job's first start
-            read(consumer, scene.random.randint(5, 40))
+            read(member, scene.random.randint(5, 40))
         with scene.supervise() as supervisor:
             job = supervisor.job
             job.wait_for("done", scene.random.randint(1, 2))
-            read(consumer, scene.random.randint(5, 40))
+            read(member, scene.random.randint(5, 40))
             wait_until(lambda: _contested(scene))
             application.close()
             left = in_kafka(scene)
@@ -177,14 +158,10 @@ def another_application(scene: Scene) -> None:
             scene.caught_up()
             scene.fired(f"another application left the group at {left}, where {scene.stored()} is stored")
             if scene.random.random() < 0.5:
-                job.kill("both")
-                supervisor.next_job(job).wait_for("failed")
+                supervisor.kill("both").wait_for("failed")
     assert in_kafka(scene) == left
     _decide_for_the_stored_offsets(scene)
-    scene.produce(50)
-    with scene.supervise():
-        scene.caught_up()
-        wait_for_the_mirror(scene)
+    mirrored(scene, 50)
 
 
 def _commit_until_noticed(scene: Scene, moved: Mapping[int, int]) -> None:
@@ -202,34 +179,23 @@ def _contested(scene: Scene) -> bool:
 
 def _decide_for_the_stored_offsets(scene: Scene) -> None:
     there = in_kafka(scene)
-    report = scene.expect_error(scene.start(), "KafkaGroupContested")
+    report = scene.refused("KafkaGroupContested")
     assert "kafka_group=" in report.next_step
     assert in_kafka(scene) == there, "what another tool has committed was overwritten"
-    with scene.supervise(policy={"prefer": "stored"}, records_per_trigger=1000):
-        scene.caught_up()
-        wait_for_the_mirror(scene)
+    mirrored(scene, 0, policy={"prefer": "stored"}, records_per_trigger=1000)
 
 
 def _stopped_job(scene: Scene) -> dict[int, int]:
     """A job has read 150 records and was stopped, and Kafka has its offsets."""
     for partition in range(scene.partitions):
         scene.produce(10, partition=partition)
-    scene.produce(120)
-    job = scene.start()
-    scene.caught_up()
-    job.stop()
-    stored = scene.stored()
+    stored = scene.run_once(120)
     assert in_kafka(scene) == stored
     return stored
 
 
 def _some(scene: Scene) -> list[int]:
     return sorted(scene.random.sample(range(scene.partitions), scene.random.randint(1, scene.partitions)))
-
-
-def _disagrees(scene: Scene, policy: dict[str, Any]) -> None:
-    report = scene.expect_error(scene.start(policy=policy), "OffsetsDisagree")
-    assert "prefer" in report.next_step
 
 
 def _adopted(scene: Scene) -> list[tuple[int, int, int]]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from typing import Final
+from collections import defaultdict
+from typing import Any, Final
 
 import psutil
 
-from tests.faults.chaos.cases.drivers import TARGETS
-from tests.faults.chaos.harness.calls import HANGING, called_again
+from tests.faults.chaos.harness.calls import HANGING, Call, Worked, called_again, most_at_once, read, wrong
 from tests.faults.chaos.harness.gate import Gate
-from tests.faults.chaos.harness.process import Target
+from tests.faults.chaos.harness.process import TARGETS, Target
 from tests.faults.chaos.harness.registry import fault
-from tests.faults.chaos.harness.scene import Job, Scene
-from tests.faults.chaos.means.backends import in_transaction, terminate, terminate_others
-from tests.faults.chaos.means.calls import Calls
-from tests.faults.chaos.means.executors import executors, wait_for_executors, wait_until_gone
-from tests.faults.chaos.means.held import held
-from tests.faults.chaos.means.letters import check_letters, scatter_bad, scatter_changed, states
+from tests.faults.chaos.harness.scene import Job, Scene, Violation
+from tests.faults.chaos.means.breaking import (
+    executors,
+    held,
+    in_transaction,
+    kill_process,
+    terminate,
+    terminate_others,
+    wait_for_executors,
+)
+from tests.faults.chaos.means.letters import Poison, check_letters, prepare, scatter, scatter_bad, states
 from tests.support.waiting import PATIENCE, wait_until
 
 ROW: Final = "handlers in play"
@@ -35,6 +38,78 @@ _VICTIMS: Final[tuple[Target | None, ...]] = (*TARGETS, None)
 _TIMEOUT: Final = 2.0
 _HANGS: Final = 3.0
 """Less than twice the timeout: a task that has to wait for longer than that ends."""
+
+
+_MOST: Final = 5
+_CONCURRENCY: Final = 8
+
+
+class Calls:
+    """The calls of a job whose transform is a handler, as they are under way, and held against what was done to it.
+
+    :param how: settings of `tests.faults.chaos.harness.calls.handler`; by default async functions and threads take
+        turns over the seeds.
+    """
+
+    def __init__(self, scene: Scene, **how: Any) -> None:
+        self._scene = scene
+        self._log = scene.directory / "calls.jsonl"
+        self._kills: dict[Job, list[float]] = defaultdict(list)
+        self.stopped: set[Job] = set()
+        """Those that were stopped in order, in the middle of a micro-batch."""
+        turn = (scene.seed // len(scene.fault.ways)) % 2 == 0
+        self._how: dict[str, Any] = {"is_async": turn, "concurrency": _CONCURRENCY, **how}
+        self._letters = prepare(scene)["dead_letters"]
+        if self._letters["independent"]:
+            self._letters["max_retries"] = 2  # so many attempts as a call that raises has
+
+    def settings(self, **how: Any) -> dict[str, Any]:
+        return {"handler": {"log": str(self._log), **self._how, **how}, "dead_letters": self._letters}
+
+    def all(self) -> list[Call]:
+        return read(self._log)
+
+    def called(self) -> int:
+        return len({call.place for call in self.all()})
+
+    def running(self, job: Job) -> list[Call]:
+        """Those of a job that have not ended, in processes that live."""
+        begun = [call for call in self.all() if call.epoch == job.epoch and call.ended is None]
+        return [call for call in begun if psutil.pid_exists(call.pid)]
+
+    def wait_until_running(self, job: Job, timeout: float = 60) -> list[Call]:
+        return wait_until(lambda: self.running(job), timeout=timeout)
+
+    def kill(self, job: Job, pid: int, seen: str) -> None:
+        self._kills[job].append(time.monotonic())
+        kill_process(pid)
+        self._scene.fired(f"process {pid} of job {job.pid} got SIGKILL, {seen}")
+
+    def check(self) -> None:
+        """Hold the calls against what was done, and the letters.
+
+        :raises Violation: one should not have been.
+        """
+        scene, calls = self._scene, self.all()
+        check_letters(scene)
+        jobs = [
+            Worked(job.epoch, job.events, self._kills[job], was_cut=self._was_cut(job))
+            for job in scene.jobs
+            if job.told("claimed")
+        ]
+        records = scene.ledger.records.items()
+        produced = {(topic, partition, entry.offset) for (topic, _, partition), found in records for entry in found}
+        ids = dict(scene.database.rows("SELECT DISTINCT topic, topic_id FROM kafka_partitions"))
+        found = wrong(calls, produced, jobs, topic_ids=ids, concurrency=self._how["concurrency"])
+        if found:
+            raise Violation(f"calls: {'; '.join(found[:_MOST])}, {len(found)} in all; see {self._log}")
+        scene.fired(
+            f"{len(calls)} calls for {len(produced)} records; {len(called_again(calls))} were called for again; "
+            f"{most_at_once(calls)} ran at once in a task"
+        )
+
+    def _was_cut(self, job: Job) -> bool:
+        return job.was_killed or job.error is not None or job in self.stopped
 
 
 @fault(row=ROW, must=MUST, seeds=30)
@@ -56,27 +131,20 @@ def handlers_killed_at_random(scene: Scene) -> None:
                 if victim.has_ended:
                     supervisor.next_job(victim)
                 continue
-            under_way = f"{len(calls.running(victim))} calls and {len(in_transaction(scene))} transactions"
             supervisor.settings["records_per_trigger"] = 150
-            victim.kill(target)
-            scene.fired(f"{target} of job {victim.pid} got SIGKILL, {under_way} under way, letters {states(scene)}")
-            supervisor.next_job(victim)
+            under_way = f"{len(calls.running(victim))} calls and {len(in_transaction(scene))} transactions under way"
+            supervisor.kill(target, f"{under_way}, letters {states(scene)}")
         scatter_bad(scene, good=45, bad=5)
         scene.caught_up()
-    check_letters(scene)
-    scene.fired(calls.check())
+    calls.check()
 
 
 def _kill_worker(scene: Scene, calls: Calls, victim: Job) -> None:
     """End one that makes calls, and wait until the micro-batch is over."""
     scatter_bad(scene, good=95, bad=5)
-    running = calls.wait_until_running(victim)
+    running, done = calls.wait_until_running(victim), victim.batches_done
     pid = scene.random.choice(sorted({call.pid for call in running}))
-    done = victim.batches_done
-    os.kill(pid, signal.SIGKILL)
-    calls.killed(victim)
-    wait_until_gone(pid)
-    scene.fired(f"worker {pid} of job {victim.pid} got SIGKILL, {len(running)} calls under way")
+    calls.kill(victim, pid, f"{len(running)} calls under way")
     wait_until(lambda: victim.has_ended or victim.batches_done > done, timeout=90)
 
 
@@ -89,15 +157,10 @@ def handlers_killed_at_half(scene: Scene) -> None:
     settings = {**calls.settings(), "records_per_trigger": size}
     target = TARGETS[scene.seed % len(TARGETS)]
     with scene.supervise(**settings) as supervisor:
-        victim = supervisor.job
-        wait_until(lambda: len({call.place for call in calls.all()}) >= size // 2, timeout=90)
-        victim.kill(target)
-        called = {call.place for call in calls.all()}
-        scene.fired(f"{target} of job {victim.pid} got SIGKILL when {len(called)} of {size} records were called for")
-        supervisor.next_job(victim)
+        wait_until(lambda: calls.called() >= size // 2, timeout=90)
+        supervisor.kill(target, f"{calls.called()} of {size} records called for")
         scene.caught_up()
-    check_letters(scene)
-    scene.fired(calls.check())
+    calls.check()
     again = called_again(calls.all())
     assert size // 4 < len(again) <= size, f"{len(again)} records were called for again"
 
@@ -107,8 +170,7 @@ def handlers_killed_in_a_task(scene: Scene) -> None:
     """SIGKILL to a Python worker that makes calls, or to its executor, twice, under a job with two executors."""
     calls = Calls(scene)
     scatter_bad(scene, good=190, bad=10)
-    with scene.supervise(kind="cluster", **calls.settings()) as supervisor:
-        job = supervisor.job
+    with scene.living(kind="cluster", **calls.settings()) as job:
         job.wait_for("done", timeout=120)
         for _ in range(2):
             wait_for_executors(job)
@@ -116,10 +178,7 @@ def handlers_killed_in_a_task(scene: Scene) -> None:
                 _kill_worker(scene, calls, job)
             else:
                 _kill_executor(scene, calls, job)
-        scene.caught_up()
-        assert supervisor.jobs == [job], "the job was to live on"
-    check_letters(scene)
-    scene.fired(calls.check())
+    calls.check()
 
 
 def _kill_executor(scene: Scene, calls: Calls, job: Job) -> None:
@@ -130,10 +189,7 @@ def _kill_executor(scene: Scene, calls: Calls, job: Job) -> None:
     assert daemon is not None
     executor, done = daemon.ppid(), job.batches_done
     assert executor in executors(job)
-    os.kill(executor, signal.SIGKILL)
-    calls.killed(job)
-    wait_until_gone(executor)
-    scene.fired(f"executor {executor} got SIGKILL, {len(running)} calls under way")
+    calls.kill(job, executor, f"an executor with {len(running)} calls under way")
     job.wait_for("done", done + 1, timeout=120)
 
 
@@ -143,20 +199,12 @@ def handlers_outcomes_lost_in_discovery(scene: Scene) -> None:
     the executor that keeps most outcomes gets SIGKILL."""
     calls = Calls(scene)
     scatter_bad(scene, good=190, bad=10)
-    with scene.supervise(kind="cluster", failpoint="in_discovery:1:stop", **calls.settings()) as supervisor:
-        job = supervisor.job
-        with held(job) as where:
-            wait_for_executors(job)
-            made = len({call.place for call in calls.all()})
-            victim = scene.random.choice(executors(job))
-            os.kill(victim, signal.SIGKILL)
-            calls.killed(job)
-            wait_until_gone(victim)
-            scene.fired(f"executor {victim} got SIGKILL with {where}, {made} records called for")
-        scene.caught_up(timeout=120)
-        assert supervisor.jobs == [job], "the job was to live on"
-    check_letters(scene)
-    scene.fired(calls.check())
+    settings = {"kind": "cluster", "failpoint": "in_discovery:1:stop", **calls.settings()}
+    with scene.living(within=120, **settings) as job, held(job) as where:
+        wait_for_executors(job)
+        victim = scene.random.choice(executors(job))
+        calls.kill(job, victim, f"an executor, with {where}, {calls.called()} records called for")
+    calls.check()
 
 
 @fault(row=ROW, must=MUST, ways=("partition",), variants=("begun", "written"), seeds=3)
@@ -165,22 +213,15 @@ def handlers_outcomes_lost_in_a_task(scene: Scene) -> None:
     SIGKILL."""
     calls, gate = Calls(scene), Gate(scene.directory / "gate")
     scene.produce(200)  # with a bad one among them, the driver would write, and the next batches too
-    with scene.supervise(kind="cluster", gate=str(gate.directory), **calls.settings()) as supervisor:
-        job = supervisor.job
+    with scene.living(within=120, kind="cluster", gate=str(gate.directory), **calls.settings()) as job:
         job.wait_for("done", scene.random.randint(1, 2), timeout=120)
         wait_for_executors(job)
         gate.shut("begun" if scene.variant == "begun" else "written")
         scene.produce(120)
         victim = scene.random.choice(wait_until(gate.waiting, timeout=90))
-        os.kill(victim.executor, signal.SIGKILL)
-        calls.killed(job)
-        wait_until_gone(victim.executor)
-        scene.fired(f"executor {victim.executor} got SIGKILL: {victim}")
+        calls.kill(job, victim.executor, f"the executor of {victim}")
         gate.open()
-        scene.caught_up(timeout=120)
-        assert supervisor.jobs == [job], "the job was to live on"
-    check_letters(scene)
-    scene.fired(calls.check())
+    calls.check()
 
 
 @fault(row=ROW, must=NONE_AGAIN, seeds=6)
@@ -189,8 +230,7 @@ def handlers_backends_terminated(scene: Scene) -> None:
     turn, twice each."""
     calls = Calls(scene)
     scatter_bad(scene, good=95, bad=5)
-    with scene.supervise(**calls.settings()) as supervisor:
-        job = supervisor.job
+    with scene.living(**calls.settings()) as job:
         for _ in range(2):
             scatter_bad(scene, good=95, bad=5)
             done, running = job.batches_done, calls.wait_until_running(job)
@@ -202,20 +242,16 @@ def handlers_backends_terminated(scene: Scene) -> None:
             terminate(scene, open_ones)
             scene.fired(f"{', '.join(map(str, open_ones))} terminated")
             job.wait_for("done", done + 1, timeout=90)
-        scene.caught_up()
-        assert supervisor.jobs == [job], "the job was to live on"
-    check_letters(scene)
-    scene.fired(calls.check())
+    calls.check()
 
 
 @fault(row=ROW, must="each a letter after its timeout; all others written; no call repeated", seeds=4)
 def handlers_hanging_calls(scene: Scene) -> None:
     """Six calls among 200 take longer than they may, in threads or on a loop."""
     calls = Calls(scene, hangs=_HANGS, timeout=_TIMEOUT)
-    hanging = scatter_changed(scene, good=194, bad=6, amount=HANGING)
-    with scene.supervise(records_per_trigger=200, **calls.settings()) as supervisor:
-        scene.caught_up()
-        assert len(supervisor.jobs) == 1, "the job was to live on"
+    hanging = scatter(scene, [Poison(amount=HANGING)], good=194, bad=6, letters=True)
+    with scene.living(records_per_trigger=200, **calls.settings()) as job:
+        job.wait_for("claimed")
     late = scene.database.rows(
         "SELECT topic, partition, record_offset FROM dead_letters WHERE error_class = 'HandlerTimeout' AND attempts = 1"
     )
@@ -223,8 +259,7 @@ def handlers_hanging_calls(scene: Scene) -> None:
     lasted = [call for call in calls.all() if call.place in hanging]
     assert len(lasted) == len(hanging)
     scene.fired(f"{len(hanging)} calls hung, and became letters")
-    check_letters(scene)
-    scene.fired(calls.check())
+    calls.check()
 
 
 @fault(row=ROW, must=STUCK, variants=("threads", "loop"), seeds=4)
@@ -248,10 +283,8 @@ def handlers_stuck(scene: Scene) -> None:
     assert not any(scene.stored().values()), f"it has stored {scene.stored()}"
     assert not states(scene), f"it has left letters: {states(scene)}"
     scene.fired(f"job {job.pid} ended with HandlerStuck {took:.1f} s after its first call: {report.found}")
-    with scene.supervise(records_per_trigger=200, **calls.settings()):
-        scene.caught_up()
-    check_letters(scene)
-    scene.fired(calls.check())
+    scene.catch_up(records_per_trigger=200, **calls.settings())
+    calls.check()
 
 
 @fault(row=ROW, must="the query ends at once; rows and letters once", seeds=4)
@@ -264,10 +297,8 @@ def handlers_stopped(scene: Scene) -> None:
     begin = time.monotonic()
     job.stop()
     took = time.monotonic() - begin
-    calls.stopped(job)
+    calls.stopped.add(job)
     assert took < 15 * PATIENCE, f"it took {took:.1f} s"
     scene.fired(f"job {job.pid} was stopped within {took:.1f} s, {len(running)} calls under way")
-    with scene.supervise(records_per_trigger=200, **calls.settings()):
-        scene.caught_up()
-    check_letters(scene)
-    scene.fired(calls.check())
+    scene.catch_up(records_per_trigger=200, **calls.settings())
+    calls.check()

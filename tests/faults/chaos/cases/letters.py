@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from offsetstore.local.postgres.server import StopMode
 from offsetstore.protocol.failpoints import POINTS
-from tests.faults.chaos.cases.database import MODES
-from tests.faults.chaos.cases.drivers import TARGETS
-from tests.faults.chaos.cases.two_drivers import take_over
+from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene
-from tests.faults.chaos.means.backends import in_transaction, terminate
-from tests.faults.chaos.means.freezing import stands
-from tests.faults.chaos.means.held import held
+from tests.faults.chaos.means.breaking import (
+    MODES,
+    in_transaction,
+    kill_at,
+    kill_at_random,
+    stop_database_at,
+    take_over,
+    terminate_at,
+    wait_until_stopped,
+)
+from tests.faults.chaos.means.commands import offsetstore
 from tests.faults.chaos.means.letters import (
-    BAD,
     CURABLE,
+    KINDS,
     REJECTED,
+    SECRET,
     check_letters,
     cure,
     mended,
     prepare,
     request,
+    scatter,
     scatter_bad,
     states,
     wait_for_states,
 )
-from tests.faults.chaos.means.poison import SECRET
 from tests.support.background import repeating
 from tests.support.waiting import wait_until
 
@@ -67,27 +74,9 @@ IN_REPLAY: Final = (
 def letters_killed_at(scene: Scene) -> None:
     """Bad records of six kinds among good ones, with dead_letters=: Python, Java or both get SIGKILL while the job
     stands still at a named point."""
-    _killed_at(scene, scene.variant, 1 if scene.variant == "in_claim" else scene.random.randint(1, 3))
-
-
-def _killed_at(scene: Scene, point: str, nth: int, kinds: Sequence[str] = tuple(BAD)) -> None:
-    target = TARGETS[(scene.seed // len(scene.fault.ways) + scene.seed) % len(TARGETS)]
-    settings = prepare(scene)
-    if point == "failures_written":
-        settings["dead_letters"]["max_retries"] = 2
-    scatter_bad(scene, good=280, bad=20, kinds=kinds)
-    with scene.supervise(failpoint=f"{point}:{nth}:hang", **settings) as supervisor:
-        victim = supervisor.job
-        reached = victim.wait_for("reached", timeout=90)
-        seen = f"stored {scene.stored()}, letters {states(scene)}"
-        supervisor.settings["records_per_trigger"] = 150
-        victim.kill(target)
-        scene.fired(
-            f"{target} of job {victim.pid} got SIGKILL at {point}:{nth} (process {reached.what['pid']}), {seen}"
-        )
-        supervisor.next_job(victim)
-        scatter_bad(scene, good=95, bad=5)
-        scene.caught_up()
+    nth = 1 if scene.variant == "in_claim" else scene.random.randint(1, 3)
+    settings = _with_bad_records(scene, scene.variant)
+    kill_at(scene, scene.variant, nth, lambda: scatter_bad(scene, good=95, bad=5), **settings)
     check_letters(scene)
 
 
@@ -97,17 +86,8 @@ def letters_killed_at_random(scene: Scene) -> None:
     settings = prepare(scene)
     scatter_bad(scene, good=140, bad=10)
     with repeating(lambda: scatter_bad(scene, good=28, bad=2), every=1), scene.supervise(**settings) as supervisor:
-        for _ in range(2):
-            victim = supervisor.job
-            victim.wait_for("begun", scene.random.randint(1, 3))
-            time.sleep(scene.random.uniform(0, 1.5))
-            target = scene.random.choice(TARGETS)
-            seen = f"{len(victim.told('begun')) - victim.batches_done} batches under way, letters {states(scene)}"
-            victim.kill(target)
-            scene.fired(f"{target} of job {victim.pid} got SIGKILL, {seen}")
-            supervisor.next_job(victim)
-    with scene.supervise(records_per_trigger=300, **settings):
-        scene.caught_up()
+        kill_at_random(scene, supervisor, batches=3, within=1.5)
+    scene.catch_up(records_per_trigger=300, **settings)
     check_letters(scene)
 
 
@@ -117,25 +97,7 @@ def letters_database_stopped(scene: Scene) -> None:
     has written letters or attempts; it goes on while the server is down, or when it is up again."""
     mode, _, point = scene.variant.partition(" ")
     settings = _searching(scene, point)
-    with scene.supervise(**settings) as supervisor:
-        victim = supervisor.job
-        with held(victim) as where:
-            before = scene.postgres.pid
-            scene.postgres.stop(cast("StopMode", mode))
-            goes_on_first = scene.random.random() < 0.5
-            if not goes_on_first:
-                scene.postgres.start()
-        if goes_on_first:
-            time.sleep(scene.random.uniform(0, 1))
-            scene.postgres.start()
-        assert scene.postgres.pid not in {None, before}
-        scene.fired(
-            f"PostgreSQL {before} was stopped ({mode}) with {where}, "
-            f"which went on {'before' if goes_on_first else 'after'} the start of {scene.postgres.pid}"
-        )
-        scatter_bad(scene, good=95, bad=5)
-        scene.caught_up()
-        assert supervisor.jobs == [victim], "the job was to live on"
+    stop_database_at(scene, mode, lambda: scatter_bad(scene, good=95, bad=5), **settings)
     check_letters(scene)
 
 
@@ -143,17 +105,7 @@ def letters_database_stopped(scene: Scene) -> None:
 def letters_backend_terminated(scene: Scene) -> None:
     """pg_terminate_backend (a SIGTERM) for the backends that are in a transaction of a job with bad records, which
     stands still in discovery, or when it has written letters."""
-    settings = _searching(scene, scene.variant)
-    with scene.supervise(**settings) as supervisor:
-        victim = supervisor.job
-        with held(victim) as where:
-            backends = in_transaction(scene)
-            assert backends, "there was no transaction to end"
-            terminate(scene, backends)
-        scene.fired(f"{where}: {', '.join(map(str, backends))} terminated")
-        scatter_bad(scene, good=95, bad=5)
-        scene.caught_up()
-        assert supervisor.jobs == [victim], "the job was to live on"
+    terminate_at(scene, lambda: scatter_bad(scene, good=95, bad=5), **_searching(scene, scene.variant))
     check_letters(scene)
 
 
@@ -163,24 +115,23 @@ def letters_frozen_at(scene: Scene) -> None:
     workers; a second one claims and runs; the first gets SIGCONT."""
     settings = _searching(scene, scene.variant)
     first = scene.start(**settings)
-    reached = first.wait_for("reached", timeout=90)
-    wait_until(lambda: stands(reached.what["pid"]))
-    take_over(
-        scene,
-        first,
-        f"process {reached.what['pid']} at {scene.variant}",
-        may_commit=False,
-        dead_letters=settings["dead_letters"],
-    )
+    letters = settings["dead_letters"]
+    take_over(scene, first, wait_until_stopped(first), may_commit=False, dead_letters=letters)
     check_letters(scene)
 
 
-def _searching(scene: Scene, point: str) -> dict[str, Any]:
-    """Append records, and return the settings of a job that stops itself at this point."""
+def _with_bad_records(scene: Scene, point: str) -> dict[str, Any]:
+    """Append records, and return the settings of a job that comes to this point."""
     settings = prepare(scene)
     if point == "failures_written":
         settings["dead_letters"]["max_retries"] = 2
     scatter_bad(scene, good=280, bad=20)
+    return settings
+
+
+def _searching(scene: Scene, point: str) -> dict[str, Any]:
+    """Append records, and return the settings of a job that stops itself at this point."""
+    settings = _with_bad_records(scene, point)
     nth = scene.random.randint(1, 12) if point == "in_discovery" else scene.random.randint(1, 2)
     return {"failpoint": f"{point}:{nth}:stop", **settings}
 
@@ -189,18 +140,8 @@ def _searching(scene: Scene, point: str) -> dict[str, Any]:
 def replay_killed_at(scene: Scene) -> None:
     """Letters are requested of a job that has read all else, and some of them are still bad: Python, Java or both get
     SIGKILL while a replay stands still at a named point."""
-    settings, good, bad = _requested(scene)
-    target = TARGETS[(scene.seed // len(scene.fault.ways) + scene.seed) % len(TARGETS)]
-    with scene.supervise(failpoint=f"{scene.variant}:1:hang", **settings) as supervisor:
-        victim = supervisor.job
-        victim.wait_for("reached", timeout=90)
-        seen = states(scene)
-        victim.kill(target)
-        scene.fired(f"{target} of job {victim.pid} got SIGKILL at {scene.variant} of a replay, letters {seen}")
-        supervisor.next_job(victim)
-        scene.produce(60)
-        wait_for_states(scene, {"replayed": good, "dead": bad})
-        scene.caught_up()
+    settings, replayed = _requested(scene)
+    kill_at(scene, scene.variant, 1, replayed, **settings)
     check_letters(scene, replays=1)
 
 
@@ -208,39 +149,27 @@ def replay_killed_at(scene: Scene) -> None:
 def replay_frozen_at(scene: Scene) -> None:
     """The first driver gets SIGSTOP in a replay, with Java and all workers; a second one claims and runs; the first
     gets SIGCONT."""
-    settings, good, bad = _requested(scene)
+    settings, replayed = _requested(scene)
     first = scene.start(failpoint=f"{scene.variant}:1:stop", **settings)
-    reached = first.wait_for("reached", timeout=90)
-    wait_until(lambda: stands(reached.what["pid"]))
-    seen = f"process {reached.what['pid']} at {scene.variant}"
-    take_over(scene, first, seen, may_commit=False, batches=1, **settings)  # all that is new is in one batch
-    wait_for_states(scene, {"replayed": good, "dead": bad})
+    # All that is new is in one batch.
+    take_over(scene, first, wait_until_stopped(first), may_commit=False, batches=1, **settings)
+    replayed()
     check_letters(scene, replays=1)
 
 
 @fault(row=ROW, must=REPLAYED, variants=MODES, seeds=4)
 def replay_database_stopped(scene: Scene) -> None:
     """pg_ctl stop -m fast or immediate and start, while a replay stands still in discovery, or before its COMMIT."""
-    settings, good, bad = _requested(scene)
+    settings, replayed = _requested(scene)
     point = ("in_discovery", "letters_replayed", "before_commit", "commit_sent")[scene.seed % 4]
-    with scene.supervise(failpoint=f"{point}:1:stop", **settings) as supervisor:
-        victim = supervisor.job
-        with held(victim) as where:
-            scene.postgres.stop(cast("StopMode", scene.variant))
-            time.sleep(scene.random.uniform(0, 1))
-            scene.postgres.start()
-        scene.fired(f"PostgreSQL was stopped ({scene.variant}) with {where}, in a replay")
-        scene.produce(60)
-        wait_for_states(scene, {"replayed": good, "dead": bad})
-        scene.caught_up()
-        assert supervisor.jobs == [victim], "the job was to live on"
+    stop_database_at(scene, scene.variant, replayed, failpoint=f"{point}:1:stop", **settings)
     check_letters(scene, replays=1)
 
 
-def _requested(scene: Scene) -> tuple[dict[str, Any], int, int]:
+def _requested(scene: Scene) -> tuple[dict[str, Any], Callable[[], None]]:
     """Have letters made, cure some of them, and request all.
 
-    :return: the settings of the job that replays them, how many can be written now, and how many can't.
+    :return: the settings of the job that replays them, and what waits until it has replayed those that are cured.
     """
     settings = prepare(scene)
     scatter_bad(scene, good=160, bad=40, kinds=CURABLE)
@@ -252,7 +181,12 @@ def _requested(scene: Scene) -> tuple[dict[str, Any], int, int]:
     entries = [bad.entry for bad in chain.from_iterable(one.values() for one in scene.ledger.bad.values())]
     refused = sum(SECRET in one.key if left == "deferred" else (one.amount or 0) >= _HIGH for one in entries)
     assert request(scene) == len(entries)
-    return {**settings, "transform": mended(scene)}, len(entries) - refused, refused
+
+    def replayed() -> None:
+        scene.produce(60)
+        wait_for_states(scene, {"replayed": len(entries) - refused, "dead": refused})
+
+    return {**settings, "transform": mended(scene)}, replayed
 
 
 @fault(row=ROW, must=REPLAYED, seeds=15)
@@ -288,14 +222,115 @@ def _replayed_and_killed(scene: Scene, *, letters: int, kills: int) -> None:
                 time.sleep(scene.random.uniform(0, 4))
             else:
                 wait_until(lambda: in_transaction(scene), timeout=30)
-            target = scene.random.choice(TARGETS)
-            seen, open_ones = states(scene), in_transaction(scene)
-            victim.kill(target)
-            scene.fired(f"{target} of job {victim.pid} got SIGKILL, {len(open_ones)} transactions open, letters {seen}")
-            request(scene, limit=portion)
-            supervisor.next_job(victim)
+            seen = f"{len(in_transaction(scene))} transactions open, letters {states(scene)}"
+            supervisor.kill(seen=seen, meanwhile=lambda: request(scene, limit=portion))
         request(scene)
         wait_for_states(scene, {"replayed": letters}, timeout=120)
-    with scene.supervise(records_per_trigger=300, **settings):
-        scene.caught_up()
+    scene.catch_up(records_per_trigger=300, **settings)
     check_letters(scene)
+
+
+# -- records that the tables refuse, without letters
+
+SEARCHING: Final = "looking for the refused record"
+
+
+@fault(
+    row="poison records",
+    must="the job ends with an error that names the record; of its batch or partition all before it is stored, and "
+    "nothing else",
+    variants=tuple(KINDS),
+    seeds=6,
+)
+def poison(scene: Scene) -> None:
+    """Broken JSON, a NUL, values that are too large, violated constraints, also deferred ones, scattered among good
+    records; a job that is started again meets the same one; with another transform, or without the constraint, it goes
+    on."""
+    kind = KINDS[scene.variant]
+    scene.database.execute(kind.rule)
+    scene.expect("RowsRefused")
+    size = scene.random.choice([30, 60, 120])
+    scene.produce(scene.random.randrange(100))
+    bad = scatter(scene, [kind], good=200, bad=scene.random.randint(1, 4))
+    for _ in range(scene.random.randint(1, 2)):
+        _refused(scene, bad, size)
+    scene.produce(50)
+    if kind.cure is not None:
+        scene.database.execute(kind.cure)
+    function = "digested_rows" if scene.way == "partition" else "digested_outputs"
+    changed = {} if kind.cure else {"transform": f"tests.faults.chaos.means.letters:{function}"}
+    scene.catch_up(records_per_trigger=size, **changed)
+
+
+def _refused(scene: Scene, bad: set[tuple[str, int, int]], size: int) -> Report:
+    """See a job meet one of the bad records, and store what is before it."""
+    job = scene.start(records_per_trigger=size)
+    report = scene.expect_error(job, "RowsRefused", timeout=120)
+    scene.fired(f"of the poisonous records {sorted(bad)}, job {job.pid} met {report.found}")
+    named = [one for one in bad if f"refused at record {one[0]}-{one[1]}@{one[2]}" in (report.found or "")]
+    assert named, f"it does not name the record: {report.text}"
+    place, offset = f"{named[0][0]}-{named[0][1]}", named[0][2]
+    assert report.topic_partition == place
+    assert SECRET not in report.text + report.spark, "it tells what is in the record"
+    ranges = job.told("begun")[-1].what["ranges"]
+    begin, until = ranges[place]
+    assert begin <= offset < until, f"{named} is not in {ranges}"
+    stored = {f"{scene.topic}-{partition}": at for partition, at in scene.stored().items()}
+    assert stored[place] == offset, f"{stored} though {named} was refused in {ranges}"
+    if scene.way != "partition":
+        expected = {tp: until if tp < place else begin for tp, (begin, until) in ranges.items() if tp != place}
+        assert {tp: stored[tp] for tp in expected} == expected, f"{stored}, and the batch was {ranges}"
+    job.finish()
+    return report
+
+
+@fault(
+    row="a refused record passed over by reset",
+    must="the error names the record and gives the command; after it all other records are there, once",
+    variants=("check", "deferred", "nul"),
+)
+def passed_over(scene: Scene) -> None:
+    """Records that the tables refuse, scattered among good ones; after each error its own command is run, and the job
+    is started again."""
+    kind = KINDS[scene.variant]
+    scene.database.execute(kind.rule)
+    scene.expect("RowsRefused")
+    scene.allow("reset")
+    bad = scatter(scene, [kind], good=200, bad=scene.random.randint(1, 3))
+    size = scene.random.choice([30, 60, 120])
+    for _ in bad:
+        _, _, command = _refused(scene, bad, size).next_step.partition("offsetstore ")
+        scene.fired(offsetstore(scene, *shlex.split(command)).splitlines()[-1])
+    scene.catch_up(50, records_per_trigger=size)
+    keys = scene.database.rows("SELECT count(*) FROM landed WHERE key LIKE '%canary%'")
+    assert keys == [(0,)], "a refused record is in the results"
+
+
+@fault(
+    row="a refusal that does not recur",
+    must="all records are there, once; no record is named",
+    variants=("at once", "later"),
+)
+def not_recurring(scene: Scene) -> None:
+    """A record's parent is missing, and another session inserts it when the search for the record has begun: at its
+    first part, or while it goes on."""
+    scene.database.execute(KINDS["deferred"].rule.replace("DEFERRABLE INITIALLY DEFERRED", ""))
+    before = scatter(scene, [KINDS["deferred"]], good=200, bad=scene.random.randint(1, 3))
+    settings = {"records_per_trigger": scene.random.choice([60, 240])}
+    job = scene.start(**settings)
+    wait_until(lambda: f"{SEARCHING} among {scene.topic}" in job.process.end_of_log, timeout=60)
+    if scene.variant == "later":
+        time.sleep(scene.random.random())  # any moment will do
+    scene.database.execute(f"INSERT INTO known SELECT 'k77 {SECRET}'")
+    scene.fired(f"the parent of {sorted(before)} was inserted when the search had begun")
+    scene.produce(50)
+    scene.expect("RowsRefused")  # it may have ended before: then the next start has nothing to refuse
+    wait_until(lambda: job.has_ended or _is_caught_up(scene), timeout=60)
+    if job.error is not None:
+        scene.fired(f"the search had ended before: {job.error.found}")
+    job.stop()
+    scene.catch_up(**settings)
+
+
+def _is_caught_up(scene: Scene) -> bool:
+    return scene.stored() == scene.ends()

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
-from offsetstore.postgres.migrate import downgrade, upgrade
-from offsetstore.postgres.url import make_engine
+from offsetstore.local.postgres.binaries import find_binaries, unprivileged_account
+from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.expected import Stretch
+from tests.faults.chaos.harness.mirrored import committed
 from tests.faults.chaos.harness.registry import fault
-from tests.faults.chaos.harness.scene import Scene
-from tests.faults.chaos.harness.tables import TRIGGER
-from tests.faults.chaos.means.backup import Backup
-from tests.faults.chaos.means.copies import copies
+from tests.faults.chaos.harness.scene import Scene, Supervisor
+from tests.faults.chaos.harness.tables import TRIGGER, migrate
+from tests.faults.chaos.means.kafka import in_kafka
+from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 ROW: Final = "database rewound, store lost"
 MUST: Final = "StoreRewound; with the override, replayed, not skipped"
-KINDS: Final = ("hot", "cold")
+KINDS: Final[tuple[Literal["hot", "cold"], ...]] = ("hot", "cold")
 
 LONG: Final = 5000
 _LENGTHEN: Final = f"""
@@ -36,6 +40,51 @@ _CONTESTED: Final = (
 _OBSERVING: Final = "SELECT 1 FROM pg_stat_activity WHERE state <> 'idle' AND application_name = 'observer'"
 
 
+def back_up(scene: Scene, how: Literal["hot", "cold"] = "hot") -> Callable[[], None]:
+    """Copy the server's files; return what restores them: what was committed since is gone.
+
+    :param how: ``hot``: pg_basebackup while the server works; ``cold``: it is stopped for a copy of its files.
+    """
+    copy: Path = scene.postgres.directory / "backup"
+    shutil.rmtree(copy, ignore_errors=True)
+    if how == "hot":
+        base_backup(scene.postgres, copy)
+    else:
+        scene.postgres.stop()
+        # With their owner: the server refuses files that are not its account's.
+        subprocess.run(["cp", "-a", str(scene.postgres.data), str(copy)], check=True)
+        scene.postgres.start()
+
+    def restore() -> None:
+        scene.mirror_watch.is_exempt = True  # Kafka has what the database has no longer
+        scene.postgres.stop("immediate")
+        shutil.rmtree(scene.postgres.data)
+        copy.rename(scene.postgres.data)
+        scene.lost_since = time.monotonic()
+        scene.postgres.start()
+
+    return restore
+
+
+def base_backup(server: PostgresServer, target: Path, *options: str) -> None:
+    """Copy the server's files with pg_basebackup while it works.
+
+    :param options: further ones of the program's.
+    """
+    account = unprivileged_account()
+    program = find_binaries().reachable_by(account, home=server.directory).program("pg_basebackup")
+    where = ["-d", server.url, "-D", str(target)]
+    done = subprocess.run(
+        [program, *where, "--checkpoint=fast", "--wal-method=stream", "--no-sync", *options],
+        cwd=server.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        **account.popen_arguments,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @fault(row=ROW, must=MUST, variants=("stored", "kafka", "stored-with-long-metadata"), seeds=6)
 def database_restored(scene: Scene) -> None:
     """The server's files are replaced by a base backup (pg_basebackup, or a copy of its files), between two runs of the
@@ -46,16 +95,16 @@ def database_restored(scene: Scene) -> None:
     if override != scene.variant:
         scene.database.execute(_LENGTHEN)
     how = KINDS[scene.seed % 2]
-    backup = Backup(scene, how)
+    restore = back_up(scene, how)
     before = scene.stored()
     _run(scene, batches=scene.random.randint(2, 4))
     lost = scene.stored()
-    copied = copies(scene)
-    assert {tp: copy.next_offset for tp, copy in copied.items()} == lost
+    copied = committed(scene.servers, scene.group, [scene.topic])
+    assert {partition: copy.next_offset for (_, partition), copy in copied.items()} == lost
     assert all(Stamp.of(copy) is not None for copy in copied.values())
     if override != scene.variant:
         assert all(len(copy.metadata or "") < LONG for copy in copied.values())
-    backup.restore()
+    restore()
     assert scene.stored() == before != lost
     scene.fired(f"{how} backup restored: stored {before}, Kafka has {lost}")
     _refuse(scene, before, lost)
@@ -78,12 +127,13 @@ def database_restored_under_the_job(scene: Scene) -> None:
     with scene.producing(rate=100), scene.supervise() as supervisor:
         job = supervisor.job
         job.wait_for("done", scene.random.randint(1, 3))
-        backup = Backup(scene, "hot")
-        _more_copied(scene)
+        restore = back_up(scene)
+        copied = scene.stored()
+        wait_until(lambda: _is_beyond(in_kafka(scene), copied), timeout=60)
         job.wait_for("done", job.batches_done + scene.random.randint(1, 2))
         assert not job.has_ended
         lost = scene.stored()
-        backup.restore()
+        restore()
         assert sum(scene.stored().values()) < sum(lost.values())
         scene.fired(f"backup restored under job {job.pid}: stored {scene.stored()}, it was at {lost} or above")
         job.wait_for("ended")
@@ -93,8 +143,7 @@ def database_restored_under_the_job(scene: Scene) -> None:
         scene.fired(f"the job ended with {job.error.class_name}, and was not let through: {report.text}")
         supervisor.settings["policy"] = {"on_rewound": scene.variant}
         wait_until(lambda: supervisor.job.batches_done, timeout=60)
-    with scene.supervise():
-        scene.caught_up()
+    scene.catch_up()
 
 
 @fault(row=ROW, must=MUST, variants=("stored", "kafka"), seeds=6)
@@ -152,11 +201,9 @@ def database_cloned(scene: Scene) -> None:
             scene.fired(f"the original's mirror met the clone: {scene.database.rows(_CONTESTED)}")
             in_clone.stop()
             scene.jobs.remove(in_clone)  # the run's own account is of the run's own database
-        job.kill("both")
         # The clone's process is ready for it: it need not wait for a start of Java.
-        supervisor.next_job(job).wait_for("done", scene.random.randint(1, 3))
-    with scene.supervise(records_per_trigger=1000):
-        scene.caught_up()
+        supervisor.kill("both").wait_for("done", scene.random.randint(1, 3))
+    scene.catch_up(records_per_trigger=1000)
 
 
 def _lost(scene: Scene, lose: Callable[[], None]) -> None:
@@ -177,17 +224,11 @@ def _lost(scene: Scene, lose: Callable[[], None]) -> None:
     scene.observer.is_paused = False
     _refuse(scene, {}, lost)
     scene.allow("rewound")
-    with scene.supervise(policy={"on_rewound": scene.variant}):
-        scene.produce(100)
-        scene.caught_up()
+    scene.catch_up(100, policy={"on_rewound": scene.variant})
 
 
 def _migrate_anew(scene: Scene) -> None:
-    engine = make_engine(scene.url)
-    with engine.begin() as connection:
-        downgrade(connection)
-        upgrade(connection)
-    engine.dispose()
+    migrate(scene.url, anew=True)
     scene.database.execute(TRIGGER)
 
 
@@ -202,21 +243,111 @@ def _run(scene: Scene, *, batches: int) -> None:
     job.stop()
 
 
-def _more_copied(scene: Scene) -> None:
-    """Wait until Kafka has got more than what is stored now."""
-    stored = scene.stored()
-    wait_until(
-        lambda: any(copy.next_offset > stored[partition] for partition, copy in copies(scene).items()), timeout=60
-    )
-
-
 def _refuse(scene: Scene, stored: dict[int, int], lost: dict[int, int]) -> None:
     """See a start without override end in StoreRewound, which says what was found and what can be done."""
-    refused = scene.start()
-    report = scene.expect_error(refused, "StoreRewound")
-    refused.close()
+    report = scene.refused("StoreRewound")
     partition = int((report.topic_partition or "").rpartition("-")[2])
     assert (f"offset {stored[partition]} stored" if stored else "no stored offset") in (report.found or "")
     assert str(lost[partition]) in (report.expected or "")
     assert all(way in report.next_step for way in ('on_rewound="stored"', 'on_rewound="kafka"'))
     scene.fired(f"refused: {report.text}")
+
+
+# -- failover to a replica
+
+FAILOVER: Final = "failover to a lagging replica"
+FAILOVER_MUST: Final = "results and offsets go back together; StoreRewound or replay, nothing twice in the results"
+
+_STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
+
+
+class Replica:
+    """Follows the scene's server by streaming replication until it is cut off."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._directory = scene.postgres.directory / "replica"
+        self._directory.mkdir()
+        unprivileged_account().own(self._directory)
+        base_backup(scene.postgres, self._directory / "data", "--write-recovery-conf")
+        self._server = scene.at_end.enter_context(PostgresServer(directory=self._directory, durability="none"))
+        self._look = Database(self._server.database_url(scene.url.rpartition("/")[2]))
+        scene.at_end.callback(self._look.close)
+
+    def stored(self) -> dict[int, int]:
+        wanted = (self._scene.group, self._scene.topic)
+        return {partition: offset for g, t, partition, offset in self._look.rows(_STORED) if (g, t) == wanted}
+
+    def cut_off(self) -> dict[int, int]:
+        """Receive nothing more; return what is stored here, from now on for good.
+
+        A replay that is only paused would not do: what was received is replayed at a promotion.
+        """
+        self._look.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        self._look.execute("SELECT pg_reload_conf()")
+        wait_until(lambda: not self._look.rows("SELECT 1 FROM pg_stat_wal_receiver"))
+        received = "pg_last_wal_receive_lsn() IS NOT DISTINCT FROM pg_last_wal_replay_lsn()"
+        wait_until(lambda: self._look.one(f"SELECT {received}"))
+        return self.stored()
+
+    def take_over(self) -> None:
+        """Crash the primary, promote the replica, and let it answer where the primary did."""
+        scene = self._scene
+        scene.mirror_watch.is_exempt = True  # Kafka may have what the replica never got
+        port = scene.postgres.port
+        scene.postgres.stop("immediate")
+        assert self._look.one("SELECT pg_promote()")
+        self._look.close()
+        self._server.stop()
+        scene.lost_since = time.monotonic()
+        scene.at_end.enter_context(PostgresServer(directory=self._directory, port=port, durability="none"))
+
+
+@fault(row=FAILOVER, must=FAILOVER_MUST, variants=("mirrored", "not-mirrored"))
+def failover_to_a_lagging_replica(scene: Scene) -> None:
+    """A pg_basebackup standby streams asynchronously, and is cut off while the job runs; later the primary is killed
+    and the standby promoted in its place. In every second run the job claims anew in between, so that the standby does
+    not know its claim. With the mirror the first start is refused, until it has on_rewound="stored"; without, the job
+    replays what the standby never got."""
+    scene.use_postgres(scene.at_end.enter_context(PostgresServer(durability="none")))
+    scene.expect("OffsetGap", "StaleClaim", "StoreUnavailable", "TransactionLost")
+    is_mirrored = scene.variant == "mirrored"
+    settings = {"mirror_every": 0.3 if is_mirrored else None}
+    with scene.producing(), scene.supervise(**settings) as supervisor:
+        supervisor.job.wait_for("done", scene.random.randint(1, 3))
+        replica = Replica(scene)
+        copied = replica.stored()
+        wait_until(lambda: _is_beyond(replica.stored(), copied), timeout=60)
+        before = replica.cut_off()
+        if scene.seed % 2:
+            supervisor.kill("both").wait_for("claimed", timeout=120)
+        job = supervisor.job
+        job.wait_for("done", job.batches_done + scene.random.randint(1, 3), timeout=120)
+        wait_until(lambda: _is_beyond(scene.stored(), before), timeout=60)
+        if is_mirrored:
+            wait_until(lambda: _is_beyond(in_kafka(scene), before), timeout=60)
+        lost = scene.stored()
+        replica.take_over()
+        scene.fired(f"replica promoted: stored {before}, the primary was at {lost} or above")
+        if is_mirrored:
+            scene.allow("rewound")
+            wait_until(lambda: _was_refused(scene, supervisor), timeout=90)
+            supervisor.settings["policy"] = {"on_rewound": "stored"}
+        wait_until(lambda: supervisor.job is not job and supervisor.job.batches_done, timeout=90)
+        claimed = supervisor.job.wait_for("claimed").what["starting"][scene.topic]
+        scene.fired(f"job {supervisor.job.pid} starts at {claimed}")
+    scene.catch_up(**settings, records_per_trigger=1000)
+
+
+def _is_beyond(found: dict[int, int], before: dict[int, int]) -> bool:
+    return any(offset > before.get(partition, 0) for partition, offset in found.items())
+
+
+def _was_refused(scene: Scene, supervisor: Supervisor) -> bool:
+    """Whether a start was refused because Kafka has more than the replica."""
+    for job in supervisor.jobs:
+        if job.error is not None and job.error.class_name == "StoreRewound":
+            scene.expect("StoreRewound")
+            scene.fired(f"refused: {job.error.text}")
+            return True
+    return False

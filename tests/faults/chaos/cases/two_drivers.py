@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
+from tests.faults.chaos.harness.process import Target
 from tests.faults.chaos.harness.registry import fault
-from tests.faults.chaos.harness.scene import Job, Scene
-from tests.faults.chaos.means.backends import in_transaction
-from tests.faults.chaos.means.freezing import freeze_all, stands, thaw_all
-from tests.support.waiting import PATIENCE, wait_until
+from tests.faults.chaos.harness.scene import Job, Scene, Supervisor
+from tests.faults.chaos.means.breaking import in_transaction, take_over, wait_until_stopped
+from tests.support.waiting import wait_until
 
 ROW: Final = "two drivers"
 MUST: Final = (
@@ -26,14 +27,6 @@ POINTS: Final = {
     "P10": "before_lock",
 }
 
-_SECONDS = 30.0
-"""So long a claim may take beyond its takeover_timeout."""
-
-_AFTER = """
-SELECT topic || '-' || partition, from_offset, to_offset FROM offset_moves
-WHERE advanced AND claim_id = '{old}' AND id > (SELECT min(id) FROM offset_moves WHERE claim_id = '{new}')
-"""
-
 
 @fault(row=ROW, must=MUST, variants=tuple(POINTS), seeds=6)
 def frozen_at(scene: Scene) -> None:
@@ -42,10 +35,7 @@ def frozen_at(scene: Scene) -> None:
     point = POINTS[scene.variant]
     scene.produce(400)
     first = scene.start(failpoint=f"{point}:{scene.random.randint(1, 3)}:stop")
-    reached = first.wait_for("reached", timeout=90)
-    # It says so before it stops itself: a SIGSTOP of ours in between would leave its own for after the SIGCONT.
-    wait_until(lambda: stands(reached.what["pid"]))
-    take_over(scene, first, f"process {reached.what['pid']} at {point}", may_commit=point == "before_commit")
+    take_over(scene, first, wait_until_stopped(first), may_commit=point == "before_commit")
 
 
 @fault(row=ROW, must=MUST, seeds=12)
@@ -58,29 +48,75 @@ def frozen_in_transaction(scene: Scene) -> None:
     take_over(scene, first, ", ".join(map(str, seen)), may_commit=True)
 
 
-def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, batches: int = 3, **settings: Any) -> Job:
-    """Freeze the job, let another claim, and thaw it; return the other one.
+# -- two supervisors, each of which keeps the same job running
 
-    :param may_commit: its next words to the database may be COMMIT, to a connection that the claim has ended.
-    :param batches: the other one writes at most so many before the thaw, by chance.
-    :param settings: of the other one.
-    """
-    stopped = freeze_all(first)
-    timeout = scene.random.choice([0.5, 2.0])
-    begin = time.monotonic()
-    second = scene.start(takeover_timeout=timeout, **settings)
-    second.wait_for("claimed", timeout=90)
-    waited = time.monotonic() - begin
-    assert waited < (timeout + _SECONDS) * PATIENCE, f"the claim took {waited:.1f} s"
-    scene.fired(f"{stopped}, {seen}; claimed anew in {waited:.1f} s")
-    scene.produce(60)
-    second.wait_for("done", scene.random.randint(0, batches) or 1)
-    thaw_all(first)
-    scene.produce(60)
-    report = scene.expect_error(first, "StaleClaim", *(["CommitUnknown"] if may_commit else []), timeout=120)
-    if report.class_name == "StaleClaim":
-        assert second.claim_id in report.text, f"it does not name the owner: {report.text}"
-    late = scene.database.rows(_AFTER.format(old=first.claim_id, new=second.claim_id))
-    assert not late, f"the first job has written after the second one's claim: {late}"
-    scene.caught_up()
-    return second
+SUPERVISOR_ROW: Final = "two supervisors restarting one job"
+_TARGETS: Final[tuple[Target, ...]] = ("python", "both")
+QUIET: Final = 4.0
+"""Seconds without a new owner, after which they have settled."""
+ALL: Final = 5_000
+"""What has piled up in the meantime, in one batch."""
+
+
+@fault(
+    row=SUPERVISOR_ROW,
+    must="they settle on one owner, also after that one's death; exactly-once throughout",
+    variants=("wait", "refuse"),
+    seeds=6,
+)
+def two_supervisors(scene: Scene) -> None:
+    """Two loops start the same job whenever theirs has ended, with takeover="wait" or "refuse"; the owner is killed."""
+    scene.expect("GroupBusy")
+    settings = {"takeover": scene.variant, "takeover_timeout": scene.random.choice([2.0, 20.0])}
+    with scene.producing(30), scene.supervise(**settings) as one, scene.supervise(**settings) as other:
+        both = (one, other)
+        first = _settled(both)
+        target = scene.random.choice(_TARGETS)
+        first.kill(target)
+        # A dead owner counts as live until its heartbeat is 15 s old.
+        wait_until(lambda: _owners(both)[-1].epoch > first.epoch, timeout=90)
+        second = _settled(both)
+        refused = sum(job.error is not None for loop in both for job in loop.jobs)
+        scene.fired(
+            f"epoch {first.epoch} owned the group until {target} got SIGKILL, then epoch {second.epoch} did; "
+            f"{len(one.jobs)} and {len(other.jobs)} jobs were started, {refused} found the group busy"
+        )
+    scene.catch_up(20, records_per_trigger=ALL)
+
+
+@fault(
+    row=SUPERVISOR_ROW,
+    must="each new owner fences the last one, until one supervisor is left; exactly-once throughout",
+    seeds=6,
+)
+def two_supervisors_that_fence(scene: Scene) -> None:
+    """The same with takeover="fence", so that the two fence each other again and again; then one supervisor leaves."""
+    scene.expect("StaleClaim")
+    with scene.producing(30), scene.supervise() as one:
+        with scene.supervise() as other:
+            wait_until(
+                lambda: sum(job.error is not None for loop in (one, other) for job in loop.jobs) >= 4, timeout=90
+            )
+        fenced = [job.epoch for loop in (one, other) for job in loop.jobs if job.error is not None]
+        scene.fired(f"{len(one.jobs)} and {len(other.jobs)} jobs were started; fenced were the epochs {sorted(fenced)}")
+        owner = _settled([one])
+        owner.wait_for("done", owner.batches_done + 1)
+    scene.catch_up(20, records_per_trigger=ALL)
+
+
+def _owners(loops: Sequence[Supervisor]) -> list[Job]:
+    jobs = [job for loop in loops for job in loop.jobs if job.told("claimed")]
+    return sorted(jobs, key=lambda job: job.epoch)
+
+
+def _settled(loops: Sequence[Supervisor]) -> Job:
+    """Wait until one job owns the group, writes, and is left alone."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        owner = wait_until(lambda: (_owners(loops) or [None])[-1], timeout=90)
+        assert owner is not None
+        owner.wait_for("done")
+        time.sleep(QUIET)  # that nothing happens is what is to be seen
+        if _owners(loops)[-1] is owner and not owner.has_ended:
+            return owner
+    raise AssertionError("the two supervisors do not settle")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
@@ -15,6 +19,10 @@ from tests.faults.chaos.harness.run import Result, Stage
 from tests.support.checkout import commit_of
 
 _ROOT = Path(__file__).parents[4]
+_LONG = 2
+"""Faults that ask for so few seeds run at length."""
+
+Planned: TypeAlias = tuple[Fault, Way, int]
 
 
 @click.command()
@@ -28,6 +36,10 @@ _ROOT = Path(__file__).parents[4]
 )
 @click.option("--way", type=click.Choice(["batch", "partition"]), help="One way of writing alone.")
 @click.option("--hours", type=float, help="Begin no run after so many hours.")
+@click.option("--minutes", type=float, help="The same in minutes.")
+@click.option(
+    "--chosen-by", metavar="COMMIT", help="Any of them, and one seed of each, as a commit's hash shuffles them."
+)
 @click.option("--shard", default="1/1", show_default=True, help="K/N: the K-th of N parts of the runs.")
 @click.option("--again", is_flag=True, help="Run also what has been run on this commit, and held.")
 @click.option("--list", "list_", is_flag=True, help="List the faults, and run none.")
@@ -46,6 +58,8 @@ def chaos(
     only: tuple[str, ...],
     way: Way | None,
     hours: float | None,
+    minutes: float | None,
+    chosen_by: str | None,
     shard: str,
     again: bool,
     list_: bool,
@@ -61,33 +75,50 @@ def chaos(
         for one in faults:
             click.echo(f"{one.name:48} {','.join(one.ways):24} {one.seeds:3} seeds  {one.row}")
         return
-    part, parts = _shard(shard)
     output = output.absolute()  # executors work elsewhere
     output.mkdir(parents=True, exist_ok=True)
     commit = commit_of(_ROOT)
     lines = output / "runs.jsonl"
-    # Two trees with changes have the same name.
-    done: set[tuple[str, str, int]] = set() if again or commit.endswith("-dirty") else _done(lines, commit)
-    # Each part is the same whenever it is started, so that none runs what another one has.
-    plan: list[tuple[Fault, Way, int]] = list(_plan(faults, seeds, first, way))[part - 1 :: parts]
-    wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
+    if chosen_by is not None:
+        plan = chosen(faults, chosen_by)
+        wanted = plan
+    else:
+        part, parts = _shard(shard)
+        # Two trees with changes have the same name.
+        done: set[tuple[str, str, int]] = set() if again or commit.endswith("-dirty") else _done(lines, commit)
+        # Each part is the same whenever it is started, so that none runs what another one has.
+        plan = list(_plan(faults, seeds, first, way))[part - 1 :: parts]
+        wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
     behind = len(plan) - len(wanted)
     click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {behind} were done before")
-    deadline = time.monotonic() + hours * 3600 if hours else None
+    limit = (hours or 0) * 3600 + (minutes or 0) * 60
+    deadline = time.monotonic() + limit if limit else None
     bad = 0
     if not wanted:
         return
-    with Stage(output / f"shard-{part}", commit=commit) as stage:
-        for number, (fault, chosen, seed) in enumerate(wanted, 1):
+    with Stage(output / f"shard-{shard.partition('/')[0]}", commit=commit) as stage:
+        for number, (fault, way_, seed) in enumerate(wanted, 1):
             if deadline is not None and time.monotonic() > deadline:
-                click.echo("The time is over; start again to go on.")
+                click.echo("The time is over" + ("." if chosen_by else "; start again to go on."))
                 break
-            result = stage.run(fault, chosen, seed)
+            result = stage.run(fault, way_, seed)
             with lines.open("a") as file:
-                file.write(json.dumps(result.as_json()) + "\n")
+                file.write(json.dumps(asdict(result)) + "\n")
             bad += bool(result.violations)
             click.echo(f"{number}/{len(wanted)} {_told(result)}")
+            if chosen_by is not None:
+                click.echo(f'    again: make chaos ONLY="{fault.name}" WAY={way_} SEED={seed}')
     context.exit(1 if bad else 0)
+
+
+def chosen(faults: Sequence[Fault], commit: str) -> list[Planned]:
+    """Shuffle the faults by a commit's hash, with a seed of each, without those at length and root's."""
+    dice = random.Random(commit)  # noqa: S311 - to be repeated
+    short = [one for one in faults if one.seeds > _LONG and (one.name != "disk-full" or os.geteuid() == 0)]
+    seeds = [(fault, dice.randrange(fault.seeds)) for fault in short]
+    plan: list[Planned] = [(fault, fault.ways[seed % len(fault.ways)], seed) for fault, seed in seeds]
+    dice.shuffle(plan)
+    return plan
 
 
 def _chosen(only: tuple[str, ...]) -> list[Fault]:
@@ -96,9 +127,7 @@ def _chosen(only: tuple[str, ...]) -> list[Fault]:
         return list(faults.values())
     names: set[str] = set()
     for word in only:
-        found = (
-            [word] if word in faults else [one.name for one in faults.values() if word in one.name or word in one.row]
-        )
+        found = [word] if word in faults else [n for n, one in faults.items() if word in n or word in one.row]
         if not found:
             raise click.UsageError(f"no fault's name or row contains {word!r}; --list shows them.")
         names |= {*found}
@@ -112,7 +141,7 @@ def _shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _plan(faults: list[Fault], seeds: int | None, first: int, way: Way | None) -> Iterator[tuple[Fault, Way, int]]:
+def _plan(faults: list[Fault], seeds: int | None, first: int, way: Way | None) -> Iterator[Planned]:
     """Each fault with each seed; the ways take turns, so that all have been there after three seeds."""
     most = max((seeds or fault.seeds for fault in faults), default=0)
     for seed in range(first, first + most):

@@ -45,26 +45,13 @@ _tried: Counter[tuple[int, str]] = Counter()
 
 
 def handler(
-    log: str,
-    *,
-    epoch: int,
-    by_partition: bool,
-    is_async: bool = False,
-    seconds: Sequence[float] = (0.0, 0.05),
-    hangs: float = 0.0,
-    blocks: float = 0.0,
-    concurrency: int = 8,
-    timeout: float = 30.0,
+    *, epoch: int, by_partition: bool, is_async: bool = False, concurrency: int = 8, timeout: float = 30.0, **how: Any
 ) -> Handler:
     """The transform of `landing.outputs_or_rejects`, or of `landing.rows_or_rejects`.
 
-    :param log: the file.
-    :param epoch: of the job's claim.
-    :param seconds: what a call takes, at least and at most.
-    :param hangs: what it takes for a record that hangs.
-    :param blocks: for how long one call in twenty blocks its thread: of an async function, the loop.
+    :param how: fields of `Calling`.
     """
-    calling = Calling(log, epoch, by_partition, (seconds[0], seconds[1]), hangs, blocks)
+    calling = Calling(epoch=epoch, by_partition=by_partition, **how)
     return Handler(
         calling.later if is_async else calling.at_once,
         _LANDED if by_partition else {"landed": _LANDED, "sums": _SUMS},
@@ -76,23 +63,28 @@ def handler(
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The handler's function; see `handler`."""
+    """The handler's function.
+
+    :param log: the file.
+    :param epoch: of the job's claim.
+    :param seconds: what a call takes, at least and at most.
+    :param hangs: what it takes for a record that hangs.
+    :param blocks: for how long one call in twenty blocks its thread: of an async function, the loop.
+    """
 
     log: str
     epoch: int
     by_partition: bool
-    seconds: tuple[float, float]
-    hangs: float
-    blocks: float
+    seconds: Sequence[float] = (0.0, 0.05)
+    hangs: float = 0.0
+    blocks: float = 0.0
 
     def at_once(self, record: Record) -> Any:
-        """Handle a record in a thread."""
         with self._logged(record) as task:
             time.sleep(self._seconds(record))
             return self._rows(record, task)
 
     async def later(self, record: Record) -> Any:
-        """Handle a record on a loop."""
         with self._logged(record) as task:
             if self.blocks and record.offset % _BLOCKING == _BLOCKING // 2:
                 time.sleep(self.blocks)  # noqa: ASYNC251 - which nobody should do
@@ -118,7 +110,7 @@ class Calling:
     def _seconds(self, record: Record) -> float:
         if self.hangs and f'"amount": {HANGING}'.encode() in (record.value or b""):
             return self.hangs
-        return random.uniform(*self.seconds)  # noqa: S311 - any will do
+        return random.uniform(self.seconds[0], self.seconds[1])  # noqa: S311 - any will do
 
     def _rows(self, record: Record, task: int) -> Any:
         value = json.loads(record.value or b"")
@@ -162,7 +154,6 @@ class Call:
 
     @property
     def place(self) -> Place:
-        """The record's."""
         topic, _, partition, offset = self.id.split("/")
         return topic, int(partition), int(offset)
 
@@ -193,7 +184,6 @@ class Worked:
     was_cut: bool = False
 
     def under_way(self, at: float = float("inf")) -> Mapping[str, Sequence[int]]:
-        """The ranges of the micro-batch that was begun at that time, and not done."""
         ranges: Mapping[str, Sequence[int]] = {}
         for event in self.events:
             if event.at > at:
@@ -237,12 +227,13 @@ def wrong(
       than one micro-batch.
     - In one process, calls of a key never overlapped; in each task they were in order, and no more ran than may.
     """
+    most = most_at_once(calls)
     return [
         *_never_called(calls, produced, topic_ids),
         *_wrongly_tried(calls),
         *_repeated(calls, {job.epoch: job for job in jobs}),
         *_out_of_order(calls),
-        *_too_many(calls, concurrency),
+        *([f"{most} calls ran at once in one task, with concurrency={concurrency}"] if most > concurrency else []),
     ]
 
 
@@ -253,39 +244,35 @@ def called_again(calls: Sequence[Call]) -> set[Place]:
 
 def most_at_once(calls: Sequence[Call]) -> int:
     """How many calls ran at once in one task, at most. Those that hung in an earlier one of its process don't count."""
-    most, by_task = 0, _grouped(calls, lambda call: (call.epoch, call.pid, call.task))
-    for of_task in by_task.values():
+    most = 0
+    for of_task in _grouped(calls, lambda call: (call.epoch, call.pid, call.task)).values():
         changes = sorted(change for call in of_task for change in ((call.begun, 1), (call.ended or float("inf"), -1)))
         most = max(most, *itertools.accumulate(change for _, change in changes))
     return most
 
 
 def _never_called(calls: Sequence[Call], produced: Collection[Place], topic_ids: Mapping[str, str]) -> Iterator[str]:
-    outcomes: dict[Place, list[str | None]] = defaultdict(list)
+    ended = {call.place for call in calls if call.outcome}
     for call in calls:
-        outcomes[call.place].append(call.outcome)
         if call.id.split("/")[1] != topic_ids.get(call.place[0]):
             yield f"a call for {_named(call.place)} had the id {call.id}"
-    for place in sorted({*produced} - {place for place, found in outcomes.items() if any(found)}):
+    for place in sorted({*produced} - ended):
         yield f"no call for {_named(place)} has ended"
-    for place in sorted(outcomes.keys() - {*produced}):
+    for place in sorted({call.place for call in calls} - {*produced}):
         yield f"a call for {_named(place)}, which nobody has produced"
 
 
 def _wrongly_tried(calls: Sequence[Call]) -> Iterator[str]:
-    for (_, _, task, place), tries in _grouped(
-        calls, lambda call: (call.epoch, call.pid, call.task, call.place)
-    ).items():
-        outcomes = [call.outcome for call in tries]
-        if len(tries) > ATTEMPTS or {ROW, None} & {*outcomes[:-1]}:
+    tries = _grouped(calls, lambda call: (call.epoch, call.pid, call.task, call.place))
+    for (_, _, task, place), of_record in tries.items():
+        outcomes = [call.outcome for call in of_record]
+        if len(outcomes) > ATTEMPTS or {ROW, None} & {*outcomes[:-1]}:
             yield f"calls for {_named(place)} in task {task} have ended with {outcomes}"
 
 
 def _tasks(calls: Sequence[Call]) -> dict[Place, set[tuple[int, int, int]]]:
-    found: dict[Place, set[tuple[int, int, int]]] = defaultdict(set)
-    for call in calls:
-        found[call.place].add((call.epoch, call.pid, call.task))
-    return found
+    by_place = _grouped(calls, lambda call: call.place)
+    return {place: {(one.epoch, one.pid, one.task) for one in found} for place, found in by_place.items()}
 
 
 def _repeated(calls: Sequence[Call], jobs: Mapping[int, Worked]) -> Iterator[str]:
@@ -300,21 +287,16 @@ def _repeated(calls: Sequence[Call], jobs: Mapping[int, Worked]) -> Iterator[str
 
 
 def _out_of_order(calls: Sequence[Call]) -> Iterator[str]:
-    by_key = _grouped(calls, lambda call: (call.pid, *call.place[:2], call.key))
-    for (pid, topic, partition, key), of_key in by_key.items():
-        if key is None:
-            continue
+    with_keys = [call for call in calls if call.key is not None]
+    for (pid, topic, partition, key), of_key in _grouped(
+        with_keys, lambda call: (call.pid, *call.place[:2], call.key)
+    ).items():
         for one, next_ in itertools.pairwise(of_key):
             told = f"key {key} of {topic}-{partition} in process {pid}: "
             if one.ended is None or one.ended > next_.begun:
                 yield f"{told}calls for offsets {one.place[2]} and {next_.place[2]} ran at once"
             elif one.task == next_.task and one.place[2] > next_.place[2]:
                 yield f"{told}offset {next_.place[2]} was called for after {one.place[2]}"
-
-
-def _too_many(calls: Sequence[Call], concurrency: int) -> Iterator[str]:
-    if (most := most_at_once(calls)) > concurrency:
-        yield f"{most} calls ran at once in one task, with concurrency={concurrency}"
 
 
 def _grouped(calls: Sequence[Call], key: Callable[[Call], Any]) -> dict[Any, list[Call]]:

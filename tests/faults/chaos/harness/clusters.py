@@ -68,7 +68,6 @@ class Clusters:
         return {SPARK_VARIABLE: json.dumps({"master": master, "conf": conf}), "SPARK_HOME": str(home)}
 
     def close(self) -> None:
-        """End what was started."""
         if self._standalone is not None:
             self._standalone.close()
             self._standalone = None

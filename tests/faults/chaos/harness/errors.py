@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +17,14 @@ class Report:
 
     class_name: str
     text: str
-    ours: bool
-    what: str
-    found: str | None
-    expected: str | None
-    next_step: str
-    topic_partition: str | None
     during: str
+    ours: bool
+    found: str | None = None
+    expected: str | None = None
+    next_step: str = ""
+    topic_partition: str | None = None
     stored: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     spark: str = ""
-
-    @classmethod
-    def of(cls, told: dict[str, Any]) -> Report:
-        """From a job's event."""
-        return cls(**told)
 
     def lacks(self, topics: list[str]) -> list[str]:
         """What a reader of this error is not told.
@@ -47,12 +40,5 @@ class Report:
         )
         # Of a topic that is not the job's, such as another query's.
         names_one = names_one or (self.topic_partition is not None and self.topic_partition in self.text)
-        return [
-            word
-            for word, is_there in (
-                ("a partition", names_one),
-                ("what was found", self.found is not None),
-                ("the way out", bool(self.next_step)),
-            )
-            if not is_there
-        ]
+        said = {"a partition": names_one, "what was found": self.found is not None, "the way out": bool(self.next_step)}
+        return [word for word, is_there in said.items() if not is_there]

@@ -112,7 +112,6 @@ class Totals:
             self._amounts[place] = list(accumulate((entry.amount or 0 for entry in entered), initial=0))
 
     def of(self, one: Stretch) -> tuple[int, int, int]:
-        """The stretch's records: how many, the sum of their numbers, and the sum of their amounts."""
         place = (one.topic, one.generation, one.partition)
         offsets = self._offsets.get(place)
         if offsets is None:

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -23,22 +22,12 @@ if TYPE_CHECKING:
 
 Place = Literal["reading", "begun", "written"]
 
-PLACES: Final[Mapping[Way, tuple[Place, ...]]] = {
-    "batch": ("reading",),
-    "partition": ("reading", "begun", "written"),
-}
-
-_PAUSE = 0.02
-
-
-def is_shut(directory: str | None, place: Place) -> bool:
-    """Whether tasks have to wait here."""
-    return directory is not None and Path(directory, place).exists()
+PLACES: Final[Mapping[Way, tuple[Place, ...]]] = {"batch": ("reading",), "partition": ("reading", "begun", "written")}
 
 
 def pass_gate(directory: str | None, place: Place) -> None:
     """In a task: wait here if somebody has shut the gate; see `Gate`."""
-    if directory is None or not is_shut(directory, place):
+    if directory is None or not Path(directory, place).exists():
         return
     context: Any = TaskContext.get()
     mine = Path(directory, f"{context.taskAttemptId()}-{os.getpid()}.json")
@@ -57,7 +46,7 @@ def pass_gate(directory: str | None, place: Place) -> None:
     draft.write_text(json.dumps(told))
     draft.rename(mine)
     while mine.exists():
-        time.sleep(_PAUSE)
+        time.sleep(0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +73,6 @@ class Gate:
         directory.mkdir(parents=True, exist_ok=True)
 
     def shut(self, place: Place) -> None:
-        """From now on, tasks wait at this place."""
         (self.directory / place).touch()
 
     def waiting(self) -> list[Waiting]:
@@ -102,5 +90,4 @@ class Gate:
         """Let all go on that are there, and all that come."""
         for file in self.directory.iterdir():
             if file.suffix in {"", ".json"}:
-                with suppress(FileNotFoundError):
-                    file.unlink()
+                file.unlink(missing_ok=True)

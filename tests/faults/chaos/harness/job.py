@@ -73,7 +73,6 @@ class Work:
     takeover: str = "fence"
     takeover_timeout: float = 5.0
     checkpoint: str = "claim"
-    adopt_checkpoint: str | None = None
     records_per_trigger: int = 60
     mirror_every: float | None = 0.3
     timeouts: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -165,7 +164,6 @@ def serve(session: SparkSession) -> NoReturn:
 
 
 def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
-    """Claim, and run the query until it fails or is stopped."""
     options = {
         "kafka.bootstrap.servers": work.servers,
         "subscribe": ",".join(work.topics),
@@ -182,7 +180,6 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
             takeover=work.takeover,  # pyright: ignore[reportArgumentType]
             takeover_timeout=work.takeover_timeout,
             mirror_every=work.mirror_every,
-            adopt_checkpoint=work.adopt_checkpoint,
         )
         print_event(
             "claimed",
@@ -214,7 +211,6 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
 
 
 def make_sink(claim: Claim, work: Work) -> TransactionalSink:
-    """The sink of the way that was asked for."""
     letters = None if work.dead_letters is None else DeadLetters(**work.dead_letters)
     transform = _transform(claim, work)
     if work.way == "partition":
@@ -272,26 +268,19 @@ def _checkpoint(claim: Claim, work: Work) -> str:
 
 
 def report(error: BaseException, *, during: str) -> dict[str, Any]:
-    """What is told of an error."""
-    is_ours = isinstance(error, OffsetStoreError)
-    return {
-        "during": during,
-        "class_name": type(error).__name__,
-        "text": str(error)[:_TEXT],
-        "ours": is_ours,
-        "what": error.what if is_ours else "",
-        "found": None if not is_ours or error.found is None else str(error.found)[:_TEXT],
-        "expected": None if not is_ours or error.expected is None else str(error.expected)[:_TEXT],
-        "next_step": error.next_step if is_ours else "",
-        "topic_partition": str(error.topic_partition) if is_ours and error.topic_partition else None,
-        "stored": {str(tp): (r.from_, r.until) for tp, r in error.stored.items()}
-        if isinstance(error, RowsRefused)
-        else {},
-    }
+    """The fields of `errors.Report`."""
+    told: dict[str, Any] = {"during": during, "class_name": type(error).__name__, "text": str(error)[:_TEXT]}
+    if isinstance(error, OffsetStoreError):
+        told |= {"ours": True, "next_step": error.next_step}
+        told |= {"found": None if error.found is None else str(error.found)[:_TEXT]}
+        told |= {"expected": None if error.expected is None else str(error.expected)[:_TEXT]}
+        told |= {"topic_partition": str(error.topic_partition) if error.topic_partition else None}
+    if isinstance(error, RowsRefused):
+        told["stored"] = {str(tp): (range_.from_, range_.until) for tp, range_ in error.stored.items()}
+    return {"ours": False, **told}
 
 
 def main() -> None:
-    """Start Spark, by default on two threads, and serve."""
     given = json.loads(os.environ.get(SPARK_VARIABLE, "{}"))
     # Spark's memory of what it has done is as full after five minutes as it ever gets.
     kept = {"spark.ui.retainedJobs": "50", "spark.ui.retainedStages": "50", "spark.ui.retainedTasks": "500",

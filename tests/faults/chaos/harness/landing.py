@@ -68,7 +68,6 @@ def gated(transform: Callable[[DataFrame], Any], gate: str | None) -> Callable[[
 
 
 def writers() -> Mapping[str, Writer]:
-    """For `outputs`."""
     return {"landed": Append("landed"), "sums": _sums()}
 
 
@@ -85,7 +84,6 @@ class Landing(Append):
         self.gate = gate
 
     def write(self, work: Work, batches: Iterable[pa.RecordBatch]) -> int:
-        """Write both tables."""
         return land(work, batches, gate=self.gate)
 
 
@@ -113,3 +111,12 @@ def _kept(batches: Iterable[pa.RecordBatch], parts: list[pa.Table]) -> Iterator[
 
 def _sums() -> Upsert:
     return Upsert("sums", key=["key"], add=["records", "total"])
+
+
+def living_rows(batch: DataFrame) -> DataFrame:
+    """As `rows`, of a compacted topic: a tombstone says that its key is gone, and is no record."""
+    return rows(batch.where(F.col("value").isNotNull()))
+
+
+def living_outputs(batch: DataFrame) -> dict[str, DataFrame]:
+    return outputs_of(living_rows(batch))

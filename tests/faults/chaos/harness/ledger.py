@@ -14,6 +14,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from confluent_kafka import Producer
@@ -21,6 +22,7 @@ from confluent_kafka import Producer
 KEYS = 12
 _SECONDS = 60.0
 _NULLS = 0.1
+_BY_OFFSET = attrgetter("offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,6 @@ class Entry:
 
     @property
     def value(self) -> bytes:
-        """What is sent."""
         return json.dumps({"seq": self.seq, "key": self.key, "amount": self.amount}).encode()
 
 
@@ -66,7 +67,6 @@ class Ledger:
         self._producer: Any = None
 
     def produce(self, topic: str, count: int, *, partitions: int, partition: int | None = None) -> None:
-        """Append records, each to a partition by chance or all to one; return when Kafka has them all."""
         client = self._producer or producer(self.servers)
         self._producer = client
         for _ in range(count):
@@ -105,10 +105,10 @@ class Ledger:
             if kept:
                 with self._guard:
                     entry = Entry(message.offset(), draft.seq, draft.key, draft.amount)
-                    insort(self.records[place], entry, key=_offset)  # two producers are acknowledged in any order
+                    insort(self.records[place], entry, key=_BY_OFFSET)  # two producers are acknowledged in any order
                     former_end = self._former_ends.get(place)
                     if former_end is not None and entry.offset >= former_end:
-                        insort(self.records[topic, place[1] - 1, partition], entry, key=_offset)
+                        insort(self.records[topic, place[1] - 1, partition], entry, key=_BY_OFFSET)
                     if bad:
                         self.bad[place][entry.offset] = Bad(entry, key, value)
 
@@ -124,7 +124,6 @@ class Ledger:
             self.records[place] = [entry for entry in self.records[place] if entry.offset != offset]
 
     def new_generation(self, topic: str) -> None:
-        """From now on the topic is another one."""
         with self._guard:
             self.generations[topic] += 1
         self._producer = None  # it would go on with the sequence numbers of the old one
@@ -160,12 +159,7 @@ class Ledger:
         return len({entry.seq for entries in self.records.values() for entry in entries})
 
     def close(self) -> None:
-        """Let go of the producer; the next one asks anew which partitions there are."""
         self._producer = None
-
-
-def _offset(entry: Entry) -> int:
-    return entry.offset
 
 
 def producer(servers: str, **settings: Any) -> Any:
@@ -182,6 +176,5 @@ def producer(servers: str, **settings: Any) -> Any:
 
 
 def flush(client: Any) -> None:
-    """Wait until all that was sent is acknowledged."""
     left = client.flush(_SECONDS)
     assert not left, f"Kafka did not acknowledge {left} records within {_SECONDS:.0f} s"

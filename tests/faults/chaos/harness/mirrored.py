@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from threading import Event, Thread
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
 
 import confluent_kafka
 import psycopg
 
+from offsetstore.offsets import CommittedOffset
+from tests.support.background import repeating
+
 if TYPE_CHECKING:
     from tests.faults.chaos.harness.scene import Scene
 
-_PAUSE = 0.4
-_SECONDS = 10.0
+_SECONDS = 60.0
+_STORED = "SELECT topic, partition, next_offset FROM kafka_partitions WHERE consumer_group = %s"
 
 
-def committed(servers: str, group: str, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Kafka's committed offsets of the group."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 0})
+@contextmanager
+def consumer(servers: str, group: str, **settings: Any) -> Generator[Any]:
+    """A plain one, which commits when it is told to."""
+    given = {"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False, "log_level": 0}
+    made = confluent_kafka.Consumer({**given, **settings})
     try:
-        return _ask(consumer, topics, 60.0)
+        yield made
     finally:
-        consumer.close()
+        made.close()
 
 
-def _ask(consumer: confluent_kafka.Consumer, topics: Sequence[str], seconds: float) -> dict[tuple[str, int], int]:
-    known = consumer.list_topics(timeout=seconds).topics
+def watermarks(servers: str, topic: str, **settings: Any) -> dict[int, tuple[int, int]]:
+    """Where each partition's log begins and ends, by Kafka's own word."""
+    with consumer(servers, "harness", **settings) as asking:
+        return {
+            number: asking.get_watermark_offsets(confluent_kafka.TopicPartition(topic, number), timeout=30)
+            for number in sorted(asking.list_topics(topic, timeout=30).topics[topic].partitions)
+        }
+
+
+def committed(servers: str, group: str, topics: Sequence[str]) -> dict[tuple[str, int], CommittedOffset]:
+    """Kafka's committed offsets of the group, with the text beside each."""
+    with consumer(servers, group) as asking:
+        return _ask(asking, topics, _SECONDS)
+
+
+def _ask(asking: Any, topics: Sequence[str], seconds: float) -> dict[tuple[str, int], CommittedOffset]:
+    known: Any = asking.list_topics(timeout=seconds).topics
     places = [confluent_kafka.TopicPartition(t, p) for t in topics if t in known for p in known[t].partitions]
-    found = consumer.committed(places, timeout=seconds) if places else []
-    return {(tp.topic, tp.partition): tp.offset for tp in found if tp.offset >= 0}
+    found: list[Any] = asking.committed(places, timeout=seconds) if places else []
+    return {(tp.topic, tp.partition): CommittedOffset(tp.offset, tp.metadata) for tp in found if tp.offset >= 0}
 
 
 class MirrorWatch:
@@ -44,41 +62,27 @@ class MirrorWatch:
     def __init__(self, scene: Scene) -> None:
         self.ahead: list[str] = []
         self.is_exempt = False
-        self.count = 0
         self._scene = scene
-        self._leaving = Event()
-        self._thread = Thread(target=self._watch, daemon=True)
+        self._closing = ExitStack()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._asking = self._closing.enter_context(consumer(self._scene.servers, self._scene.group))
+        self._closing.enter_context(repeating(self._look, every=0.4))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leaving.set()
-        self._thread.join(60)
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
-    def _watch(self) -> None:
-        scene = self._scene
-        consumer = confluent_kafka.Consumer({
-            "bootstrap.servers": scene.servers, "group.id": scene.group, "log_level": 0
-        })  # fmt: skip
-        while not self._leaving.wait(_PAUSE):
-            with suppress(confluent_kafka.KafkaException, psycopg.Error):
-                found = _ask(consumer, list(scene.topics), _SECONDS)
-                if not found or self.is_exempt:
-                    continue
-                with psycopg.connect(scene.url, autocommit=True) as connection:
-                    rows = connection.execute(
-                        "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
-                    )
-                    stored = {(t, p): offset for g, t, p, offset in rows if g == scene.group}
-                self.count += 1
-                if not self.is_exempt:
-                    self.ahead += [
-                        f"Kafka had {offset} for {place}, the store {stored.get(place)}"
-                        for place, offset in found.items()
-                        if offset > stored.get(place, -1)
-                    ]
-        consumer.close()
+    def _look(self) -> None:
+        with suppress(confluent_kafka.KafkaException, psycopg.Error):
+            found = _ask(self._asking, list(self._scene.topics), 10)
+            if not found or self.is_exempt:
+                return
+            with psycopg.connect(self._scene.url, autocommit=True) as connection:
+                stored = {(t, p): offset for t, p, offset in connection.execute(_STORED, (self._scene.group,))}
+            if not self.is_exempt:
+                self.ahead += [
+                    f"Kafka had {copy.next_offset} for {place}, the store {stored.get(place)}"
+                    for place, copy in found.items()
+                    if copy.next_offset > stored.get(place, -1)
+                ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import psycopg
 from psycopg import IsolationLevel
+
+from tests.support.background import repeating
 
 Offsets: TypeAlias = "dict[tuple[str, int], tuple[int, ...]]"
 """By topic and partition, ascending."""
@@ -104,7 +104,6 @@ def look(connection: psycopg.Connection[Any], *, at_letters: bool = False) -> Lo
 
 
 def open_connection(url: str) -> psycopg.Connection[Any]:
-    """Connect for `look`."""
     connection = psycopg.connect(url, autocommit=True, application_name="observer", connect_timeout=5)
     connection.isolation_level = IsolationLevel.REPEATABLE_READ
     connection.read_only = True
@@ -120,36 +119,33 @@ class Observer:
         self.is_paused = False
         self.looks_at_letters = False
         self._url = url
-        self._leaving = Event()
-        self._thread = Thread(target=self._watch, daemon=True)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._closing = ExitStack()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._closing.callback(self._disconnect)
+        self._closing.enter_context(repeating(self._look, every=_PAUSE))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leaving.set()
-        self._thread.join(30)
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
-    def _watch(self) -> None:
-        connection: psycopg.Connection[Any] | None = None
-        while not self._leaving.wait(_PAUSE):
-            if self.is_paused:
-                continue
-            try:
-                if connection is None or connection.broken or connection.closed:
-                    connection = open_connection(self._url)
-                self._keep(look(connection, at_letters=self.looks_at_letters))
-            except psycopg.Error:  # the database is away, or our tables are being made anew
-                if connection is not None:
-                    with suppress(psycopg.Error):
-                        connection.close()
-                connection = None
-                self._leaving.wait(0.2)
+    def _look(self) -> None:
+        if self.is_paused:
+            return
+        try:
+            if self._connection is None or self._connection.broken or self._connection.closed:
+                self._connection = open_connection(self._url)
+            self._keep(look(self._connection, at_letters=self.looks_at_letters))
+        except psycopg.Error:  # the database is away, or our tables are being made anew
+            self._disconnect()
+            time.sleep(0.2)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            with suppress(psycopg.Error):
+                connection.close()
 
     def _keep(self, found: Look) -> None:
         self.count += 1

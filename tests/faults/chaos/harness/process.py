@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import RLock
-from typing import Literal
+from typing import Final, Literal
 
 import psutil
 
@@ -22,6 +22,7 @@ from tests.faults.chaos.harness.job import Work
 from tests.support.waiting import PATIENCE
 
 Target = Literal["python", "jvm", "both"]
+TARGETS: Final[tuple[Target, ...]] = ("python", "jvm", "both")
 
 ROOT = Path(__file__).parents[4]
 _READY_SECONDS = 240
@@ -40,15 +41,12 @@ class JobProcess(job_process.JobProcess):
 
     @property
     def is_alive(self) -> bool:
-        """Whether both Python and Java run."""
         return self.exit_status is None and (not self.jvm or self.jvm_runs)
 
     def wait_until_ready(self) -> None:
-        """Wait until Spark runs."""
         self.wait_for("ready", timeout=_READY_SECONDS)
 
     def send(self, work: Work) -> None:
-        """Give it work."""
         self.work_done += 1
         self.write(json.dumps(asdict(work)))
 
@@ -62,7 +60,6 @@ class JobProcess(job_process.JobProcess):
         return super().wait_for(kind, count=count, since=since, timeout=timeout * PATIENCE)
 
     def signal(self, target: Target, number: signal.Signals) -> None:
-        """Send a signal to Python, to Java, or to both."""
         if target in {"jvm", "both"} and self.jvm_runs:
             with suppress(ProcessLookupError):
                 os.kill(self.jvm, number)
@@ -73,7 +70,6 @@ class JobProcess(job_process.JobProcess):
                 os.kill(self.pid, number)
 
     def end(self) -> None:
-        """Leave nothing of it behind, workers and executors of Spark's neither: they have groups of their own."""
         family: list[psutil.Process] = []
         for pid in (self.pid if self.exit_status is None else 0, self.jvm if self.jvm_runs else 0):
             with suppress(psutil.NoSuchProcess):
@@ -85,15 +81,11 @@ class JobProcess(job_process.JobProcess):
 
 
 class JobPool:
-    """Processes that are ready before they are needed: a restart then costs no start of Java.
+    """Processes that are ready before they are needed: a restart then costs no start of Java."""
 
-    :param spares: how many are kept ready.
-    """
-
-    def __init__(self, directory: Path, *, spares: int = 1) -> None:
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
-        self._spares = spares
         self.most_work = 15
         self._ready: list[JobProcess] = []
         self._all: list[JobProcess] = []
@@ -121,36 +113,29 @@ class JobPool:
             if process.is_alive and process.work_done < self.most_work:
                 self._ready.append(process)
             else:
-                process.end()
-                self._all.remove(process)
+                self._end(process)
             self.fill()
 
     def discard(self, process: JobProcess) -> None:
-        """End one that nobody shall use again."""
         with self._guard:
-            process.end()
-            self._all.remove(process)
+            self._end(process)
             self.fill()
 
     def fill(self) -> None:
-        """Have as many in reserve as are wanted, and one of them fresh."""
         with self._guard:
             for dead in [one for one in self._ready if not one.is_alive]:
                 self._ready.remove(dead)
-                dead.end()
-                self._all.remove(dead)
-            while len(spare := self._local()) < self._spares or not any(one.work_done == 0 for one in spare):
+                self._end(dead)
+            while not any(one.work_done == 0 for one in self._ready if one.kind == "local"):
                 self._ready.append(self._start("local"))
 
-    def _local(self) -> list[JobProcess]:
-        return [one for one in self._ready if one.kind == "local"]
+    def _end(self, process: JobProcess) -> None:
+        process.end()
+        self._all.remove(process)
 
     def close(self) -> None:
-        """End all of them."""
         for one in self._all:
             one.end()
-        self._all.clear()
-        self._ready.clear()
         self._clusters.close()
 
     def _start(self, kind: Kind) -> JobProcess:

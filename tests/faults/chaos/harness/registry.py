@@ -24,8 +24,7 @@ class Fault:
     """One way to break the job.
 
     :param row: the matrix's row that it belongs to.
-    :param how: what is done.
-    :param must: what must hold.
+    :param how: what is done, and ``must``: what must hold.
     """
 
     name: str
@@ -71,7 +70,6 @@ def fault(
 
 
 def load() -> dict[str, Fault]:
-    """Import all cases, and return the faults by name."""
     for file in sorted((Path(__file__).parents[1] / "cases").glob("[a-z]*.py")):
         import_module(f"tests.faults.chaos.cases.{file.stem}")
     return FAULTS

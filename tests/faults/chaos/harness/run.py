@@ -7,17 +7,15 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.url import make_engine
 from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.process import JobPool
 from tests.faults.chaos.harness.registry import Fault
 from tests.faults.chaos.harness.scene import Scene
+from tests.faults.chaos.harness.tables import migrate
 
 _TEMPLATE = "faults_template"
 _KAFKA = {
@@ -52,10 +50,6 @@ class Result:
     seconds: float
     logs: list[str]
 
-    def as_json(self) -> dict[str, Any]:
-        """For the line."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 class Stage:
     """The servers and the processes that runs share, one run at a time; a context manager."""
@@ -79,20 +73,13 @@ class Stage:
         try:
             self.postgres.start()
             self.kafka.start()
-            engine = make_engine(self.postgres.create_database(_TEMPLATE))
-            try:
-                with engine.begin() as connection:
-                    upgrade(connection)
-            finally:
-                engine.dispose()
+            migrate(self.postgres.create_database(_TEMPLATE))
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.pool.close()
         if self._owns_kafka:
             self.kafka.close()
@@ -102,7 +89,6 @@ class Stage:
             self.postgres.drop_database(_TEMPLATE)
 
     def scene(self, fault: Fault, way: Way, seed: int) -> Scene:
-        """Make a run's topic, database and group."""
         return Scene(
             fault,
             way,
@@ -115,7 +101,6 @@ class Stage:
         )
 
     def run(self, fault: Fault, way: Way, seed: int) -> Result:
-        """Run one fault to its end, and verify."""
         begin = time.monotonic()
         scene = self.scene(fault, way, seed)
         shutil.rmtree(scene.directory, ignore_errors=True)  # what a failed run has left: a gate, a checkpoint

@@ -6,24 +6,19 @@ import random
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
-
-import confluent_kafka
 
 from offsetstore.errors import OffsetStoreError
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.url import make_engine
 from offsetstore.testing.fixtures import copy_database
 from offsetstore.testing.job_process import Event
 from tests.faults.chaos.harness.clusters import Kind
@@ -31,11 +26,11 @@ from tests.faults.chaos.harness.errors import Report
 from tests.faults.chaos.harness.expected import Stretch
 from tests.faults.chaos.harness.job import Way, Work
 from tests.faults.chaos.harness.ledger import Ledger
-from tests.faults.chaos.harness.mirrored import MirrorWatch, committed
+from tests.faults.chaos.harness.mirrored import MirrorWatch, committed, watermarks
 from tests.faults.chaos.harness.observer import Observer
-from tests.faults.chaos.harness.process import JobPool, JobProcess, Target
+from tests.faults.chaos.harness.process import TARGETS, JobPool, JobProcess, Target
 from tests.faults.chaos.harness.registry import Fault
-from tests.faults.chaos.harness.tables import DDL, TRIGGER
+from tests.faults.chaos.harness.tables import DDL, TRIGGER, migrate
 from tests.faults.chaos.harness.verifier import Told, Verifier
 from tests.support.background import repeating
 from tests.support.postgres import Database
@@ -61,16 +56,15 @@ class Job:
         self.work = work
         self.process = process
         self.pid, self.jvm = process.pid, process.jvm
+        self.was_killed = False
         self._scene = scene
         self._since = len(process.events)
         self._until: int | None = None
         self._frozen = False
-        self.was_killed = False
         process.send(work)
 
     @property
     def events(self) -> list[Event]:
-        """What it has told."""
         return self.process.events[self._since : self._until]
 
     def wait_for(self, kind: str, count: int = 1, timeout: float = 60) -> Event:
@@ -78,29 +72,28 @@ class Job:
         return self.process.wait_for(kind, count=count, since=self._since, timeout=timeout)
 
     def told(self, kind: str) -> list[Event]:
-        """All events of a kind so far."""
         return [event for event in self.events if event.kind == kind]
 
     @property
     def batches_done(self) -> int:
-        """How many batches it has reported written."""
         return len(self.told("done"))
 
     @property
+    def under_way(self) -> int:
+        return len(self.told("begun")) - self.batches_done
+
+    @property
     def claim_id(self) -> str:
-        """Of its claim; waits for it."""
         return str(self.wait_for("claimed").what["claim_id"])
 
     @property
     def epoch(self) -> int:
-        """Of its claim; waits for it."""
         return int(self.wait_for("claimed").what["epoch"])
 
     @property
     def error(self) -> Report | None:
-        """How it failed, if it did."""
         failed = self.told("failed")
-        return Report.of(failed[0].what) if failed else None
+        return Report(**failed[0].what) if failed else None
 
     def tells_of_the_kill(self, event: Event) -> bool:
         """Whether one half of it tells that the other is gone, which says nothing of a transaction under way."""
@@ -108,7 +101,6 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its work is over, in whichever way."""
         return self._until is not None or bool(self.told("ended")) or not self.process.is_alive
 
     def measure(self) -> dict[str, int]:
@@ -118,7 +110,6 @@ class Job:
         return self.wait_for("measured", count + 1).what["uses"]
 
     def kill(self, target: Target) -> None:
-        """Send SIGKILL to Python, to Java, or to both."""
         self.was_killed = True
         self.process.signal(target, signal.SIGKILL)
 
@@ -128,15 +119,19 @@ class Job:
         self.process.signal("both", signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on."""
         self._frozen = False
         self.process.signal("both", signal.SIGCONT)
 
-    def stop(self, timeout: float = 60) -> None:
+    def stop(self) -> None:
         """End the work in order."""
         if not self.has_ended:
             self.process.ask("stop")
-            self.wait_for("ended", timeout=timeout)
+            self.wait_for("ended")
+        self.close()
+
+    def finish(self) -> None:
+        """Wait until it has ended by itself."""
+        self.wait_for("ended")
         self.close()
 
     def close(self) -> None:
@@ -173,18 +168,25 @@ class Supervisor:
             raise self._failure
         return self.jobs[-1]
 
-    def next_job(self, after: Job, timeout: float = 60) -> Job:
-        """Wait until another has been started."""
-        wait_until(lambda: self.jobs and self.jobs[-1] is not after, timeout=timeout)
+    def next_job(self, after: Job) -> Job:
+        wait_until(lambda: self.jobs and self.jobs[-1] is not after)
         return self.jobs[-1]
+
+    def kill(self, target: Target | None = None, seen: str = "", meanwhile: Callable[[], object] = lambda: None) -> Job:
+        """Kill the job that runs, Python, Java or both by chance; return the next one."""
+        victim, target = self.job, target or self.scene.random.choice(TARGETS)
+        seen = seen or f"{victim.under_way} batches under way"
+        at = self.scene.stored()
+        victim.kill(target)
+        self.scene.fired(f"{target} of job {victim.pid} got SIGKILL, {seen}, stored {at}")
+        meanwhile()
+        return self.next_job(victim)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._leaving.set()
         self._thread.join(180)
         assert not self._thread.is_alive(), "the supervisor hangs"
@@ -211,7 +213,11 @@ class Supervisor:
 
 @dataclass
 class Scene:
-    """See the module, and the cases for how it is used."""
+    """A context manager; see the cases for how it is used.
+
+    ``told`` is what others than jobs have told (members of a fleet), ``noted`` are violations that the fault itself has
+    seen, to be told with those that `verify` finds.
+    """
 
     fault: Fault
     way: Way
@@ -227,15 +233,12 @@ class Scene:
     before: Sequence[Stretch] = ()
     lost_since: float = 0.0
     told: list[Told] = field(default_factory=list[Told])
-    """What others than jobs have told: members of a fleet."""
     noted: list[str] = field(default_factory=list[str])
-    """Violations that the fault itself has seen, to be told with those that `verify` finds."""
     _expected: set[str] = field(default_factory=set[str])
     _allowed: set[str] = field(default_factory=set[str])
     _look: Database | None = None
 
     def __post_init__(self) -> None:
-        """Make what the run needs."""
         name = uuid4().hex[:12]
         self.random = random.Random(f"{self.fault.name} {self.way} {self.seed}")  # noqa: S311 - to be repeated
         self.variant = self.fault.variant
@@ -245,30 +248,22 @@ class Scene:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.checkpoints = str(self.directory / "checkpoints")
         self._database_name = f"fault_{name}"
+        self.servers = self.kafka.bootstrap_servers
         self.url = copy_database(self.postgres, self._database_name, template=self.template)
-        admin.create_topic(self.kafka.bootstrap_servers, self.topic, partitions=self.partitions)
-        self.ledger = Ledger(self.kafka.bootstrap_servers, random.Random(self.random.random()))  # noqa: S311 - the same
-        self._prepare()
-        self.mirror_watch = MirrorWatch(self)
+        admin.create_topic(self.servers, self.topic, partitions=self.partitions)
+        self.ledger = Ledger(self.servers, random.Random(self.random.random()))  # noqa: S311 - the same
         self.at_end = ExitStack()
-        self._servers: str | None = None
         self._stage_postgres = self.postgres
+        self._prepare()
 
     # -- what a fault may use
 
     @property
     def database(self) -> Database:
         """The run's database, seen from outside; connected anew where the server has been away."""
-        if self._look is not None and not self._look.is_connected:
-            self._look = None
-        if self._look is None:
+        if self._look is None or not self._look.is_connected:
             self._look = Database(self.url)
         return self._look
-
-    @property
-    def servers(self) -> str:
-        """Kafka's bootstrap servers."""
-        return self._servers or self.kafka.bootstrap_servers
 
     def use_postgres(self, server: PostgresServer) -> None:
         """Do all that follows on another server, where nothing is yet; before the first job. Its end is the fault's."""
@@ -277,18 +272,14 @@ class Scene:
         self._look = None
         self.postgres = server
         self.url = server.create_database(self._database_name)
-        engine = make_engine(self.url)
-        with engine.begin() as connection:
-            upgrade(connection)
-        engine.dispose()
+        migrate(self.url)
         self._prepare()
-        self.mirror_watch = MirrorWatch(self)
         self._watch()
 
     def use_kafka(self, servers: str) -> None:
         """Do all that follows with another cluster, which has the topic; before anything was produced."""
-        self._servers = self.ledger.servers = servers
-        self.mirror_watch.__exit__(None, None, None)
+        self.servers = self.ledger.servers = servers
+        self.mirror_watch.__exit__()
         self.mirror_watch = MirrorWatch(self)
         self.mirror_watch.__enter__()
 
@@ -313,9 +304,8 @@ class Scene:
             "group": self.group,
             "base": self.checkpoints,
             "way": self.way,
-            **settings,
         }
-        work = Work(**given)
+        work = Work(**{**given, **settings})
         job = Job(self, self.pool.take(fresh=work.failpoint is not None, kind=kind), work)
         self.jobs.append(job)
         return job
@@ -324,27 +314,62 @@ class Scene:
         """Start the job again and again, until the block is left; then the last one is stopped in order."""
         return Supervisor(self, dict(settings))
 
-    def stored(self, topic: str | None = None, *, group: str | None = None) -> dict[int, int]:
+    @contextmanager
+    def living(self, **settings: Any) -> Generator[Job]:
+        """A job that lives on to the end of the block, and catches up there; a supervisor would start another one.
+
+        Beside the settings ``within``, for `caught_up`.
+        """
+        within = settings.pop("within", RECOVERY)
+        with self.supervise(**settings) as supervisor:
+            yield supervisor.job
+            self.caught_up(within)
+            assert len(supervisor.jobs) == 1, "the job was to live on"
+
+    def catch_up(self, count: int = 0, /, **settings: Any) -> None:
+        """Append records, and see one more job read all there is; it is stopped in order.
+
+        Beside the settings ``to``: returns other offsets than the logs' ends.
+        """
+        to: Callable[[], Mapping[int, int]] | None = settings.pop("to", None)
+        with self.supervise(**settings):
+            self.produce(count)
+            self.caught_up(to=None if to is None else to())
+
+    def run_once(self, count: int, /, **settings: Any) -> dict[int, int]:
+        """Append records, and let a job read them and end in order; return what is stored."""
+        self.produce(count)
+        job = self.start(**settings)
+        self.caught_up()
+        job.stop()
+        return self.stored()
+
+    def kill(self, job: Job, target: Target | None = None) -> None:
+        """Kill a job that nobody supervises, Python, Java or both by chance."""
+        target = target or self.random.choice(TARGETS)
+        job.kill(target)
+        job.close()
+        self.fired(f"{target} of job {job.pid} got SIGKILL after {job.batches_done} batches, stored {self.stored()}")
+
+    def refused(self, *class_names: str, **settings: Any) -> Report:
+        """See a start end with one of these errors and leave the offsets as they are; give its process back."""
+        before = self.stored()
+        job = self.start(**settings)
+        report = self.expect_error(job, *class_names, timeout=120)
+        job.finish()
+        assert self.stored() == before, f"it has written: {report.text}"
+        self.fired(f"job {job.pid} was refused at {before}: {report.text}")
+        return report
+
+    def stored(self, topic: str | None = None) -> dict[int, int]:
         """The stored offset of each of the topic's partitions."""
         found = self.database.rows("SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions")
-        wanted = (group or self.group, topic or self.topic)
+        wanted = (self.group, topic or self.topic)
         return {partition: offset for g, t, partition, offset in found if (g, t) == wanted}
 
-    def ends(self, topic: str | None = None) -> dict[int, int]:
+    def ends(self, topic: str | None = None, **settings: Any) -> dict[int, int]:
         """Where each partition's log ends, by Kafka's own word."""
-        consumer = confluent_kafka.Consumer({
-            "bootstrap.servers": self.servers, "group.id": "harness", "log_level": 0
-        })  # fmt: skip
-        try:
-            name = topic or self.topic
-            partitions = consumer.list_topics(name, timeout=30).topics[name].partitions
-            found: dict[int, int] = {}
-            for partition in partitions:
-                at = confluent_kafka.TopicPartition(name, partition)
-                found[partition] = consumer.get_watermark_offsets(at, timeout=30)[1]
-            return found
-        finally:
-            consumer.close()
+        return {number: high for number, (_, high) in watermarks(self.servers, topic or self.topic, **settings).items()}
 
     def caught_up(self, timeout: float = RECOVERY, *, to: Mapping[int, int] | None = None) -> None:
         """Wait until all that Kafka has is stored (I8); the most seconds that it took are kept.
@@ -395,10 +420,6 @@ class Scene:
         """Say which decisions this fault may leave in the history."""
         self._allowed |= set(events)
 
-    def new_generation(self, topic: str | None = None) -> None:
-        """Tell the ledger that the topic was created again."""
-        self.ledger.new_generation(topic or self.topic)
-
     # -- begin and end
 
     def __enter__(self) -> Self:
@@ -409,7 +430,7 @@ class Scene:
         """Make the results' tables and the log of moves, to be watched."""
         self.database.execute(DDL)
         self.database.execute(TRIGGER)
-        self.observer = Observer(self.url)
+        self.observer, self.mirror_watch = Observer(self.url), MirrorWatch(self)
 
     def _watch(self) -> None:
         self.observer.__enter__()
@@ -417,7 +438,6 @@ class Scene:
 
     def verify(self) -> list[str]:
         """Stop the jobs, and return the violations."""
-        violations = list(self.noted)
         for job in self.jobs:
             if not job.has_ended:
                 job.stop()
@@ -426,35 +446,22 @@ class Scene:
         wait_until(lambda: self.observer.looks[-1].last > seen)
         self._stop_watching()
         told = [*self.told, *(Told(job.work.group, job.work.way, _own(job)) for job in self.jobs)]
-        groups = {one.group for one in told}
-        verifier = Verifier(
-            self.ledger,
-            self.database,
-            self.observer.looks,
-            told,
-            self._allowed,
-            before=self.before,
-            lost_since=self.lost_since,
-        )
-        violations += verifier.verify()
-        violations += self._errors()
+        looks = self.observer.looks
+        verifier = Verifier(self.ledger, self.database, looks, told, self._allowed, self.before, self.lost_since)
+        violations = [*self.noted, *verifier.verify(), *self._errors()]
         violations += [f"I7: {one}" for one in self.mirror_watch.ahead[:3]]
-        stored = {
-            (topic, partition): offset for (_, topic, partition), offset in self.observer.looks[-1].stored.items()
-        }
-        for group in groups:
-            for place, offset in committed(self.servers, group, self.topics).items():
-                if offset > stored.get(place, -1) and not self.mirror_watch.is_exempt:
-                    violations.append(f"I7: Kafka has {offset} for {place}, the store {stored.get(place)}")
-        if not self.evidence:
-            violations.append("there is no evidence that the fault happened")
-        return violations
+        stored = {(topic, partition): offset for (_, topic, partition), offset in looks[-1].stored.items()}
+        for group in {one.group for one in told}:
+            for place, copy in committed(self.servers, group, self.topics).items():
+                if copy.next_offset > stored.get(place, -1) and not self.mirror_watch.is_exempt:
+                    violations.append(f"I7: Kafka has {copy.next_offset} for {place}, the store {stored.get(place)}")
+        return violations if self.evidence else [*violations, "there is no evidence that the fault happened"]
 
     def _errors(self) -> list[str]:
         found: list[str] = []
         for job in self.jobs:
             for event in job.told("failed"):
-                report = Report.of(event.what)
+                report = Report(**event.what)
                 if job.tells_of_the_kill(event) or (job.was_killed and _is_of_java(report)):
                     continue  # a half of it has lost the other
                 if report.class_name not in self._expected:
@@ -464,12 +471,10 @@ class Scene:
         return found
 
     def _stop_watching(self) -> None:
-        self.observer.__exit__(None, None, None)
-        self.mirror_watch.__exit__(None, None, None)
+        self.observer.__exit__()
+        self.mirror_watch.__exit__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop_watching()
         for job in self.jobs:
             job.close()

@@ -13,8 +13,8 @@ import random
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from tests.faults.chaos.harness.run import Stage
 from tests.faults.chaos.harness.scene import Scene, Supervisor
 from tests.support.checkout import commit_of
 from tests.support.proxy import CommitProxy, Lost
-from tests.support.waiting import wait_until
 
 _ROOT = Path(__file__).parents[4]
 _TOLERANCE = 0.10
@@ -69,7 +68,6 @@ class Soak:
     started: list[int] = field(default_factory=list[int])
 
     def run(self) -> dict[str, Any]:
-        """Run it to its end; return the line to be kept."""
         self.stage.pool.most_work = 10_000
         dice = random.Random(self.seed)  # noqa: S311 - to be repeated
         begin = time.monotonic()
@@ -79,7 +77,13 @@ class Soak:
             victim = stack.enter_context(self._scene("victim", "partition"))
             proxy = stack.enter_context(CommitProxy(survivor.url))
             try:
-                with self._both(survivor, victim, proxy.url) as (ours, theirs):
+                patient = {"records_per_trigger": 120, "timeouts": {"lock": 3.0}}
+                with (
+                    survivor.producing(_RATE),
+                    victim.producing(_RATE),
+                    survivor.supervise(url=proxy.url, **patient) as ours,
+                    victim.supervise(**patient) as theirs,
+                ):
                     self._break(dice, begin, ours, theirs, proxy)
                 for scene in (survivor, victim):
                     scene.produce(100)
@@ -114,17 +118,6 @@ class Soak:
         scene.expect(*_ERRORS)
         return scene
 
-    @contextmanager
-    def _both(self, survivor: Scene, victim: Scene, url: str) -> Generator[tuple[Supervisor, Supervisor]]:
-        with ExitStack() as stack:
-            for scene in (survivor, victim):
-                stack.enter_context(scene.producing(_RATE))
-            patient = {"records_per_trigger": 120, "timeouts": {"lock": 3.0}}
-            yield (
-                stack.enter_context(survivor.supervise(url=url, **patient)),
-                stack.enter_context(victim.supervise(**patient)),
-            )
-
     def _break(
         self, dice: random.Random, begin: float, ours: Supervisor, theirs: Supervisor, proxy: CommitProxy
     ) -> None:
@@ -139,7 +132,7 @@ class Soak:
             "answer to COMMIT lost": lambda: _lose(proxy, Lost.ANSWER),
             "rows locked": lambda: _lock(survivor, dice.uniform(0.5, 4)),
             "broker killed": lambda: _restart_broker(survivor),
-            "driver killed": lambda: _kill(theirs, dice),
+            "driver killed": theirs.kill,
             "driver stopped": lambda: _freeze(theirs, dice.uniform(0.5, 3)),
             "driver fenced": lambda: _fence(victim),
         }
@@ -209,13 +202,6 @@ def _lock(scene: Scene, seconds: float) -> None:
 def _restart_broker(scene: Scene) -> None:
     scene.kafka.kill()
     scene.kafka.start()
-
-
-def _kill(supervisor: Supervisor, dice: random.Random) -> None:
-    victim = supervisor.job
-    if not victim.has_ended:
-        victim.kill(dice.choice(("python", "jvm", "both")))
-        wait_until(lambda: supervisor.job is not victim, timeout=90)
 
 
 def _freeze(supervisor: Supervisor, seconds: float) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from offsetstore.postgres.migrate import downgrade, upgrade
+from offsetstore.postgres.url import make_engine
+
 DDL = """
 CREATE TABLE landed (topic text, partition int, "offset" bigint, seq bigint NOT NULL, key text, amount bigint);
 CREATE TABLE sums (key text PRIMARY KEY, records bigint NOT NULL, total numeric);
@@ -38,3 +41,16 @@ CREATE TRIGGER log_offset_moves AFTER INSERT OR UPDATE OR DELETE ON kafka_partit
     FOR EACH ROW EXECUTE FUNCTION log_offset_move()
 """
 """Apart, because it has to be made again where our tables were lost and made anew."""
+
+
+def migrate(url: str, *, anew: bool = False) -> None:
+    """Bring a database's tables to head.
+
+    :param anew: whether those that are there go first.
+    """
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        if anew:
+            downgrade(connection)
+        upgrade(connection)
+    engine.dispose()

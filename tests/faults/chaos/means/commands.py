@@ -13,9 +13,8 @@ _CLI: Final = "from offsetstore.cli.main import main; main()"
 
 
 def offsetstore(scene: Scene, *arguments: str) -> str:
-    """Run a command on the scene's database; return what it prints."""
     environment = {**os.environ, "OFFSETSTORE_URL": scene.url}
     command = [sys.executable, "-c", _CLI, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

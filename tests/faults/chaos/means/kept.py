@@ -1,4 +1,4 @@
-"""A process that is started again whenever it has ended, as a process manager would: a relay, a member of a fleet.
+"""A process that is started again whenever it has ended, as a process manager would; a relay, a member of a fleet.
 
 Such a process prints its events as `offsetstore.testing.job_process` reads them: ``begun`` when it is at work, and
 ``failed`` with the class of the error that ends it.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Event as Flag
-from threading import RLock, Thread
-from types import TracebackType
+from threading import RLock
 from typing import Final, Self
 
 from offsetstore.testing.job_process import JobProcess
-from tests.support.waiting import PATIENCE, wait_until
+from tests.support.background import repeating
+from tests.support.waiting import wait_until
 
 _ROOT: Final = Path(__file__).parents[4]
 _PAUSE: Final = 0.05
@@ -27,73 +28,59 @@ _BACKOFF: Final = 0.3
 class Kept:
     """A context manager, which kills what still runs.
 
+    ``ends`` are the classes of the errors that have ended a process, in order; what has no class, in words.
+
     :param arguments: returns Python's, for each start.
     :param log: what all of its processes print.
     """
 
     def __init__(self, arguments: Callable[[], Sequence[str]], log: Path) -> None:
         self.ends: list[str] = []
-        """The classes of the errors that have ended a process, in order; what has no class, in words."""
+        self.processes: list[JobProcess] = []
         self.delay = 0.0
         """Seconds from the next end to the start."""
         self._arguments, self._log = arguments, log
         log.parent.mkdir(parents=True, exist_ok=True)
-        self._processes: list[JobProcess] = []
-        self._leaving = Flag()
-        self._is_kept = self._noted = True
+        self._is_kept = True
         self._stopped: set[int] = set()
+        self._noted: set[int] = set()
         self._guard = RLock()
-        self._failure: BaseException | None = None
-        self._thread = Thread(target=self._watch, daemon=True)
+        self._closing = ExitStack()
 
     @property
     def process(self) -> JobProcess:
         """The one that runs, or ran last."""
-        if self._failure is not None:
-            raise self._failure
-        return self._processes[-1]
-
-    @property
-    def processes(self) -> Sequence[JobProcess]:
-        """All there were, in order."""
-        return self._processes
-
-    @property
-    def starts(self) -> int:
-        """How many processes there were."""
-        return len(self._processes)
+        return self.processes[-1]
 
     @property
     def runs(self) -> bool:
-        """Whether a process is alive."""
         return self.process.exit_status is None
 
     def begin(self, *, failpoint: str | None = None) -> JobProcess:
         """Start one, which is kept from now on; a failpoint is for this process alone."""
         with self._guard:
-            assert not self._processes or not self.runs, "it runs already"
+            assert not self.processes or not self.runs, "it runs already"
             self._is_kept = True
-            return self._start(failpoint)
+            if self.processes:
+                self._note(self.process)
+            given = {"PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
+            given |= {} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}
+            self.processes.append(JobProcess(self._arguments(), self._log, environment=given, cwd=_ROOT))
+            return self.process
 
     def kill(self) -> int:
         """Send SIGKILL; return the process that got it."""
         with self._guard:
-            process = self.process
-            if process.exit_status is None:
-                process.kill()
-            return process.pid
+            if self.runs:
+                self.process.kill()
+            return self.process.pid
 
     def replace(self, *, failpoint: str) -> JobProcess:
         """Kill it, and start another one that breaks at this point."""
         with self._guard:
             self.kill()
-            return self._start(failpoint)
-
-    def freeze(self) -> int:
-        """Send SIGSTOP; return the process that got it."""
-        pid = self.process.pid
-        os.kill(pid, signal.SIGSTOP)
-        return pid
+            wait_until(lambda: not self.runs)
+            return self.begin(failpoint=failpoint)
 
     def let_go(self) -> None:
         """Do not start it again from now on."""
@@ -104,7 +91,6 @@ class Kept:
         """End it in order, with SIGTERM.
 
         :param again: whether another one is started.
-        :raises AssertionError: it does not end well.
         """
         with self._guard:
             self._is_kept = again
@@ -114,71 +100,46 @@ class Kept:
                 os.kill(process.pid, signal.SIGTERM)
         wait_until(lambda: process.exit_status is not None, timeout=timeout)
 
-    def wait_until_begun(self, timeout: float = 60) -> JobProcess:
+    def wait_until_begun(self, timeout: float = 120) -> JobProcess:
         """Wait until a process is at work, whichever it is."""
 
-        def is_begun() -> JobProcess | None:
-            process = self.process
-            begun = any(event.kind == "begun" for event in process.events)
-            return process if begun and process.exit_status is None else None
+        def begun() -> list[JobProcess]:
+            one = self.process
+            is_begun = one.exit_status is None and any(event.kind == "begun" for event in one.events)
+            return [one] if is_begun else []
 
-        found = wait_until(is_begun, timeout=timeout)
-        assert found is not None
-        return found
+        return wait_until(begun, timeout=timeout)[0]
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._closing.enter_context(repeating(self._look, every=_PAUSE))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leaving.set()
-        self._thread.join(60 * PATIENCE)
-        with self._guard:
-            for one in self._processes:
-                one.end()
-            if self._processes:
-                self._note()
-        if kind is None and self._failure is not None:
-            raise self._failure
-
-    def unexpected(self, allowed: Collection[str]) -> list[str]:
-        """The ends that these errors, and what we have done, do not explain."""
-        return [end for end in self.ends if end.partition(":")[0] not in allowed]
-
-    def _start(self, failpoint: str | None) -> JobProcess:
-        if self._processes:
-            self._note()
-        given = {"PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
-        given |= {} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}
-        self._processes.append(JobProcess(self._arguments(), self._log, environment=given, cwd=_ROOT))
-        self._noted = False
-        return self._processes[-1]
-
-    def _watch(self) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         try:
-            while not self._leaving.wait(_PAUSE):
-                with self._guard:
-                    if not self._processes or self._processes[-1].exit_status is None:
-                        continue
-                    was_wanted = self._note()
-                    pause, self.delay = self.delay, 0.0
-                if not self._is_kept:
-                    continue
-                self._leaving.wait(pause or (0.0 if was_wanted else _BACKOFF))
-                with self._guard:
-                    if self._is_kept and not self._leaving.is_set() and not self.runs:
-                        self._start(None)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the block is left
-            self._failure = error
+            self._closing.close()
+        finally:
+            for one in self.processes:
+                one.end()
+                self._note(one)
 
-    def _note(self) -> bool:
-        """Keep how the last one has ended; return whether we have ended it."""
-        process = self._processes[-1]
-        if self._noted or process.exit_status is None:
+    def _look(self) -> None:
+        """Start the next one where one has ended."""
+        with self._guard:
+            if not self.processes or self.runs:
+                return
+            process, was_wanted = self.process, self._note(self.process)
+            pause, self.delay = self.delay, 0.0
+        if self._is_kept:
+            time.sleep(pause or (0.0 if was_wanted else _BACKOFF))
+            with self._guard:
+                if self._is_kept and self.process is process:
+                    self.begin()
+
+    def _note(self, process: JobProcess) -> bool:
+        """Keep how one has ended; return whether we have ended it."""
+        if process.pid in self._noted:
             return True
-        self._noted = True
+        self._noted.add(process.pid)
         process.finish_reading()
         failed = [event.what for event in process.events if event.kind == "failed"]
         if failed:
@@ -188,3 +149,33 @@ class Kept:
             return True
         self.ends.append(f"exit status {process.exit_status}: {process.end_of_log[-1500:]}")
         return False
+
+
+class Several:
+    """Some processes that are kept alive; a context manager."""
+
+    def __init__(self, arguments: Callable[[], Sequence[str]], directory: Path, name: str) -> None:
+        self._arguments, self._directory, self._name = arguments, directory, name
+        self._closing = ExitStack()
+        self._all: list[Kept] = []
+
+    def another(self) -> Kept:
+        """Have one more place, which nothing is in yet."""
+        made = Kept(self._arguments, self._directory / f"{self._name}-{len(self._all)}.log")
+        self._all.append(self._closing.enter_context(made))
+        return made
+
+    @property
+    def processes(self) -> list[JobProcess]:
+        """All there were."""
+        return [process for one in self._all for process in one.processes]
+
+    def unexpected(self, allowed: Collection[str]) -> list[str]:
+        """The ends that these errors, and what we have done, do not explain."""
+        return [end for one in self._all for end in one.ends if end.partition(":")[0] not in allowed]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()

@@ -1,38 +1,132 @@
-"""Records that become dead letters, and dead letters that are put back."""
+"""Records that a job can't digest, the transform and the tables by which it can, and their dead letters."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
 from offsetstore import LetterFilter, OffsetStore
+from tests.faults.chaos.harness import landing
 from tests.faults.chaos.harness.ledger import Entry, flush, producer
 from tests.faults.chaos.harness.scene import RECOVERY, Scene, Violation
-from tests.faults.chaos.means.poison import KINDS, SECRET, Poison
 from tests.support.waiting import wait_until
 
+SECRET = "4711-canary"
+"""In each bad record, and in no error's text."""
 
-def _below_zero(draft: Entry) -> tuple[Entry, bytes]:
-    entry = replace(draft, amount=-4711)
-    return entry, entry.value
 
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """One kind of bad records.
+
+    :param key: instead of the record's own, and ``amount``; so it will be when it is digested.
+    :param sent: what is sent, made of that.
+    :param rule: what is done to the tables beforehand, so that they refuse it.
+    :param cure: what is done to them later, so that they don't; without one, another transform is the cure.
+    """
+
+    key: str | None = None
+    amount: int | None = None
+    sent: Callable[[Entry], bytes] = lambda entry: entry.value
+    rule: str = "SELECT 1"
+    cure: str | None = None
+
+    def change(self, draft: Entry) -> tuple[Entry, bytes]:
+        key = draft.key if self.key is None else self.key
+        entry = replace(draft, key=key, amount=draft.amount if self.amount is None else self.amount)
+        return entry, self.sent(entry)
+
+
+_HIGH: Final = 47_110_000_000
+
+KINDS: Final[Mapping[str, Poison]] = {
+    # Spark makes NULLs of it, and the column seq has none.
+    "broken-json": Poison(f"k01 {SECRET}", sent=lambda entry: entry.value.removesuffix(b"}")),
+    "nul": Poison(f"k01 {SECRET}", sent=lambda entry: replace(entry, key=f"k01\0 {SECRET}").value),
+    "oversize": Poison(
+        f"k01 {SECRET * 30}",
+        rule="ALTER TABLE landed ALTER key TYPE varchar(20)",
+        cure="ALTER TABLE landed ALTER key TYPE text",
+    ),
+    "out-of-range": Poison(
+        amount=_HIGH,
+        rule="ALTER TABLE landed ALTER amount TYPE int",
+        cure="ALTER TABLE landed ALTER amount TYPE bigint",
+    ),
+    "check": Poison(
+        amount=_HIGH,
+        rule="ALTER TABLE landed ADD CONSTRAINT low CHECK (amount < 1000)",
+        cure="ALTER TABLE landed DROP CONSTRAINT low",
+    ),
+    "deferred": Poison(
+        f"k77 {SECRET}",
+        rule="CREATE TABLE known (key text PRIMARY KEY);"
+        "INSERT INTO known SELECT 'k' || lpad(n::text, 2, '0') FROM generate_series(0, 11) n;"
+        "ALTER TABLE landed ADD CONSTRAINT is_known FOREIGN KEY (key) REFERENCES known DEFERRABLE INITIALLY DEFERRED",
+        cure="ALTER TABLE landed DROP CONSTRAINT is_known",
+    ),
+}
+
+DEADLY: Final = Poison(f"k77 {SECRET}")
+"""The tables take it; see `members.deadly`."""
 
 REJECTED: Final = "rejected"
 """By the transform, for its amount; see `landing.rows_or_rejects`."""
 
-CURABLE: Final[tuple[str, ...]] = ("oversize", "check", "deferred", REJECTED)
+CURABLE: Final = ("oversize", "check", "deferred", REJECTED)
 """Those that the tables take after their `Poison.cure`, and the transform of `mended`."""
 
 BAD: Final[Mapping[str, Poison]] = {
-    "broken-json": KINDS["broken-json"],
-    "nul": KINDS["nul"],
-    "oversize": KINDS["oversize"],
-    "check": KINDS["check"],
-    "deferred": KINDS["deferred"],
-    REJECTED: Poison(_below_zero),
+    **{name: kind for name, kind in KINDS.items() if name != "out-of-range"},
+    REJECTED: Poison(amount=-4711),
 }
+
+
+def scatter(
+    scene: Scene, kinds: Sequence[Poison], *, good: int, bad: int, letters: bool = False
+) -> set[tuple[str, int, int]]:
+    """Append records, so many of them bad, of any of these kinds, and at places by chance; return where those are.
+
+    :param letters: whether the bad ones have to become dead letters.
+    """
+    client = producer(scene.servers)
+    places = set(scene.random.sample(range(good + bad), bad))
+    sent: set[int] = set()
+    for number in range(good + bad):
+        change = scene.random.choice(kinds).change if number in places else None
+        partition = scene.random.randrange(scene.partitions)
+        is_letter = letters and number in places
+        entry = scene.ledger.send(client, scene.topic, partition, change=change, bad=is_letter)
+        sent |= {entry.seq} if number in places else set()
+    flush(client)
+    return {
+        (scene.topic, partition, entry.offset)
+        for partition in range(scene.partitions)
+        for entry in scene.ledger.records[scene.topic, 0, partition]
+        if entry.seq in sent
+    }
+
+
+def scatter_bad(scene: Scene, *, good: int, bad: int, kinds: Sequence[str] = tuple(BAD)) -> None:
+    """Append records, some of which have to become dead letters."""
+    scatter(scene, [BAD[kind] for kind in kinds], good=good, bad=bad, letters=True)
+
+
+def digested_rows(batch: DataFrame) -> DataFrame:
+    """As `landing.rows`, of the records as they were meant."""
+    text = F.replace(F.col("value").cast("string"), F.lit("\\u0000"), F.lit(""))
+    return landing.rows(
+        batch.withColumn("value", F.when(text.endswith("}"), text).otherwise(F.concat(text, F.lit("}"))))
+    )
+
+
+def digested_outputs(batch: DataFrame) -> dict[str, DataFrame]:
+    return landing.outputs_of(digested_rows(batch))
 
 
 def prepare(scene: Scene) -> dict[str, Any]:
@@ -47,36 +141,7 @@ def prepare(scene: Scene) -> dict[str, Any]:
     return {"dead_letters": letters}
 
 
-def scatter_bad(scene: Scene, *, good: int, bad: int, kinds: Sequence[str] = tuple(BAD)) -> None:
-    """Append records, so many of them bad, of any of these kinds, and at places by chance."""
-    client = producer(scene.servers)
-    places = set(scene.random.sample(range(good + bad), bad))
-    for number in range(good + bad):
-        change = BAD[scene.random.choice(kinds)].change if number in places else None
-        partition = scene.random.randrange(scene.partitions)
-        scene.ledger.send(client, scene.topic, partition, change=change, bad=number in places)
-    flush(client)
-
-
-def scatter_changed(scene: Scene, *, good: int, bad: int, amount: int) -> set[tuple[str, int, int]]:
-    """Append records, so many of them with this amount, for which there have to be letters; return where those are."""
-    client = producer(scene.servers)
-    places = set(scene.random.sample(range(good + bad), bad))
-
-    def change(draft: Entry) -> tuple[Entry, bytes]:
-        entry = replace(draft, amount=amount)
-        return entry, entry.value
-
-    for number in range(good + bad):
-        is_bad = number in places
-        partition = scene.random.randrange(scene.partitions)
-        scene.ledger.send(client, scene.topic, partition, change=change if is_bad else None, bad=is_bad)
-    flush(client)
-    return {(topic, partition, at) for (topic, _, partition), found in scene.ledger.bad.items() for at in found}
-
-
 def cure(scene: Scene, *kinds: str) -> None:
-    """Let the tables take what was bad."""
     for kind in kinds:
         scene.database.execute(BAD[kind].cure or "SELECT 1")
 
@@ -86,15 +151,14 @@ def mended(scene: Scene) -> str:
     return f"tests.faults.chaos.harness.landing:{'rows' if scene.way == 'partition' else 'outputs_by_record'}"
 
 
-def request(scene: Scene, *, limit: int = 10_000, which: LetterFilter | None = None) -> int:
+def request(scene: Scene, *, limit: int = 10_000) -> int:
     """Request the replay of all that are dead, or of so many; return how many these are."""
     with OffsetStore.connect(scene.url) as store:
-        found = store.request_replay(scene.group, which or LetterFilter(), reason="they are cured", limit=limit)
+        found = store.request_replay(scene.group, LetterFilter(), reason="they are cured", limit=limit)
     return len(found.letters)
 
 
 def states(scene: Scene) -> dict[str, int]:
-    """How many letters there are of each state."""
     return dict(scene.database.rows("SELECT state, count(*) FROM dead_letters GROUP BY 1"))
 
 

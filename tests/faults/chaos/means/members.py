@@ -6,30 +6,44 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import psycopg
 import pyarrow as pa
 
-from offsetstore import Append, BatchInfo, Claim, Flush, OffsetRange, OffsetStore, TopicPartition, Upsert
+from offsetstore import (
+    Append,
+    BatchInfo,
+    Claim,
+    Flush,
+    Handler,
+    OffsetRange,
+    OffsetStore,
+    Record,
+    TopicPartition,
+    Upsert,
+)
 from offsetstore.consumer import Consumer
 from offsetstore.errors import OffsetStoreError, exit_code
 from offsetstore.protocol.events import BatchEnded, Event, SinkMade
 from offsetstore.store.claim import Takeover
-from offsetstore.testing.job_process import BatchPrinter, JobProcess, print_event
+from offsetstore.testing.job_process import BatchPrinter, print_event
 from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.harness.verifier import Told
-from tests.faults.chaos.means.kept import Kept
+from tests.faults.chaos.means.kept import Several
 
 SESSION_TIMEOUT: Final = 6.0
 """Seconds; the least that Kafka allows by default."""
 
+_SCHEMA: Final = {
+    "landed": "topic string, partition int, offset long, seq long, key string, amount long",
+    "sums": "key string, records long, total long",
+}
 _MOST: Final = 30
 """Records of a partition in one transaction of a claim."""
 
@@ -40,49 +54,29 @@ ON CONFLICT (key) DO UPDATE SET records = sums.records + 1, total = sums.total +
 """
 
 
-class Members:
-    """Processes that are kept alive, three or more; a context manager, at whose end they are stopped in order."""
+class Members(Several):
+    """Three processes or more, which are stopped in order at the end.
+
+    ``takeover`` is that of the processes that are started from now on.
+    """
 
     def __init__(self, scene: Scene, *, count: int = 3) -> None:
         self.takeover: Takeover = "refuse"
-        """Of the processes that are started from now on."""
-        self._scene = scene
-        self._closing = ExitStack()
-        self._all: list[Kept] = []
+        given = ["-m", __name__, scene.url, scene.servers, scene.topic, scene.group]
+        super().__init__(lambda: [*given, self.takeover], scene.directory, "member")
+        self._group = scene.group
         self.kept = [self.another() for _ in range(count)]
 
-    def another(self) -> Kept:
-        """Have one more place for a member, which nothing is in yet."""
-        scene = self._scene
-        made = Kept(
-            lambda: ["-m", __name__, scene.url, scene.servers, scene.topic, scene.group, self.takeover],
-            scene.directory / f"member-{len(self._all)}.log",
-        )
-        self._all.append(self._closing.enter_context(made))
-        return made
-
-    @property
-    def processes(self) -> Sequence[JobProcess]:
-        """All there were."""
-        return [process for one in self._all for process in one.processes]
-
-    def unexpected(self, allowed: Sequence[str]) -> list[str]:
-        """The ends that these errors, and what we have done, do not explain."""
-        return [end for one in self._all for end in one.unexpected(allowed)]
-
     def told(self) -> list[Told]:
-        """What they have told of what is committed."""
         done = [[event for event in one.events if event.kind == "done"] for one in self.processes]
-        return [Told(self._scene.group, "batch", events) for events in done]
+        return [Told(self._group, "batch", events) for events in done]
 
     def __enter__(self) -> Self:
         for one in self.kept:
             one.begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         with self._closing:
             if kind is None:
                 for one in self.kept:
@@ -142,6 +136,47 @@ def transform(records: Any) -> dict[str, pa.RecordBatch]:
     return {"landed": pa.record_batch(parsed), "sums": pa.record_batch(added)}
 
 
+def deadly() -> Consumer:
+    """A consumer for ``offsetstore consume`` that a record kills, in whose value a word is; CONSUMER_APP says which."""
+    given = json.loads(os.environ["CONSUMER_APP"])
+    word: bytes = given["word"].encode()
+
+    def check(value: bytes | None) -> bytes:
+        if word in (value or b""):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return value or b""
+
+    def rows(records: Any) -> Any:
+        for value in records.column("value").to_pylist():
+            check(value)
+        return transform(records)
+
+    def handle(record: Record) -> dict[str, Any]:
+        one = json.loads(check(record.value))
+        place = (record.topic, record.partition, record.offset)
+        amount = one["amount"] or 0
+        return {"landed": [(*place, one["seq"], one["key"], one["amount"])], "sums": [(one["key"], 1, amount)]}
+
+    work = rows if given["how"] == "transform" else Handler(handle, _SCHEMA)
+    return _consumer(
+        OffsetStore.connect(), given["bootstrap"], given["topic"], given["group"], transform=work, rows=given["rows"]
+    )
+
+
+def _consumer(store: OffsetStore, servers: str, topic: str, group: str, *, rows: int, **how: Any) -> Consumer:
+    kafka = {"bootstrap.servers": servers, "session.timeout.ms": int(SESSION_TIMEOUT * 1000)}
+    return Consumer(
+        store,
+        group,
+        topics=[topic],
+        kafka={**kafka, "heartbeat.interval.ms": 500},
+        into={"landed": Append("landed"), "sums": Upsert("sums", key=["key"], add=["records", "total"])},
+        flush=Flush(rows=rows, seconds=0.2),
+        metadata=note,
+        **how,
+    )
+
+
 class _Printer:
     """Prints ``begun`` when the process has joined, and what is written."""
 
@@ -149,7 +184,6 @@ class _Printer:
         self._batches = BatchPrinter()
 
     def on(self, event: Event) -> None:
-        """Print it."""
         if isinstance(event, SinkMade):
             print_event("begun")
         elif isinstance(event, BatchEnded):
@@ -163,20 +197,8 @@ def note(info: BatchInfo) -> object:
 
 def _main(url: str, servers: str, topic: str, group: str, takeover: str) -> None:
     with OffsetStore.connect(url, observers=[_Printer()]) as store:
-        consumer = Consumer(
-            store,
-            group,
-            topics=[topic],
-            kafka={
-                "bootstrap.servers": servers,
-                "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
-                "heartbeat.interval.ms": 500,
-            },
-            transform=transform,
-            into={"landed": Append("landed"), "sums": Upsert("sums", key=["key"], add=["records", "total"])},
-            flush=Flush(rows=200, seconds=0.2),
-            metadata=note,
-            takeover=cast("Takeover", takeover),
+        consumer = _consumer(
+            store, servers, topic, group, transform=transform, rows=200, takeover=cast("Takeover", takeover)
         )
         try:
             consumer.run()

@@ -10,11 +10,10 @@ import random
 import signal
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from threading import Event as Flag
-from threading import Thread
-from types import TracebackType
 from typing import Final, Self
 
 import psycopg
@@ -29,16 +28,26 @@ from offsetstore.errors import (
     TransactionLost,
     exit_code,
 )
+from offsetstore.kafka import admin
 from offsetstore.protocol.events import Event, OutboxSent
 from offsetstore.protocol.outbox import OutboxRecord
+from offsetstore.store.transaction import Transaction
 from offsetstore.testing.job_process import print_event
 from tests.faults.chaos.harness.scene import Scene, Violation
-from tests.faults.chaos.means.kept import Kept
+from tests.faults.chaos.means.kept import Several
+from tests.support.background import repeating
 from tests.support.waiting import wait_until
 
 KEYS: Final = 4
 """Of each writer."""
 
+IN_A_HUNDRED: Final = 100
+"""Of so many rows one is refused, and another one goes to the other topic."""
+
+_LARGE, _MOST_BYTES = 150_000, 100_000
+_UNREADABLE: Final = (
+    'INSERT INTO {outbox} (consumer_group, topic, value, headers) VALUES (%s, %s, %s, \'{{"no": "pairs"}}\')'
+)
 _DDL: Final = "CREATE TABLE produced (writer int NOT NULL, number int NOT NULL)"
 _NOTE: Final = "INSERT INTO produced SELECT %s, generate_series(%s::int, %s::int)"
 _ABORTED: Final = 0.05
@@ -62,7 +71,9 @@ class _Aborted(Exception):
 class Writers:
     """Two groups, each of which writes numbers in transactions of its own: their order is that of its commits.
 
-    A context manager; until its end rows keep coming, quickly up to ``target``, and then a few at a time.
+    A context manager; until its end rows keep coming, quickly up to ``target``, and then a few at a time. One in a
+    hundred can't be sent: its headers are none, it is too large for the client, or it goes without a key to the topic
+    ``keyed``, where Kafka takes none.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -71,57 +82,57 @@ class Writers:
         self._dice = [random.Random(scene.random.random()) for _ in range(_WRITERS)]  # noqa: S311 - to be repeated
         self._written = [0] * _WRITERS
         self._leaving = Flag()
-        self._failure: BaseException | None = None
-        self._threads = [Thread(target=self._run, args=(number,), daemon=True) for number in range(_WRITERS)]
+        self._closing = ExitStack()
         scene.database.execute(_DDL)
+        self.keyed = f"{scene.topic}-keyed"
+        scene.topics.append(self.keyed)
+        admin.create_topic(scene.servers, self.keyed, config={"cleanup.policy": "compact"})
 
     @property
     def written(self) -> int:
-        """How many rows are committed, as far as the writers know."""
-        if self._failure is not None:
-            raise self._failure
         return sum(self._written)
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        for writer in range(_WRITERS):
+            self._closing.enter_context(repeating(partial(self._run, writer), every=0.2))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
-        """Write no more."""
         self._leaving.set()
-        for thread in self._threads:
-            thread.join(60)
+        self._closing.close()
 
-    def expected(self) -> dict[bytes, list[int]]:
-        """What was committed, by key, in order.
+    def expected(self) -> dict[str, dict[bytes, list[int]]]:
+        """What was committed, by topic and key, in order; what can't be sent is under an empty topic.
 
         :raises Violation: the database lacks what it has acknowledged.
         """
-        if self._failure is not None:
-            raise self._failure
         rows = self._scene.database.rows("SELECT writer, number FROM produced ORDER BY writer, number")
         counts = Counter(writer for writer, _ in rows)
         if any(counts[writer] < count for writer, count in enumerate(self._written)):
             raise Violation(f"the database has rows {counts}, and had acknowledged {self._written}")
-        found: dict[bytes, list[int]] = defaultdict(list)
+        found: dict[str, dict[bytes, list[int]]] = {
+            topic: defaultdict(list) for topic in (self._scene.topic, self.keyed, "")
+        }
         for writer, number in rows:
-            found[_key(writer, number)].append(number)
+            place = {0: "", 1: self.keyed}.get(number % IN_A_HUNDRED, self._scene.topic)
+            found[place][_key(writer, number) if place else b"%d" % writer].append(number)
+        return found
+
+    def set_aside(self) -> dict[bytes, list[int]]:
+        """The numbers of the rows that are set aside, by writer."""
+        found: dict[bytes, list[int]] = defaultdict(list)
+        for group, value in self._scene.database.rows("SELECT consumer_group, value FROM outbox_refused ORDER BY id"):
+            found[group.rpartition("-")[2].encode()].append(int(bytes(value).partition(b" ")[0]))
         return found
 
     def _run(self, writer: int) -> None:
-        try:
-            while not self._leaving.is_set():
-                with suppress(*_LOST), OffsetStore.connect(self._scene.url) as store:
-                    self._write(store, writer)
-                self._leaving.wait(0.2)  # the database is away
-        except BaseException as error:  # noqa: BLE001 - raised where the block is left
-            self._failure = error
+        """Write until the end; anew when the database has been away."""
+        if not self._leaving.is_set():
+            with suppress(*_LOST), OffsetStore.connect(self._scene.url) as store:
+                self._write(store, writer)
 
     def _write(self, store: OffsetStore, writer: int) -> None:
         dice = self._dice[writer]
@@ -134,36 +145,38 @@ class Writers:
                 numbers = range(done, done + dice.randint(1, _MANY if hurries else _FEW))
                 with suppress(_Aborted), store.transaction(claim) as tx:
                     tx.lock({})
-                    tx.produce_all(OutboxRecord(self._scene.topic, _key(writer, n), b"%d" % n) for n in numbers)
+                    self._produce(tx, writer, numbers)
                     tx.connection.exec_driver_sql(_NOTE, (writer, numbers[0], numbers[-1]))
                     if dice.random() < _ABORTED:
                         raise _Aborted
                     done = numbers.stop
                 self._leaving.wait(0 if hurries else _UNHURRIED)
 
+    def _produce(self, tx: Transaction, writer: int, numbers: range) -> None:
+        """Those that go to the topic together, as a job's; of the others each with a statement of its own."""
+        good = (number for number in numbers if number % IN_A_HUNDRED > 1)
+        tx.produce_all(OutboxRecord(self._scene.topic, _key(writer, number), b"%d" % number) for number in good)
+        for number in numbers:
+            key, value = _key(writer, number), b"%d" % number
+            kind, way = number % IN_A_HUNDRED, number // IN_A_HUNDRED % 3
+            if kind == 0 and way == 0:
+                group = f"{self._scene.group}-{writer}"
+                tx.connection.exec_driver_sql(_UNREADABLE.format(outbox="outbox"), (group, self._scene.topic, value))
+            elif kind == 0 and way == 1:
+                tx.produce(self._scene.topic, key, value + b" " + bytes(_LARGE))
+            elif kind <= 1:
+                tx.produce(self.keyed, key if kind else None, value)
 
-class Relays:
+
+class Relays(Several):
     """One relay that is kept alive, or two where a fault wants them, and what it has done."""
 
     def __init__(self, scene: Scene, writers: Writers, *, most: int) -> None:
-        self._writers = writers
+        self._writers, self._scene = writers, scene
         self.anchor = f"anchor-{scene.topic}"
-        self._scene = scene
-        self._arguments = ["-m", __name__, scene.url, scene.servers, self.anchor, str(most)]
-        self._closing = ExitStack()
-        self._all: list[Kept] = []
+        arguments = ["-m", __name__, scene.url, scene.servers, self.anchor, str(most)]
+        super().__init__(lambda: arguments, scene.directory, "relay")
         self.kept = self.another()
-
-    def another(self) -> Kept:
-        """Start nothing yet, but have one more place for a relay."""
-        made = Kept(lambda: self._arguments, self._scene.directory / "relays.log")
-        self._all.append(self._closing.enter_context(made))
-        return made
-
-    @property
-    def starts(self) -> int:
-        """How many processes there were."""
-        return sum(one.starts for one in self._all)
 
     @property
     def sent(self) -> int:
@@ -183,23 +196,6 @@ class Relays:
         """Wait until more rows are recorded as sent."""
         before = wait_until(lambda: self.sent + 1, timeout=timeout) - 1
         wait_until(lambda: self._writers.written and self.sent > before, timeout=timeout)
-
-    @property
-    def ends(self) -> list[str]:
-        """How processes have ended that nobody had ended."""
-        return [end for one in self._all for end in one.ends]
-
-    def unexpected(self, allowed: Sequence[str]) -> list[str]:
-        """The ends that these errors do not explain."""
-        return [end for one in self._all for end in one.unexpected(allowed)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._closing.__exit__(kind, error, traceback)
 
 
 def differences(found: Mapping[bytes, list[int]], expected: Mapping[bytes, list[int]]) -> list[str]:
@@ -227,7 +223,8 @@ def _key(writer: int, number: int) -> bytes:
 
 def _main(url: str, servers: str, anchor: str, most: str) -> None:
     with OffsetStore.connect(url, observers=[_Printer()]) as store:
-        relay = Relay(store, Broker({"bootstrap.servers": servers}), anchor=anchor, most=int(most))
+        broker = Broker({"bootstrap.servers": servers, "message.max.bytes": _MOST_BYTES})
+        relay = Relay(store, broker, anchor=anchor, most=int(most))
         signal.signal(signal.SIGTERM, lambda _signal, _frame: relay.stop())
         try:
             relay.run()
@@ -243,7 +240,6 @@ class _Printer:
         self._has_begun = False
 
     def on(self, event: Event) -> None:
-        """Print it."""
         if isinstance(event, OutboxSent) and not self._has_begun:
             self._has_begun = True
             print_event("begun")

@@ -1,0 +1,43 @@
+"""Who took a group from whom: what a claim that fences tells of the owner before it, and the fenced one of the next."""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from offsetstore.protocol.database import TAKING, GroupRow, Session
+
+_NAMED: Final = 5  # members of a fleet
+
+
+def taken_by(session: Session, group: str) -> str:
+    """Who has the group now, and how it came by it, for the one that no longer has it."""
+    owner = session.group(group)
+    if owner is None:
+        return "no row of the group"
+    # Not "copy": that is also a line of a group that keeps its owner.
+    events = ["claim", *(event for event in TAKING if event != "copy")]
+    last = session.history(group, events=events, limit=1)
+    event = last[-1].event if last and last[-1].token == owner.token else None
+    how = "claimed" if event == "claim" else TAKING.get(event or "", "taken")
+    return f"{how} by {owner.in_words()}"
+
+
+def fenced_by_claim(session: Session, group: str, owner: GroupRow | None, claim_id: UUID) -> str | None:
+    """Whom a claim fences; ``None`` if nobody is known to run.
+
+    A silent owner is told too: it may be frozen, or cut off from the database, and its next write fails all the same.
+
+    :param owner: the group's row under its lock.
+    :param claim_id: the claim's own: its COMMIT may have happened, and its answer been lost.
+    """
+    if owner is None or owner.token.claim_id == claim_id or owner.alive_for is None:
+        return None
+    if owner.state not in {"live", "silent"}:
+        return None
+    who = f"{owner.state}: {owner.in_words()}"
+    members = [one.owner for one in session.members(group)] if owner.fleet is not None else []
+    if not members:
+        return who
+    more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
+    return f"{who}; its members: {', '.join(members[:_NAMED])}{more}"
