@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, cast
 
-from offsetstore.errors import ConfigurationError, OffsetStoreError, PartitionLost, SinkError
+from offsetstore.errors import ClaimInUse, ConfigurationError, OffsetStoreError, PartitionLost, SinkError
 from offsetstore.offsets import describe
 from offsetstore.postgres.errors import strip_chain, stripped
 from offsetstore.processing.between import Between, Flush, Tick, Turns
@@ -246,6 +246,8 @@ class Runner:
             claim.observers.on(unwell(outcome="interrupted"))
             raise Interrupted
         self.error = self._source.typed(self.error)
+        if isinstance(self.error, ClaimInUse):
+            raise self.error  # the run is the other query's, which goes on
         if ranges and isinstance(self.error, OffsetStoreError):
             self.error.while_(f"writing batch {number}: {describe(ranges)}")
         claim.observers.on(unwell(outcome="failed", error=self.error))

@@ -246,6 +246,7 @@ class TransactionalSink:
         if is_remote():
             raise _connect_refused()
         query = RunningQuery.of(batch)
+        self._claim.require_unused(query.query_id)
         self._source.execution = query.execution
         if query.run_id != self._run_id:
             self._begin(query, batch)

@@ -448,14 +448,21 @@ class Claim:
         with self._binding:  # two queries may bind at once
             if self._query_id is None:
                 self._query_id = query_id
-        if self._query_id != query_id:
+        self.require_unused(query_id)
+        if is_active is not None:
+            self._heartbeat.follow(is_active)
+
+    def require_unused(self, query_id: str) -> None:
+        """Refuse a query if the claim is tied to another one.
+
+        :raises ClaimInUse: it is.
+        """
+        if self._query_id not in {None, query_id}:
             raise ClaimInUse(
                 f"the claim of group {self.group!r} is used by a second streaming query",
                 found=f"query {query_id}",
                 expected=f"query {self._query_id}",
             )
-        if is_active is not None:
-            self._heartbeat.follow(is_active)
 
     def reserve(self) -> None:
         """Let only one sink write with the claim: it has in memory what was delivered, and is not stored yet.

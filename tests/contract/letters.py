@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import pytest
 
@@ -25,7 +25,6 @@ from offsetstore.errors import (
     UnknownGroup,
     UnknownLetter,
 )
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.operations.letters import LetterPage
 from offsetstore.protocol.database import Session
@@ -35,13 +34,13 @@ from offsetstore.protocol.retries import Timeouts
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
-from offsetstore.store.sessions import transaction
-from offsetstore.testing.broker import StaticBroker
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 
+T = TypeVar("T")
 REASON = "ticket 17"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = (
-    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01".encode()),
     ("twice", b"1"),
     ("twice", None),
     ("nul\0name", b"\0"),
@@ -52,23 +51,10 @@ CHECK = LetterError("RowsRefused", "the database refused rows", "23514", "public
 PARSE = LetterError("ValueError", "not a number", traceback="line 1\nline 2")
 
 
-class GiveUp(Protocol):
-    """Processes ranges as a job does that keeps some of their records as letters."""
-
-    def __call__(self, claim: Claim, ranges: dict[TopicPartition, OffsetRange], letters: Iterable[NewLetter]) -> None:
-        """Write the other offsets as numbers, the letters, and advance."""
-        ...
-
-
 def dead(offset: int, tp: TopicPartition = P0, key: bytes | None = None, **other: Any) -> NewLetter:
     """A letter that the database has refused after two attempts; with a key, the head of its sequence."""
     made = NewLetter(tp, offset, "refused", CHECK, 2, digest(tp, key), RECORD._replace(key=key))
     return replace(made, **other)
-
-
-def states(store: OffsetStore, group: str = GROUP) -> dict[str, State]:
-    """Each letter's state, by record."""
-    return {str(letter.key): letter.state for letter in store.letters(group).letters}
 
 
 def at(offset: int, tp: TopicPartition = P0) -> LetterKey:
@@ -81,119 +67,127 @@ def stored(offset: int, tp: TopicPartition = P0, topic_id: str = "payments-id") 
     return LetterKey(tp, offset, topic_id)
 
 
-def session(store: OffsetStore) -> AbstractContextManager[Session]:
-    """A transaction on the session's level, as the sink's replay has one."""
-    return transaction(store.database, name="test", lock_timeout=WAIT)
+REFUSED: Final[dict[str, tuple[type[Exception], dict[str, Any]]]] = {
+    "no letter": (UnknownLetter, {"which": at(3)}),
+    "another topic": (UnknownLetter, {"which": [at(2), LetterKey(P0, 4, "another-id")]}),
+    "none": (ConfigurationError, {"which": []}),
+    "too many": (ConfigurationError, {"which": [at(2), at(4)], "limit": 1}),
+    "limit": (ConfigurationError, {"limit": 0}),
+    "reason": (ConfigurationError, {"reason": " "}),
+    "group": (UnknownGroup, {"group": "nobody"}),
+    "text": (TypeError, {"which": "payments:0:2"}),
+    "nothing": (TypeError, {"which": None}),
+    "partition": (TypeError, {"which": P0}),
+    "pair": (TypeError, {"which": (P0, 2)}),
+    "text in a list": (TypeError, {"which": [at(2), "payments:0:4"]}),
+    "no partition": (TypeError, {"which": LetterKey(("payments", 0), 2)}),  # type: ignore[arg-type]
+    "no offset": (TypeError, {"which": LetterKey(P0, "2")}),  # type: ignore[arg-type]
+    "no topic id": (TypeError, {"which": LetterKey(P0, 2, 7)}),  # type: ignore[arg-type]
+    "page": (TypeError, {"which": LetterPage((), None)}),
+    "beyond 64 bits": (ConfigurationError, {"which": at(2**63)}),
+    "NUL": (InvalidText, {"which": at(2, TopicPartition("pay\0ments", 0))}),
+    "surrogate": (InvalidText, {"which": LetterKey(P0, 2, "\ud800")}),
+}
+"""What else is given with a letter that is there, and how that is refused."""
 
 
 class LetterContract(ContractParts):
     """Letters from the transaction that writes them to the one that deletes them."""
 
+    def look(self, query: Callable[[Session], T]) -> T:
+        return reading(self.store.database, query)
+
+    def states(self) -> dict[str, State]:
+        """Each letter's state, by record."""
+        return {str(letter.key): letter.state for letter in self.store.letters(GROUP).letters}
+
+    def failures(self, group: str = GROUP) -> dict[tuple[TopicPartition, int], Failed]:
+        """The failed attempts that are stored."""
+        return self.look(lambda one: one.failures(group))
+
+    def letters_to_replay(self, *, limit: int = 100, max_bytes: int = 1 << 20) -> Sequence[Letter]:
+        return self.look(lambda one: one.requested_letters(GROUP, ["payments"], limit=limit, max_bytes=max_bytes))
+
+    def requested(self, **how: int) -> list[str]:
+        """The letters that a job would replay next."""
+        return [str(letter.key) for letter in self.letters_to_replay(**how)]
+
+    def replay(self, key: LetterKey) -> None:
+        """Mark a letter as a job does that has replayed it."""
+        [found] = self.store.request_replay(GROUP, key, reason=REASON).letters
+        with self.session() as job:
+            assert job.mark_replayed(GROUP, [found], actor="the job") == 1
+
+    def recreate(self) -> Claim:
+        """Delete the topic and create it again, and claim it from its beginning."""
+        log = self.broker.current.topics["payments"]
+        self.broker.current = replace(self.broker.current, topics={"payments": replace(log, topic_id="another-id")})
+        return self.again(policy=StartPolicy(on_recreated="restart"))
+
     @pytest.fixture
-    def give_up(self) -> GiveUp:
-        """Process ranges with letters."""
-
-        def give_up(claim: Claim, ranges: dict[TopicPartition, OffsetRange], letters: Iterable[NewLetter]) -> None:
-            kept = list(letters)
-            bad = {(letter.topic_partition, letter.offset) for letter in kept}
-            with self.store.transaction(claim) as tx:
-                plan = tx.lock(ranges)
-                for tp, decision in plan.items():
-                    left = decision.remaining
-                    self.write(tx, [offset for offset in range(left.from_, left.until) if (tp, offset) not in bad])
-                tx.write_letters(kept)
-                tx.advance({tp: decision.remaining for tp, decision in plan.items()})
-
-        return give_up
-
-    @pytest.fixture
-    def five(self, claim: Claim, give_up: GiveUp) -> Claim:
+    def five(self, claim: Claim) -> Claim:
         """A claim that has passed [0, 10) of two partitions: 2, 4, 6 of one and 1, 3 of the other are letters."""
         letters = [
             *(dead(offset, key=b"k") for offset in (2, 4, 6)),
             dead(1, P1, cause="rejected", error=PARSE, sequence=None),
             dead(3, P1, payload=None, sequence=None),
         ]
-        give_up(claim, {P0: OffsetRange(0, 10), P1: OffsetRange(0, 10)}, letters)
+        self.give(claim, {P0: OffsetRange(0, 10), P1: OffsetRange(0, 10)}, *letters)
         return claim
 
     # -- in the transaction
 
     @pytest.mark.behaviour("DLQ-1", "DLQ-2")
-    def test_a_letter_is_written_with_its_neighbours_and_the_offset_that_passes_it(
-        self, claim: Claim, give_up: GiveUp
-    ) -> None:
-        give_up(claim, {P0: OffsetRange(0, 4)}, [dead(2, payload=RECORD, error=replace(CHECK, traceback="line 1"))])
+    def test_a_letter_is_written_with_its_neighbours_and_the_offset_that_passes_it(self, claim: Claim) -> None:
+        self.give(claim, {P0: OffsetRange(0, 4)}, dead(2, payload=RECORD, error=replace(CHECK, traceback="line 1")))
 
-        assert self.read() == [0, 1, 3]
-        assert self.store.offsets(GROUP)[P0].next_offset == 4
+        assert (self.read(), self.stored()[P0]) == ([0, 1, 3], 4)
         letter = self.store.letter(GROUP, P0, 2)
         assert letter.payload == RECORD
         assert letter.error == replace(CHECK, traceback="line 1")
         assert (letter.state, letter.cause, letter.attempts, letter.times) == ("dead", "refused", 2, 1)
         assert (letter.topic_id, letter.payload_state, letter.forced) == ("payments-id", "kept", False)
-        assert letter.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
+        assert letter.trace_id == TRACE
         assert (letter.decided_at, letter.actor, letter.reason) == (None, None, None)
 
-    @pytest.mark.parametrize(
-        ("letter", "range_"),
-        [(dead(4), OffsetRange(0, 4)), (dead(0, P1), OffsetRange(0, 4)), (dead(1), OffsetRange(0, 2))],
-        ids=["above the range", "another partition", "in the results already"],
-    )
-    def test_a_record_that_the_transaction_does_not_pass_is_no_letter(
-        self, claim: Claim, *, letter: NewLetter, range_: OffsetRange
-    ) -> None:
+    def test_a_record_that_the_transaction_does_not_pass_is_no_letter(self, claim: Claim) -> None:
         self.give(claim, {P0: OffsetRange(0, 2)})
-        with pytest.raises(AdvanceMismatch, match="does not pass"), self.store.transaction(claim) as tx:
-            tx.lock({P0: range_})
-            tx.write_letters([letter])
+        for letter, until in ((dead(4), 4), (dead(0, P1), 4), (dead(1), 2)):  # above, elsewhere, in the results already
+            with pytest.raises(AdvanceMismatch, match="does not pass"), self.store.transaction(claim) as tx:
+                tx.lock({P0: OffsetRange(0, until)})
+                tx.write_letters([letter])
         assert self.store.letters(GROUP).letters == ()
 
     @pytest.mark.behaviour("OPS-7", "DLQ-12")
-    @pytest.mark.parametrize(
-        ("code", "error"),
-        [
-            ("x" * 64, LetterError("x" * 64, "why")),
-            ("x" * 65, LetterError("Rejected", f"{'x' * 65}: why")),
-            ("a\0b\ud800", LetterError("ab?", "why")),
-            ("", LetterError("Rejected", "why")),
-        ],
-        ids=["longest", "too long", "not storable", "empty"],
-    )
-    def test_the_code_of_a_letter_is_shown_unless_it_is_too_long_for_one(
-        self, claim: Claim, *, code: str, error: LetterError
-    ) -> None:
+    def test_the_code_of_a_letter_is_shown_unless_it_is_too_long_for_one(self, claim: Claim) -> None:
+        codes = {
+            "x" * 64: LetterError("x" * 64, "why"),
+            "x" * 65: LetterError("Rejected", f"{'x' * 65}: why"),
+            "a\0b\ud800": LetterError("ab?", "why"),
+            "": LetterError("Rejected", "why"),
+        }
         with self.store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 1)})
-            tx.dead_letter(P0, 0, "why", code=code)
-            tx.advance({P0: plan[P0].remaining})
-        assert self.store.letter(GROUP, P0, 0).error == error
-
-    def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(
-        self, claim: Claim, give_up: GiveUp
-    ) -> None:
-        nothing = Payload(None, None, None, None, None)
-        empty = Payload(b"", b"", (), -1, -1)
-        letters = [dead(0, payload=nothing), dead(1, payload=empty), dead(2, payload=None)]
-        give_up(claim, {P0: OffsetRange(0, 3)}, letters)
-
-        found = [self.store.letter(GROUP, P0, offset) for offset in range(3)]
-        assert [(one.payload, one.payload_state) for one in found] == [
-            (nothing, "kept"),
-            (empty, "kept"),
-            (None, "left out"),
-        ]
+            tx.lock({P0: OffsetRange(0, 4)})
+            for offset, code in enumerate(codes):
+                tx.dead_letter(P0, offset, "why", code=code)
+            tx.advance(tx.ranges)
+        assert [self.store.letter(GROUP, P0, offset).error for offset in range(4)] == [*codes.values()]
 
     @pytest.mark.behaviour("CTX-1")
-    def test_the_trace_of_a_letter_without_contents_is_the_one_that_is_given(
-        self, claim: Claim, give_up: GiveUp
-    ) -> None:
+    def test_a_tombstone_a_missing_key_and_coordinates_alone_are_told_apart(self, claim: Claim) -> None:
+        nothing = Payload(None, None, None, None, None)
+        empty = Payload(b"", b"", (), -1, -1)
         trace = f"{7:032x}"
-        letters = [dead(0, payload=None, trace_id=trace), dead(1, payload=None), dead(2)]
-        give_up(claim, {P0: OffsetRange(0, 3)}, letters)
+        letters = [dead(0, payload=nothing), dead(1, payload=empty), dead(2, payload=None, trace_id=trace), dead(3)]
+        self.give(claim, {P0: OffsetRange(0, 4)}, *letters)
 
-        found = [self.store.letter(GROUP, P0, offset).trace_id for offset in range(3)]
-        assert found == [trace, None, "4bf92f3577b34da6a3ce929d0e0e4736"]
+        found = [self.store.letter(GROUP, P0, offset) for offset in range(4)]
+        assert [(one.payload, one.payload_state, one.trace_id) for one in found] == [
+            (nothing, "kept", None),
+            (empty, "kept", None),
+            (None, "left out", trace),
+            (letters[3].payload, "kept", TRACE),
+        ]
 
     # -- after a reset
 
@@ -201,10 +195,10 @@ class LetterContract(ContractParts):
     def test_open_letters_are_superseded_by_the_batch_that_passes_their_records_again(self, five: Claim) -> None:
         self.store.request_replay(GROUP, at(4), reason=REASON)
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = self.store.claim(GROUP, self.broker, mirror_every=None)
+        again = self.again()
         self.give(again, {P0: OffsetRange(0, 5)})
 
-        assert states(self.store) == {
+        assert self.states() == {
             "payments:0:2": "superseded",
             "payments:0:4": "superseded",
             "payments:0:6": "dead",
@@ -212,65 +206,53 @@ class LetterContract(ContractParts):
             "payments:1:3": "dead",
         }
         letter = self.store.letter(GROUP, P0, 2)
-        assert letter.actor == again.owner
-        assert letter.decided_at is not None
-        self.give(again, {P0: OffsetRange(5, 10)})
-        assert states(self.store)["payments:0:6"] == "superseded"
+        assert (letter.actor, letter.decided_at is None) == (again.owner, False)
 
     @pytest.mark.behaviour("DLQ-14")
     def test_the_letter_of_a_record_that_kafka_no_longer_has_stays_open_and_can_be_replayed(self, five: Claim) -> None:
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = self.store.claim(GROUP, self.broker, mirror_every=None)
+        again = self.again()
         in_range = again.read(lambda session: session.letters_in(GROUP, {P0: OffsetRange(2, 6)}))
         assert in_range == dict.fromkeys([(P0, 2), (P0, 4)], digest(P0, b"k"))
         with self.store.transaction(again) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 10)}, gone={(P0, 4), (P1, 6)})
-            tx.advance({P0: plan[P0].remaining})
+            tx.lock({P0: OffsetRange(0, 10)}, gone={(P0, 4), (P1, 6)})
+            tx.advance(tx.ranges)
 
-        assert {key: state for key, state in states(self.store).items() if key.startswith("payments:0")} == {
-            "payments:0:2": "superseded",
-            "payments:0:4": "dead",
-            "payments:0:6": "superseded",
-        }
+        found = self.states()
+        assert [found[f"payments:0:{offset}"] for offset in (2, 4, 6)] == ["superseded", "dead", "superseded"]
         self.store.request_replay(GROUP, at(4), reason=REASON)
-        requested = again.read(
-            lambda session: session.requested_letters(GROUP, ["payments"], limit=9, max_bytes=1_000_000)
-        )
-        assert [letter.offset for letter in requested] == [4]
+        assert self.requested() == ["payments:0:4"]
 
-    @pytest.mark.behaviour("DLQ-14")
-    def test_letters_that_are_settled_stay_so_when_their_records_pass(self, five: Claim) -> None:
-        replay(self.store, at(2))
+    @pytest.mark.behaviour("DLQ-14", "DLQ-7")
+    def test_letters_that_are_settled_are_not_decided_about_again_and_stay_so_when_their_records_pass(
+        self, five: Claim
+    ) -> None:
+        self.replay(at(2))
         self.store.discard(GROUP, at(4), reason=REASON)
+        for settled in (at(2), at(4)):
+            for decide in (self.store.request_replay, self.store.discard):
+                with pytest.raises(LetterSettled):
+                    decide(GROUP, settled, reason=REASON)
+        of_p0 = LetterFilter(topic="payments", partition=0)
+        assert self.store.request_replay(GROUP, of_p0, reason=REASON).letters == (stored(6),)
+
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
-        self.give(self.store.claim(GROUP, self.broker, mirror_every=None), {P0: OffsetRange(0, 10)})
+        self.give(self.again(), {P0: OffsetRange(0, 10)})
+        found = self.states()
+        assert [found[f"payments:0:{offset}"] for offset in (2, 4, 6)] == ["replayed", "discarded", "superseded"]
 
-        assert [states(self.store)[f"payments:0:{offset}"] for offset in (2, 4, 6)] == [
-            "replayed",
-            "discarded",
-            "superseded",
-        ]
-
-    @pytest.mark.behaviour("DLQ-14")
-    def test_a_letter_of_a_topic_that_was_created_again_is_left_alone(self, five: Claim, give_up: GiveUp) -> None:
-        again = recreate(self.store, self.broker)
-        give_up(again, {P0: OffsetRange(0, 3)}, [dead(2, error=PARSE)])
-
-        assert self.store.letter(GROUP, P0, 2, "payments-id").error == CHECK
-        assert self.store.letter(GROUP, P0, 2, "another-id").error == PARSE
-        assert self.store.letter(GROUP, P0, 2).topic_id == "another-id"
-        assert self.store.letter_counts(GROUP) == {"dead": 6}
-
-    @pytest.mark.behaviour("DLQ-10")
-    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s(self, give_up: GiveUp) -> None:
+    @pytest.mark.behaviour("DLQ-7", "DLQ-10")
+    def test_a_topic_s_id_that_becomes_known_becomes_the_letter_s_and_a_wait_for_it_goes_on(self) -> None:
         first = self.store.claim(GROUP, topics=["payments"])
-        give_up(first, {P0: OffsetRange(0, 4)}, [dead(2)])
-        assert self.store.letter(GROUP, P0, 2).topic_id == ""
+        self.give(first, {P0: OffsetRange(0, 4)}, dead(2))
+        done = self.store.request_replay(GROUP, at(2), reason=REASON)
+        assert done.letters == (stored(2, topic_id=""),)
 
-        self.store.claim(GROUP, self.broker, mirror_every=None)
-        assert self.store.letter(GROUP, P0, 2).topic_id == "payments-id"
+        self.again()
+        assert self.store.letter(GROUP, P0, 2).key == stored(2)
+        assert self.store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
-        give_up(self.store.claim(GROUP, self.broker, mirror_every=None), {P0: OffsetRange(0, 4)}, [dead(2)])
+        self.give(self.again(), {P0: OffsetRange(0, 4)}, dead(2))
         [letter] = self.store.letters(GROUP).letters
         assert letter.times == 2
 
@@ -279,50 +261,33 @@ class LetterContract(ContractParts):
     @pytest.mark.behaviour("DLQ-3")
     def test_failed_attempts_survive_a_restart_and_go_when_their_records_are_passed(self, claim: Claim) -> None:
         tries = {(P0, 2): Failed(1, {"RowsRefused": 1}), (P0, 7): Failed(3, {"ValueError": 3})}
-        with session(self.store) as one:
+        with self.session() as one:
             one.write_failures(GROUP, tries)
-        again = self.store.claim(GROUP, self.broker, mirror_every=None)
-        assert failures(self.store) == tries
+        again = self.again()
+        assert self.failures() == tries
 
-        with session(self.store) as one:
+        with self.session() as one:
             one.write_failures(GROUP, {(P0, 2): Failed(2, {"RowsRefused": 2})})
         self.give(again, {P0: OffsetRange(0, 2)})
-        assert failures(self.store) == {**tries, (P0, 2): Failed(2, {"RowsRefused": 2})}
+        assert self.failures() == {**tries, (P0, 2): Failed(2, {"RowsRefused": 2})}
         self.give(again, {P0: OffsetRange(2, 5), P1: OffsetRange(0, 10)})
-        assert failures(self.store) == {(P0, 7): tries[P0, 7]}
+        assert self.failures() == {(P0, 7): tries[P0, 7]}
 
     @pytest.mark.behaviour("DLQ-3")
-    def test_failed_attempts_go_when_the_offset_is_set_and_stay_when_it_is_not(self, claim: Claim) -> None:
-        self.give(claim, {P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
-        with session(self.store) as one:
-            one.write_failures(GROUP, {(P0, 6): Failed(1, {"X": 1}), (P1, 6): Failed(1, {"X": 1})})
-        self.store.reset(GROUP, {P0: 3, P1: 5}, reason=REASON)
+    def test_failed_attempts_go_when_the_offset_is_set_or_the_topic_is_created_again_and_stay_otherwise(
+        self, claim: Claim
+    ) -> None:
+        tries = {(P0, 6): Failed(1, {"X": 1}), (P1, 6): Failed(1, {"X": 1})}
+        with self.session() as one:
+            one.write_failures(GROUP, tries)
+        self.store.reset(GROUP, {P0: 3, P1: 0}, reason=REASON)
+        assert self.failures() == {(P1, 6): tries[P1, 6]}
 
-        assert failures(self.store) == {(P1, 6): Failed(1, {"X": 1})}
-
-    @pytest.mark.behaviour("DLQ-3")
-    def test_failed_attempts_are_not_those_of_the_records_of_a_topic_that_was_created_again(self) -> None:
-        self.store.claim(GROUP, self.broker, mirror_every=None)
-        with session(self.store) as one:
-            one.write_failures(GROUP, {(P0, 0): Failed(3, {"X": 3})})
-        recreate(self.store, self.broker)
-
-        assert self.store.offsets(GROUP)[P0].next_offset == 0, "as before"
-        assert failures(self.store) == {}
+        self.recreate()
+        assert self.stored()[P1] == 0, "as before"
+        assert self.failures() == {}
 
     # -- decisions
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_wait_goes_on_for_a_letter_whose_topics_id_becomes_known(self, give_up: GiveUp) -> None:
-        log = self.broker.current.topics["payments"]
-        self.broker.current = replace(self.broker.current, topics={"payments": replace(log, topic_id=None)})
-        give_up(self.store.claim(GROUP, self.broker), {P0: OffsetRange(0, 4)}, [dead(2)])
-        done = self.store.request_replay(GROUP, at(2), reason=REASON)
-        self.broker.current = replace(self.broker.current, topics={"payments": log})
-        self.store.claim(GROUP, self.broker)
-
-        assert (done.letters, self.store.letter(GROUP, P0, 2).key) == ((stored(2, topic_id=""),), stored(2))
-        assert self.store.wait_for_replay(GROUP, done.letters, seconds=0) == {"requested": 1}
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_request_marks_letters_and_the_history_has_one_line(self, five: Claim) -> None:
@@ -338,6 +303,15 @@ class LetterContract(ContractParts):
         assert line.reason == f"2 dead letters to be replayed, forced (payments:0:2, payments:0:4): {REASON}"
         assert done.history == (replace(line, at=None, db_role=None),)
         assert line.token == five.token
+        with pytest.raises(PayloadMissing, match="left out"):
+            self.store.request_replay(GROUP, [at(6), at(3, P1)], reason=REASON)
+        assert self.store.letter_counts(GROUP) == {"dead": 3, "requested": 2}
+
+        undone = self.store.discard(GROUP, LetterFilter(("requested",), partition=0), reason="a mistake")
+        assert undone.letters == done.letters
+        letter = self.store.letter(GROUP, P0, 2)
+        assert (letter.state, letter.reason, letter.payload_state) == ("discarded", "a mistake", "kept")
+        assert not self.look(lambda one: one.has_requested(GROUP))
 
     @pytest.mark.behaviour("DLQ-7")
     def test_the_letters_of_a_list_are_decided_about_as_they_are(self, five: Claim) -> None:
@@ -351,98 +325,41 @@ class LetterContract(ContractParts):
     def test_a_filter_chooses_in_order_up_to_the_limit_and_says_what_it_leaves(self, five: Claim) -> None:
         refused = LetterFilter(cause="refused")
         seen = self.store.request_replay(GROUP, refused, reason=REASON, limit=2, dry_run=True)
-        assert (seen.letters, seen.more, seen.without_payload) == ((stored(2), stored(4)), True, 1)
-        assert not seen.executed
+        assert (seen.letters, seen.more, seen.without_payload, seen.executed) == (
+            (stored(2), stored(4)),
+            True,
+            1,
+            False,
+        )
         assert self.store.letter_counts(GROUP) == {"dead": 5}
 
-        done = self.store.request_replay(GROUP, refused, reason=REASON, limit=2)
-        assert (done.letters, done.more, done.without_payload) == (seen.letters, True, 1)
-        rest = self.store.request_replay(GROUP, refused, reason=REASON, limit=2)
-        assert (rest.letters, rest.more, rest.without_payload) == ((stored(6),), False, 1)
-        assert rest.executed
-        none = self.store.request_replay(GROUP, refused, reason=REASON)
-        assert (none.letters, none.executed, none.without_payload) == ((), False, 1)
-        lines = self.store.history(GROUP, events=["replay"])
-        assert [line.reason for line in lines] == [
+        done, rest, none = (self.store.request_replay(GROUP, refused, reason=REASON, limit=2) for _ in range(3))
+        assert [(one.letters, one.more, one.without_payload, one.executed) for one in (done, rest, none)] == [
+            (seen.letters, True, 1, True),
+            ((stored(6),), False, 1, True),
+            ((), False, 1, False),
+        ]
+        assert [line.reason for line in self.store.history(GROUP, events=["replay"])] == [
             f"2 dead letters to be replayed (cause=refused): {REASON}",
             f"1 dead letter to be replayed (cause=refused): {REASON}",
         ]
 
-    def test_a_letter_without_its_record_cant_be_replayed(self, five: Claim) -> None:
-        with pytest.raises(PayloadMissing, match="left out"):
-            self.store.request_replay(GROUP, [at(2), at(3, P1)], reason=REASON)
-        assert self.store.letter_counts(GROUP) == {"dead": 5}
-        assert self.store.history(GROUP, events=["replay"]) == []
-
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_that_is_settled_is_not_replayed_or_discarded_again(self, five: Claim) -> None:
-        replay(self.store, at(2))
-        self.store.discard(GROUP, at(4), reason=REASON)
-
-        for settled in (at(2), at(4)):
-            with pytest.raises(LetterSettled):
-                self.store.request_replay(GROUP, settled, reason=REASON)
-            with pytest.raises(LetterSettled):
-                self.store.discard(GROUP, settled, reason=REASON)
-        done = self.store.request_replay(GROUP, LetterFilter(topic="payments", partition=0), reason=REASON)
-        assert done.letters == (stored(6),)
-
-    def test_a_request_can_be_withdrawn_by_discarding(self, five: Claim) -> None:
-        self.store.request_replay(GROUP, at(2), reason=REASON)
-        done = self.store.discard(GROUP, LetterFilter(("requested",)), reason="a mistake")
-
-        assert done.letters == (stored(2),)
-        letter = self.store.letter(GROUP, P0, 2)
-        assert (letter.state, letter.reason, letter.payload_state) == ("discarded", "a mistake", "kept")
-        assert not reading(self.store.database, lambda one: one.has_requested(GROUP))
-
     @pytest.mark.parametrize("decide", ["request_replay", "discard"])
-    @pytest.mark.parametrize(
-        ("which", "other", "error"),
-        [
-            (at(3), {}, UnknownLetter),
-            ([at(2), LetterKey(P0, 4, "another-id")], {}, UnknownLetter),
-            ([], {}, ConfigurationError),
-            ([at(2), at(4)], {"limit": 1}, ConfigurationError),
-            (at(2), {"limit": 0}, ConfigurationError),
-            (at(2), {"reason": " "}, ConfigurationError),
-            (at(2), {"group": "nobody"}, UnknownGroup),
-            ("payments:0:2", {}, TypeError),
-            (None, {}, TypeError),
-            (P0, {}, TypeError),
-            ((P0, 2), {}, TypeError),
-            ([at(2), "payments:0:4"], {}, TypeError),
-            (LetterKey(("payments", 0), 2), {}, TypeError),  # type: ignore[arg-type]
-            (LetterKey(P0, "2"), {}, TypeError),  # type: ignore[arg-type]
-            (LetterKey(P0, 2, 7), {}, TypeError),  # type: ignore[arg-type]
-            (LetterPage((), None), {}, TypeError),
-            (at(2**63), {}, ConfigurationError),
-            (LetterKey(("payments", 2**31), 2), {}, TypeError),  # type: ignore[arg-type]
-            (at(2, TopicPartition("pay\0ments", 0)), {}, InvalidText),
-            (LetterKey(P0, 2, "\ud800"), {}, InvalidText),
-        ],
-        ids=[
-            *("no letter", "another topic", "none", "too many", "limit", "reason", "group"),
-            *("text", "nothing", "partition", "pair", "text in a list", "no partition", "no offset", "no topic id"),
-            *("page", "beyond 64 bits", "beyond 32 bits", "NUL", "surrogate"),
-        ],
-    )
-    def test_a_decision_that_cant_be_meant_changes_nothing(
-        self, five: Claim, decide: str, which: Any, other: dict[str, Any], error: type[Exception]
-    ) -> None:
-        for dry_run in (True, False):
-            with pytest.raises(error):
-                getattr(self.store, decide)(
-                    **{"group": GROUP, "which": which, "reason": REASON, "dry_run": dry_run, **other}
-                )
-        assert self.store.letter_counts(GROUP) == {"dead": 5}
+    def test_a_decision_that_cant_be_meant_changes_nothing(self, five: Claim, decide: str) -> None:
+        for name, (error, wrong) in REFUSED.items():
+            for dry_run in (True, False):
+                with pytest.raises(error):
+                    getattr(self.store, decide)(
+                        **{"group": GROUP, "which": at(2), "reason": REASON, "dry_run": dry_run, **wrong}
+                    )
+            assert self.store.letter_counts(GROUP) == {"dead": 5}, name
         assert self.store.history(GROUP, events=["replay", "discard"]) == []
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_decision_waits_for_a_replay_and_sees_what_it_did(self, five: Claim) -> None:
         self.store.request_replay(GROUP, [at(2), at(4)], reason=REASON)
         with ThreadPoolExecutor(1) as pool:
-            with session(self.store) as job:
+            with self.session() as job:
                 job.lock_letters(GROUP, [stored(2)])
                 waiting = pool.submit(self.store.discard, GROUP, LetterFilter(("requested",)), reason=REASON)
                 with pytest.raises(TimeoutError):
@@ -455,7 +372,7 @@ class LetterContract(ContractParts):
 
     def test_a_decision_does_not_wait_for_ever(self, five: Claim) -> None:
         self.store.timeouts = Timeouts(lock=0.2)
-        with session(self.store) as job:
+        with self.session() as job:
             job.lock_letters(GROUP, [stored(2)])
             with pytest.raises(LockTimeout):
                 self.store.discard(GROUP, at(2), reason=REASON)
@@ -467,103 +384,90 @@ class LetterContract(ContractParts):
 
     @pytest.mark.behaviour("DLQ-7")
     def test_requested_letters_come_in_order_with_their_contents_and_in_parts(self, five: Claim) -> None:
-        assert not reading(self.store.database, lambda one: one.has_requested(GROUP))
+        assert not self.look(lambda one: one.has_requested(GROUP))
         self.store.request_replay(GROUP, [at(1, P1), at(6), at(4), at(2)], reason=REASON)
 
-        assert reading(self.store.database, lambda one: one.has_requested(GROUP))
-        assert requested(self.store) == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
-        assert requested(self.store, limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
-        assert requested(self.store, max_bytes=1) == ["payments:0:2"]
-        [letter] = reading(
-            self.store.database, lambda one: one.requested_letters(GROUP, ["payments"], limit=1, max_bytes=1)
-        )
+        assert self.look(lambda one: one.has_requested(GROUP))
+        assert self.requested() == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1"]
+        assert self.requested(limit=3) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+        [letter] = self.letters_to_replay(max_bytes=1)
         assert letter == self.store.letter(GROUP, P0, 2)
         assert letter.payload == RECORD._replace(key=b"k")
-        assert reading(self.store.database, lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
+        assert self.look(lambda one: one.requested_letters(GROUP, ["x"], limit=9, max_bytes=9)) == []
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_letter_ahead_of_the_job_is_not_replayed_but_passed(self, five: Claim) -> None:
         self.store.request_replay(GROUP, LetterFilter(partition=0), reason=REASON)
         self.store.reset(GROUP, {P0: 4}, reason=REASON)
-        assert requested(self.store) == ["payments:0:2"]
+        assert self.requested() == ["payments:0:2"]
 
-        self.give(self.store.claim(GROUP, self.broker, mirror_every=None), {P0: OffsetRange(4, 10)})
-        assert requested(self.store) == ["payments:0:2"]
-        assert states(self.store)["payments:0:6"] == "superseded"
+        self.give(self.again(), {P0: OffsetRange(4, 10)})
+        assert self.requested() == ["payments:0:2"]
+        assert self.states()["payments:0:6"] == "superseded"
 
-    @pytest.mark.behaviour("DLQ-7")
-    def test_a_letter_of_an_earlier_topic_is_replayed_wherever_the_job_is(self, five: Claim) -> None:
-        recreate(self.store, self.broker)
+    @pytest.mark.behaviour("DLQ-7", "DLQ-11", "DLQ-14")
+    def test_letters_of_an_earlier_topic_are_left_alone_and_replayed_wherever_the_job_is(self, five: Claim) -> None:
+        again = self.recreate()
         self.store.request_replay(GROUP, [at(2), at(6)], reason=REASON)
-        assert requested(self.store) == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
-        self.store.request_replay(GROUP, at(4), reason=REASON)
-        assert requested(self.store) == ["payments:0:2", "payments:0:4", "payments:0:6"]
+        assert self.requested() == ["payments:0:2"], "6 waits for 4, which is dead and of its sequence"
+        self.give(again, {P0: OffsetRange(0, 9)}, dead(2, error=PARSE), dead(8, key=b"k"))
+
+        assert self.store.letter(GROUP, P0, 2, "payments-id").error == CHECK
+        assert self.store.letter(GROUP, P0, 2, "another-id").error == PARSE
+        assert self.store.letter(GROUP, P0, 2).topic_id == "another-id"
+        assert self.store.letter_counts(GROUP) == {"dead": 5, "requested": 2}
+        sequences = self.look(lambda one: one.open_sequences(GROUP))
+        assert sequences == {digest(P0, b"k"): 8}, "a sequence ends with its topic"
+        self.store.request_replay(GROUP, [LetterKey(P0, 4, "payments-id"), at(8)], reason=REASON)
+        assert self.requested() == ["payments:0:2", "payments:0:4", "payments:0:6", "payments:0:8"]
 
     @pytest.mark.behaviour("DLQ-11")
     def test_a_letter_waits_for_the_dead_ones_of_its_sequence_before_it(self, five: Claim) -> None:
-        self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
-        assert requested(self.store) == []
-        self.store.discard(GROUP, at(2), reason=REASON)
-        assert requested(self.store) == ["payments:0:4", "payments:0:6"]
+        def open_ones() -> dict[bytes, int]:
+            return self.look(lambda one: one.open_sequences(GROUP))
 
-        with session(self.store) as job:
+        key, other = digest(P0, b"k"), digest(P2, b"k")
+        self.give(five, {P2: OffsetRange(0, 9)}, dead(5, P2, b"k", cause="sequence"))
+        self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
+        assert (self.requested(), open_ones()) == ([], {key: 2, other: 5})
+        self.store.discard(GROUP, at(2), reason=REASON)
+        assert (self.requested(), open_ones()) == (["payments:0:4", "payments:0:6"], {key: 4, other: 5})
+
+        with self.session() as job:
             assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
-        assert requested(self.store) == []
+        assert self.requested() == []
+        self.store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
+        assert open_ones() == {other: 5}
 
     @pytest.mark.behaviour("DLQ-17")
-    def test_open_letters_are_overtaken_by_what_is_written_above_them(self, five: Claim, give_up: GiveUp) -> None:
+    def test_open_letters_are_overtaken_by_what_is_written_above_them(self, five: Claim) -> None:
         def in_sequence() -> dict[str, bool]:
             listed = self.store.letters(GROUP, topic="payments", contents=True).letters
             return {str(one.key): one.is_in_sequence for one in listed if one.sequence is not None}
 
         self.store.discard(GROUP, at(2), reason=REASON)
-        give_up(five, {P2: OffsetRange(0, 9)}, [dead(5, P2, b"k", cause="sequence")])
-        assert reading(self.store.database, lambda one: one.letters_in_sequence(GROUP)) == {P0: 6, P2: 5}
+        self.give(five, {P2: OffsetRange(0, 9)}, dead(5, P2, b"k", cause="sequence"))
+        assert self.look(lambda one: one.letters_in_sequence(GROUP)) == {P0: 6, P2: 5}
         self.give(five, {P0: OffsetRange(10, 11), P1: OffsetRange(10, 11)})
 
-        assert reading(self.store.database, lambda one: one.letters_in_sequence(GROUP)) == {P2: 5}
-        assert reading(self.store.database, lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
+        assert self.look(lambda one: one.letters_in_sequence(GROUP)) == {P2: 5}
+        assert self.look(lambda one: one.open_sequences(GROUP)) == {digest(P2, b"k"): 5}
         assert in_sequence() == {
             "payments:0:2": True,  # it is settled
             "payments:0:4": False,
             "payments:0:6": False,
             "payments:2:5": True,
         }
-        with session(self.store) as job:
+        with self.session() as job:
             assert job.overtake_letters(GROUP, {P0: OffsetRange(0, 11)}) == 0, "once is enough"
         self.store.request_replay(GROUP, [at(4), at(6)], reason=REASON)
-        assert requested(self.store) == ["payments:0:4", "payments:0:6"]
-        with session(self.store) as job:
+        assert self.requested() == ["payments:0:4", "payments:0:6"]
+        with self.session() as job:
             assert job.return_letters(GROUP, {stored(4): FailedReplay(CHECK)}, actor="job") == 1
-        assert requested(self.store) == [], "6 waits for 4, as before"
+        assert self.requested() == [], "6 waits for 4, as before"
 
-        give_up(self.store.claim(GROUP, self.broker), {P0: OffsetRange(11, 13)}, [dead(12, key=b"k")])
+        self.give(self.store.claim(GROUP, self.broker), {P0: OffsetRange(11, 13)}, dead(12, key=b"k"))
         assert in_sequence()["payments:0:12"]
-
-    @pytest.mark.behaviour("DLQ-11")
-    def test_a_sequence_ends_with_its_topic(self, five: Claim, give_up: GiveUp) -> None:
-        again = recreate(self.store, self.broker)
-        give_up(again, {P0: OffsetRange(0, 9)}, [dead(8, key=b"k")])
-
-        assert reading(self.store.database, lambda one: one.open_sequences(GROUP)) == {digest(P0, b"k"): 8}
-        self.store.request_replay(GROUP, at(8), reason=REASON)
-        assert requested(self.store) == ["payments:0:8"]
-
-    @pytest.mark.behaviour("DLQ-11")
-    def test_a_sequence_is_open_from_its_lowest_open_letter_below_the_stored_offset(
-        self, five: Claim, give_up: GiveUp
-    ) -> None:
-        def open_ones() -> dict[bytes, int]:
-            return reading(self.store.database, lambda one: one.open_sequences(GROUP))
-
-        key, other = digest(P0, b"k"), digest(P2, b"k")
-        give_up(five, {P2: OffsetRange(0, 9)}, [dead(5, P2, b"k", cause="sequence")])
-        assert open_ones() == {key: 2, other: 5}
-        self.store.discard(GROUP, at(2), reason=REASON)
-        self.store.request_replay(GROUP, at(4), reason=REASON)
-        assert open_ones() == {key: 4, other: 5}
-        self.store.reset(GROUP, {P0: 0, P2: 6}, reason=REASON)
-        assert open_ones() == {other: 5}
 
     @pytest.mark.behaviour("DLQ-7")
     def test_a_letter_that_fails_again_is_dead_with_its_new_error_and_one_attempt_more(self, five: Claim) -> None:
@@ -573,7 +477,7 @@ class LetterContract(ContractParts):
             stored(1, P1): FailedReplay(CHECK),
             stored(4): FailedReplay(CHECK),
         }
-        with session(self.store) as job:
+        with self.session() as job:
             assert job.return_letters(GROUP, failed, actor="the job") == 2
 
         letter = self.store.letter(GROUP, P0, 2)
@@ -586,15 +490,44 @@ class LetterContract(ContractParts):
     @pytest.mark.behaviour("DLQ-7")
     def test_a_reset_counts_the_replayed_letters_that_it_goes_back_over(self, five: Claim) -> None:
         for offset in (2, 6):
-            replay(self.store, at(offset))
+            self.replay(at(offset))
         for dry_run in (True, False):
             assert self.store.reset(GROUP, {P0: 7, P1: 0}, reason=REASON, dry_run=dry_run).replayed_letters == 0
         assert self.store.reset(GROUP, {P0: 6}, reason=REASON, dry_run=True).replayed_letters == 1
         assert self.store.reset(GROUP, {P0: 2}, reason=REASON).replayed_letters == 2
         assert self.store.reset(GROUP, {P0: 10}, reason=REASON).replayed_letters == 0
-        recreate(self.store, self.broker)
+        self.recreate()
         self.store.reset(GROUP, {P0: 10}, reason=REASON)
         assert self.store.reset(GROUP, {P0: 0}, reason=REASON).replayed_letters == 0
+
+
+LISTED: Final[list[tuple[dict[str, Any], list[str]]]] = [
+    ({}, ["payments:0:2", "payments:0:4", "payments:0:6", "payments:1:1", "payments:1:3"]),
+    ({"cause": "rejected"}, ["payments:1:1"]),
+    ({"topic": "payments", "partition": 1}, ["payments:1:1", "payments:1:3"]),
+    ({"topic": "refunds"}, []),
+    ({"error_class": "ValueError"}, ["payments:1:1"]),
+    ({"sqlstate": ""}, ["payments:1:1"]),
+    ({"sqlstate": "23514", "partition": 1}, ["payments:1:3"]),
+    ({"table": "public.results", "constraint": "positive", "column": "", "partition": 1}, ["payments:1:3"]),
+    ({"constraint": "another"}, []),
+    ({"state": "requested"}, ["payments:0:2"]),
+    ({"state": ["dead", "discarded"], "partition": 0}, ["payments:0:4", "payments:0:6"]),
+]
+NOT_LISTED: Final[list[dict[str, Any]]] = [
+    {"state": "alive"},
+    {"cause": "bad luck"},
+    {"limit": 0},
+    {"after": "x"},
+    {"after": "WzFd"},
+    {"within": 0},
+    {"within": 5, "contents": True},
+    {"partition": 2**31},
+    {"partition": "0"},
+    {"partition": -1},
+    {"topic": "\0"},
+    {"error_class": "\ud800"},
+]
 
 
 class PeopleLetterContract(LetterContract):
@@ -603,10 +536,8 @@ class PeopleLetterContract(LetterContract):
     # -- reads
 
     @pytest.mark.behaviour("DLQ-1")
-    def test_a_list_has_the_newest_first_page_by_page_and_no_contents_unless_asked(
-        self, five: Claim, give_up: GiveUp
-    ) -> None:
-        give_up(five, {P2: OffsetRange(0, 2)}, [dead(1, P2)])
+    def test_a_list_has_the_newest_first_page_by_page_and_no_contents_unless_asked(self, five: Claim) -> None:
+        self.give(five, {P2: OffsetRange(0, 2)}, dead(1, P2))
         seen: list[str] = []
         after = None
         while True:
@@ -621,156 +552,84 @@ class PeopleLetterContract(LetterContract):
         full = self.store.letters(GROUP, contents=True).letters
         assert full == tuple(self.store.letter(GROUP, one.topic_partition, one.offset) for one in full)
 
-    @pytest.mark.parametrize(
-        ("chosen", "found"),
-        [
-            ({"cause": "rejected"}, ["payments:1:1"]),
-            ({"topic": "payments", "partition": 1}, ["payments:1:1", "payments:1:3"]),
-            ({"topic": "refunds"}, []),
-            ({"error_class": "ValueError"}, ["payments:1:1"]),
-            ({"sqlstate": ""}, ["payments:1:1"]),
-            ({"sqlstate": "23514", "partition": 1}, ["payments:1:3"]),
-            ({"table": "public.results", "constraint": "positive", "column": "", "partition": 1}, ["payments:1:3"]),
-            ({"constraint": "another"}, []),
-            ({"state": "requested"}, ["payments:0:2"]),
-            ({"state": ["requested", "discarded"]}, ["payments:0:2", "payments:0:4"]),
-        ],
-    )
-    def test_a_list_is_filtered(self, five: Claim, chosen: dict[str, Any], found: list[str]) -> None:
+    def test_a_list_is_filtered_also_where_it_looks_at_some_letters_at_a_time(self, five: Claim) -> None:
         self.store.request_replay(GROUP, at(2), reason=REASON)
         self.store.discard(GROUP, at(4), reason=REASON)
-        assert sorted(str(letter.key) for letter in self.store.letters(GROUP, **chosen).letters) == found
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"state": "alive"},
-            {"cause": "bad luck"},
-            {"limit": 0},
-            {"after": "x"},
-            {"after": "WzFd"},
-            {"within": 0},
-            {"within": 5, "contents": True},
-            {"partition": 2**31},
-            {"partition": "0"},
-            {"partition": -1},
-            {"topic": "\0"},
-            {"error_class": "\ud800"},
-        ],
-        ids=str,
-    )
-    def test_a_list_that_cant_be_meant_is_refused(self, wrong: dict[str, Any]) -> None:
-        with pytest.raises(ConfigurationError):
-            self.store.letters(GROUP, **wrong)
-
-    @pytest.mark.parametrize(
-        "chosen",
-        [
-            {},
-            {"partition": 1},
-            {"cause": "refused"},
-            {"state": "dead"},
-            {"state": ["dead", "discarded"], "partition": 0},
-        ],
-    )
-    @pytest.mark.parametrize(("within", "limit"), [(2, 1), (2, 2), (6, 100)])
-    def test_a_list_that_looks_at_some_letters_at_a_time_finds_them_all(
-        self, five: Claim, chosen: dict[str, Any], within: int, limit: int
-    ) -> None:
-        self.store.request_replay(GROUP, at(2), reason=REASON)
-        self.store.discard(GROUP, at(4), reason=REASON)
-        seen: list[Letter] = []
-        after, looks = None, 0
-        while looks == 0 or after is not None:
-            page = self.store.letters(GROUP, **chosen, within=within, limit=limit, after=after)
-            assert len(page.letters) <= min(within, limit)
-            seen += page.letters
-            after, looks = page.next, looks + 1
-            assert looks <= 6
-
-        assert tuple(seen) == self.store.letters(GROUP, **chosen).letters
+        for chosen, found in LISTED:
+            whole = self.store.letters(GROUP, **chosen).letters
+            assert sorted(str(letter.key) for letter in whole) == found
+            for within, limit in ((2, 1), (2, 2), (6, 100)):
+                seen: list[Letter] = []
+                after, looks = None, 0
+                while looks == 0 or after is not None:
+                    page = self.store.letters(GROUP, **chosen, within=within, limit=limit, after=after)
+                    assert len(page.letters) <= min(within, limit)
+                    seen += page.letters
+                    after, looks = page.next, looks + 1
+                    assert looks <= 6
+                assert tuple(seen) == whole
 
     @pytest.mark.behaviour("DASH-4")
-    def test_a_letter_can_be_read_without_its_contents(self, five: Claim) -> None:
-        listed = {letter.key: letter for letter in self.store.letters(GROUP).letters}
-        for key, letter in listed.items():
-            assert self.store.letter(GROUP, *key, contents=False) == letter
-            assert self.store.letter(GROUP, *key[:2], contents=False) == letter
-        with pytest.raises(UnknownLetter):
-            self.store.letter(GROUP, P0, 3, contents=False)
+    def test_a_letter_can_be_read_without_its_contents_and_one_that_is_not_there_is_told(self, five: Claim) -> None:
+        for letter in self.store.letters(GROUP).letters:
+            assert self.store.letter(GROUP, *letter.key, contents=False) == letter
+            assert self.store.letter(GROUP, *letter.key[:2], contents=False) == letter
 
-    @pytest.mark.parametrize("name", ["error_class", "sqlstate", "table", "constraint", "column"])
-    def test_errors_are_told_apart_to_the_end_of_a_long_name(self, claim: Claim, give_up: GiveUp, name: str) -> None:
-        """A database may index the beginnings alone."""
-        long = "größe" * 1000
-        values = [long[:length] + end for length in (1, 39, 40, 41, 63, 4999) for end in ("", "a", "b")]
-        letters = [dead(n, error=replace(CHECK, **{name: value})) for n, value in enumerate(values)]
-        give_up(claim, {P0: OffsetRange(0, 100)}, letters)
-
-        for offset, value in enumerate(values):
-            chosen: dict[str, Any] = {name: value}
-            found = self.store.letters(GROUP, **chosen).letters
-            assert [letter.offset for letter in found] == [n for n, other in enumerate(values) if other == value]
-            seen = self.store.request_replay(GROUP, LetterFilter(**chosen), reason=REASON, dry_run=True)
-            assert stored(offset) in seen.letters
-            assert len(seen.letters) == len(found)
-
-    def test_a_letter_that_is_not_there_is_told(self, five: Claim) -> None:
         for key in (at(3), at(2, P2), LetterKey(P0, 2, "another-id")):
-            with pytest.raises(UnknownLetter):
-                self.store.letter(GROUP, key.topic_partition, key.offset, key.topic_id)
+            for contents in (True, False):
+                with pytest.raises(UnknownLetter):
+                    self.store.letter(GROUP, *key, contents=contents)
         with pytest.raises(UnknownGroup):
             self.store.letter("nobody", P0, 2)
         wrong: Any
         for wrong in (("payments", 2), (P0, "2"), (P0, 2, 7)):  # which name no letter
             with pytest.raises(TypeError, match="not a dead letter: found LetterKey"):
                 self.store.letter(GROUP, *wrong)
+        for wrong in NOT_LISTED:
+            with pytest.raises(ConfigurationError):
+                self.store.letters(GROUP, **wrong)
+
+    def test_errors_are_told_apart_to_the_end_of_a_long_name(self, claim: Claim) -> None:
+        """A database may index the beginnings alone."""
+        long = "größe" * 1000
+        values = [long[:length] + end for length in (1, 39, 40, 41, 63, 4999) for end in ("", "a", "b")]
+        names = ("error_class", "sqlstate", "table", "constraint", "column")
+        errors: list[dict[str, Any]] = [{name: value} for name in names for value in values]
+        letters = [dead(offset, error=replace(CHECK, **chosen)) for offset, chosen in enumerate(errors)]
+        self.give(claim, {P0: OffsetRange(0, 100)}, *letters)
+
+        for chosen in errors:
+            found = self.store.letters(GROUP, **chosen).letters
+            assert [letter.offset for letter in found] == [n for n, other in enumerate(errors) if other == chosen]
+            seen = self.store.request_replay(GROUP, LetterFilter(**chosen), reason=REASON, dry_run=True)
+            assert {*seen.letters} == {letter.key for letter in found}
 
     @pytest.mark.behaviour("DLQ-10")
-    def test_a_record_that_fails_again_reopens_its_letter(self, five: Claim, give_up: GiveUp) -> None:
+    def test_a_record_that_fails_again_reopens_its_letter(self, five: Claim) -> None:
         before = self.store.letter(GROUP, P0, 2)
         self.store.discard(GROUP, at(2), reason=REASON, erase=True)
         self.store.reset(GROUP, {P0: 0}, reason=REASON)
-        again = self.store.claim(GROUP, self.broker, mirror_every=None)
-        give_up(again, {P0: OffsetRange(0, 10)}, [dead(2, error=PARSE, attempts=5), dead(4)])
+        self.give(self.again(), {P0: OffsetRange(0, 10)}, dead(2, error=PARSE, attempts=5), dead(4))
 
         letter = self.store.letter(GROUP, P0, 2)
         assert (letter.state, letter.times, letter.attempts, letter.error) == ("dead", 2, 5, PARSE)
         assert (letter.payload_state, letter.decided_at, letter.actor, letter.reason) == ("kept", None, None, None)
         assert letter.created_at == before.created_at
         assert self.store.letter(GROUP, P0, 4).times == 2
-        assert states(self.store)["payments:0:6"] == "superseded"
+        assert self.states()["payments:0:6"] == "superseded"
 
     def test_a_rename_takes_letters_and_failed_attempts_along(self, five: Claim) -> None:
-        with session(self.store) as one:
+        with self.session() as one:
             one.write_failures(GROUP, {(P0, 12): Failed(1, {"X": 1})})
         self.store.rename_group(GROUP, "invoicing", reason=REASON)
 
-        assert (self.store.letter_counts(GROUP), failures(self.store)) == ({}, {})
+        assert (self.store.letter_counts(GROUP), self.failures()) == ({}, {})
         assert self.store.letter_counts("invoicing") == {"dead": 5}
-        assert failures(self.store, "invoicing") == {(P0, 12): Failed(1, {"X": 1})}
+        assert self.failures("invoicing") == {(P0, 12): Failed(1, {"X": 1})}
         with pytest.raises(GroupRenamed):
             self.store.discard(GROUP, at(2), reason=REASON)
 
-    def test_counts_and_errors_can_be_bounded(self, five: Claim) -> None:
-        self.store.discard(GROUP, at(4), reason=REASON)
-        assert self.store.letter_counts(GROUP, up_to=3) == {"dead": 3, "discarded": 1}
-        assert self.store.letter_counts(GROUP, up_to=9) == {"dead": 4, "discarded": 1}
-        assert self.store.letter_counts("nobody", up_to=3) == {}
-        assert self.store.group_state(GROUP).dead_letters == {"dead": 4}
-        newest = self.store.letters(GROUP, state="dead", limit=2).letters
-        errors = self.store.letter_errors(GROUP, within=2)
-        assert sum(one.count for one in errors) == 2
-        assert {one.example for one in errors} <= {one.key for one in newest}
-        assert self.store.letter_errors(GROUP, within=4) == self.store.letter_errors(GROUP)
-        for wrong in (
-            lambda: self.store.letter_counts(GROUP, up_to=0),
-            lambda: self.store.letter_errors(GROUP, within=0),
-        ):
-            with pytest.raises(ConfigurationError):
-                wrong()
-
-    def test_letters_are_grouped_by_their_errors_and_a_group_is_a_filter(self, five: Claim) -> None:
+    def test_letters_are_grouped_by_their_errors_which_is_a_filter_and_counts_can_be_bounded(self, five: Claim) -> None:
         many, one = self.store.letter_errors(GROUP)
 
         assert (many.count, many.cause, many.error_class, many.sqlstate) == (4, "refused", "RowsRefused", "23514")
@@ -783,20 +642,31 @@ class PeopleLetterContract(LetterContract):
         assert [error.count for error in self.store.letter_errors(GROUP)] == [4]
         assert [error.count for error in self.store.letter_errors(GROUP, state=None, limit=1)] == [4]
 
+        assert self.store.letter_counts(GROUP, up_to=3) == {"dead": 3, "discarded": 1}
+        assert self.store.letter_counts(GROUP, up_to=9) == {"dead": 4, "discarded": 1}
+        assert self.store.letter_counts("nobody", up_to=3) == {}
+        assert self.store.group_state(GROUP).dead_letters == {"dead": 4}
+        newest = self.store.letters(GROUP, state="dead", limit=2).letters
+        [error] = self.store.letter_errors(GROUP, within=2)
+        assert (error.count, error.example in {one.key for one in newest}) == (2, True)
+        assert self.store.letter_errors(GROUP, within=4) == self.store.letter_errors(GROUP)
+        for count in (partial(self.store.letter_counts, up_to=0), partial(self.store.letter_errors, within=0)):
+            with pytest.raises(ConfigurationError):
+                count(GROUP)
+
     def test_erasing_discards_what_is_open_and_clears_contents_in_any_state(self, five: Claim) -> None:
-        replay(self.store, at(2))
+        self.replay(at(2))
         before = self.store.letter(GROUP, P0, 2)
-        done = self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True, limit=4)
-        assert (len(done.letters), done.more) == (4, True)
-        done = self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True)
-        assert (len(done.letters), done.more) == (1, False)
-        assert self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True).letters == ()
+        erased = [
+            self.store.discard(GROUP, LetterFilter(), reason="ticket 18", erase=True, limit=limit)
+            for limit in (4, 5, 5)
+        ]
+        assert [(len(done.letters), done.more) for done in erased] == [(4, True), (1, False), (0, False)]
 
         assert self.store.letter_counts(GROUP) == {"replayed": 1, "discarded": 4}
         for letter in self.store.letters(GROUP, contents=True).letters:
             assert (letter.payload, letter.payload_state, letter.sequence) == (None, "erased", None)
-            assert (letter.error.text, letter.error.traceback) == ("", None)
-            assert letter.error.error_class
+            assert (letter.error.text, letter.error.traceback, bool(letter.error.error_class)) == ("", None, True)
         after = self.store.letter(GROUP, P0, 2)
         assert (after.state, after.decided_at, after.reason) == ("replayed", before.decided_at, before.reason)
         assert len(self.store.history(GROUP, events=["erase"])) == 2
@@ -805,50 +675,44 @@ class PeopleLetterContract(LetterContract):
             self.store.request_replay(GROUP, at(2), reason=REASON)
 
     def test_only_what_was_settled_long_enough_ago_is_pruned(self, five: Claim) -> None:
-        replay(self.store, at(2))
+        def prune(older_than: timedelta = timedelta(0), **how: Any) -> Any:
+            given: dict[str, Any] = {"older_than": older_than, "reason": REASON, **how}
+            return self.store.prune(GROUP, **given)
+
+        assert not prune().executed  # each is open
+        self.replay(at(2))
         self.store.discard(GROUP, [at(4), at(1, P1)], reason=REASON)
         self.store.request_replay(GROUP, at(6), reason=REASON)
-        day = timedelta(days=1)
-        assert self.store.prune(GROUP, older_than=day, reason=REASON).count == 0
-        now = timedelta(0)
-        seen = self.store.prune(GROUP, older_than=now, reason=REASON, limit=2, dry_run=True)
+        assert prune(timedelta(days=1)).count == 0
+        seen = prune(limit=2, dry_run=True)
         assert (seen.count, seen.more, seen.executed) == (2, True, False)
-        longer = timedelta(microseconds=1)  # which other letters, and as many, may be older than
-        with pytest.raises(PlanChanged):
-            self.store.prune(GROUP, older_than=longer, reason=REASON, limit=2, if_plan=seen.digest)
+        with pytest.raises(PlanChanged):  # other letters, and as many, may be older than that
+            prune(timedelta(microseconds=1), limit=2, if_plan=seen.digest)
+        for wrong in (
+            partial(prune, states=["dead"]),
+            partial(prune, states=["requested", "replayed"]),
+            partial(prune, states=[]),
+            partial(prune, timedelta(-1)),
+            partial(prune, reason=""),
+        ):
+            with pytest.raises(ConfigurationError):
+                wrong()
 
-        assert self.store.prune(GROUP, older_than=now, reason=REASON, states=["discarded"], limit=1).more
-        done = self.store.prune(GROUP, older_than=now, reason=REASON, actor="ana")
+        assert prune(states=["discarded"], limit=1).more
+        done = prune(actor="ana")
         assert (done.count, done.more, done.executed) == (2, False, True)
         assert self.store.letter_counts(GROUP) == {"dead": 1, "requested": 1}
-        assert not self.store.prune(GROUP, older_than=now, reason=REASON).executed
+        assert not prune().executed
         first, last = self.store.history(GROUP, events=["prune"])
         assert first.reason.startswith("1 dead letter deleted (discarded before ")
         assert last.reason.startswith("2 dead letters deleted (replayed, discarded, superseded before ")
         assert last.actor == "ana"
 
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"states": ["dead"]},
-            {"states": ["requested", "replayed"]},
-            {"states": []},
-            {"older_than": timedelta(-1)},
-            {"reason": ""},
-        ],
-    )
-    def test_letters_that_are_open_are_never_pruned(self, five: Claim, wrong: dict[str, Any]) -> None:
-        arguments: dict[str, Any] = {"older_than": timedelta(0), "reason": REASON, **wrong}
-        with pytest.raises(ConfigurationError):
-            self.store.prune(GROUP, **arguments)
-        self.store.prune(GROUP, older_than=timedelta(0), reason=REASON)
-        assert self.store.letter_counts(GROUP) == {"dead": 5}
-
     @pytest.mark.behaviour("DLQ-7")
     def test_a_replay_locks_its_letters_and_sees_what_has_changed_since_it_read_them(self, five: Claim) -> None:
         self.store.request_replay(GROUP, [at(2), at(4)], reason=REASON, forced=True)
         self.store.discard(GROUP, at(4), reason=REASON, erase=True)
-        with session(self.store) as job:
+        with self.session() as job:
             found = job.lock_letters(GROUP, [stored(4), stored(2), stored(3)])
             assert list(found) == [stored(2), stored(4)]
             assert found[stored(2)][:5] == ("requested", "kept", True, 1, 2)
@@ -858,30 +722,3 @@ class PeopleLetterContract(LetterContract):
         letter = self.store.letter(GROUP, P0, 2)
         assert (letter.state, letter.actor, letter.reason) == ("replayed", "the job", REASON)
         assert self.store.letter(GROUP, P0, 4).state == "discarded"
-
-
-def failures(store: OffsetStore, group: str = GROUP) -> dict[tuple[TopicPartition, int], Failed]:
-    """The failed attempts that are stored."""
-    return reading(store.database, lambda one: one.failures(group))
-
-
-def requested(store: OffsetStore, *, limit: int = 100, max_bytes: int = 1 << 20) -> list[str]:
-    """The letters that a job would replay next."""
-    query: Callable[[Session], list[str]] = lambda one: [  # noqa: E731 - a query is a function
-        str(letter.key) for letter in one.requested_letters(GROUP, ["payments"], limit=limit, max_bytes=max_bytes)
-    ]
-    return reading(store.database, query)
-
-
-def replay(store: OffsetStore, key: LetterKey) -> None:
-    """Mark a letter as a job does that has replayed it."""
-    [found] = store.request_replay(GROUP, key, reason=REASON).letters
-    with session(store) as job:
-        assert job.mark_replayed(GROUP, [found], actor="the job") == 1
-
-
-def recreate(store: OffsetStore, broker: StaticBroker) -> Claim:
-    """Delete the topic and create it again, and claim it from its beginning."""
-    log = broker.current.topics["payments"]
-    broker.current = replace(broker.current, topics={"payments": replace(log, topic_id="another-id")})
-    return store.claim(GROUP, broker, policy=StartPolicy(on_recreated="restart"), mirror_every=None)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,25 +19,19 @@ from offsetstore.errors import (
     TopicRecreated,
     TransactionLost,
 )
-from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
+from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import EpochPair, OffsetRange, StoredOffset, TopicLog, TopicPartition, Watermarks
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.retries import Retries
 from offsetstore.store import acquire, claim_rows, log_watch
 from offsetstore.store.claim import Claim
 from offsetstore.store.sessions import read as reading
-from offsetstore.store.sessions import transaction
-from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts, held
+from tests.contract.parts import GROUP, P0, P1, WAIT, ContractParts, starts
+from tests.support.waiting import wait_until
 
 P3 = TopicPartition("payments", 3)
 REASON = "ticket 17"
 ANYTHING = StartPolicy(on_data_loss="earliest", on_recreated="restart", prefer="stored")
-
-
-def row_of(store: OffsetStore, tp: TopicPartition = P0, group: str = GROUP) -> StoredOffset:
-    """The partition's row."""
-    return store.offsets(group)[tp]
 
 
 class LogContract(ContractParts):
@@ -50,6 +44,21 @@ class LogContract(ContractParts):
         monkeypatch.setattr(log_watch, "_SOON", 0.01)
         monkeypatch.setattr("offsetstore.store.mirror.LAST_COMMIT", float(WAIT))
 
+    def row(self, tp: TopicPartition = P0, group: str = GROUP) -> StoredOffset:
+        """The partition's row."""
+        return self.store.offsets(group)[tp]
+
+    def refuse(self, error: type[Exception], words: str | None = None, **how: Any) -> None:
+        """Expect that the next start is refused."""
+        with pytest.raises(error, match=words):
+            self.store.claim(GROUP, self.broker, **how)
+
+    def wait_for_pair(self, pair: EpochPair, tp: TopicPartition = P0) -> None:
+        wait_until(lambda: self.row(tp).pair == pair)
+
+    def wait_for_evidence(self, tp: TopicPartition = P0) -> None:
+        wait_until(lambda: self.row(tp).suspect is not None)
+
     @pytest.fixture
     def stopped(self) -> Claim:
         """A job that has stopped cleanly, with 40, 30 and 0 stored."""
@@ -57,13 +66,20 @@ class LogContract(ContractParts):
             self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
         return claim
 
+    @contextmanager
+    def watched(self) -> Generator[Claim]:
+        """A job that runs, with 40 stored, whose logs are looked at all the time."""
+        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
+            self.give(claim, {P0: OffsetRange(0, 40)})
+            self.wait_for_pair(EpochPair(40, 0))
+            yield claim
+
     # -- the end of the log
 
     @pytest.mark.behaviour("START-25")
     def test_a_refused_start_is_remembered_when_the_log_has_grown_until_a_reset(self, stopped: Claim) -> None:
         self.broker.set_log(P0, 0, 35)
-        with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 35"):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(OffsetOutOfRange, r"payments-0.*end 35")
         self.broker.set_log(P0, 0, 100)
 
         with pytest.raises(LogTruncated, match="the log ended at 35, below the stored offset 40") as refused:
@@ -73,23 +89,24 @@ class LogContract(ContractParts):
         (line,) = self.store.history(GROUP, events=["suspect"])
         assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 40, 40)
         self.store.reset(GROUP, {P1: 30}, reason=REASON)
-        with pytest.raises(LogTruncated):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(LogTruncated)
         self.store.reset(GROUP, {P0: 35}, reason=REASON)
         claim = self.store.claim(GROUP, self.broker)
-        assert claim.starting is not None
-        assert (claim.starting.offsets[P0], row_of(self.store).suspect) == (35, None)
+        assert (starts(claim)[P0], self.row().suspect) == (35, None)
 
     @pytest.mark.behaviour("START-25")
     def test_the_first_evidence_stays(self, stopped: Claim) -> None:
-        for end in (35, 30):
+        for end in (35, 25):
             self.broker.set_log(P0, 0, end)
-            with pytest.raises(OffsetOutOfRange):
-                self.store.claim(GROUP, self.broker)
-        found = row_of(self.store).suspect
-        assert found is not None
-        assert found.what == "the log ended at 35, below the stored offset 40"
-        assert len(self.store.history(GROUP, events=["suspect"])) == 1
+            self.broker.set_log(P1, 0, end - 10)
+            self.refuse(OffsetOutOfRange)
+        found = [row.suspect.what if row.suspect else None for row in self.store.offsets(GROUP).values()]
+        assert found == [
+            "the log ended at 35, below the stored offset 40",
+            "the log ended at 25, below the stored offset 30",
+            None,
+        ]
+        assert len(self.store.history(GROUP, events=["suspect"])) == 2
 
     @pytest.mark.behaviour("START-25", "START-10")
     def test_what_only_one_attempt_has_seen_is_no_evidence(self, stopped: Claim) -> None:
@@ -99,54 +116,46 @@ class LogContract(ContractParts):
         self.broker.script = [short, short]
         self.store.claim(GROUP, self.broker).close()
         self.broker.script = [TransactionLost("the connection broke"), TransactionLost("the connection broke"), short]
-        with pytest.raises(OffsetOutOfRange):
-            self.store.claim(GROUP, self.broker)
-        assert row_of(self.store).suspect is None
+        self.refuse(OffsetOutOfRange)
+        assert self.row().suspect is None
 
     @pytest.mark.behaviour("START-25")
     def test_an_attempt_that_breaks_before_it_looks_refutes_nothing(self, stopped: Claim) -> None:
         self.broker.set_log(P0, 0, 35)
         self.broker.script = [None, TransactionLost("the connection broke")]
-        with pytest.raises(OffsetOutOfRange):
-            self.store.claim(GROUP, self.broker)
-        assert row_of(self.store).suspect is not None
+        self.refuse(OffsetOutOfRange)
+        assert self.row().suspect is not None
 
     @pytest.mark.behaviour("START-25")
     def test_an_offset_that_was_set_too_high_and_never_read_from_is_no_lost_record(self, stopped: Claim) -> None:
         self.store.reset(GROUP, {P0: 400}, reason=REASON)
         for _ in range(2):
-            with pytest.raises(OffsetOutOfRange, match=r"payments-0.*end 100"):
-                self.store.claim(GROUP, self.broker)
-        assert row_of(self.store).suspect is None
+            self.refuse(OffsetOutOfRange, r"payments-0.*end 100")
+        assert self.row().suspect is None
 
         self.broker.set_log(P0, 0, 500)
-        running = self.store.claim(GROUP, self.broker, mirror_every=None)
+        running = self.again()
         self.give(running, {P0: OffsetRange(400, 410)})
-        assert row_of(self.store).pinned
+        assert self.row().pinned
         self.broker.set_log(P0, 0, 405)
-        with pytest.raises(OffsetOutOfRange):
-            self.store.claim(GROUP, self.broker)
-        assert row_of(self.store).suspect is not None
+        self.refuse(OffsetOutOfRange)
+        assert self.row().suspect is not None
 
     @pytest.mark.behaviour("START-25")
-    def test_an_offset_that_a_reset_found_in_the_log_is_evidence_when_the_log_ends_below_it(
-        self, stopped: Claim
+    @pytest.mark.parametrize(
+        ("read", "to", "end", "has_pairs"),
+        [(40, 90, 60, True), (40, 41, 35, True), (100, 90, 50, False), (100, 100, 50, False), (100, 101, 50, False)],
+    )
+    def test_what_was_read_before_a_reset_is_evidence_also_where_no_pair_shows_it(
+        self, read: int, to: int, end: int, *, has_pairs: bool
     ) -> None:
-        self.store.reset(GROUP, {P0: 90}, reason=REASON, broker=self.broker)
-        _expect_remembered(self.store, self.broker, end=60, stored=90)
-
-    @pytest.mark.behaviour("START-25")
-    def test_a_log_that_ends_below_what_was_read_is_evidence_wherever_a_reset_went_since(self, stopped: Claim) -> None:
-        self.store.reset(GROUP, {P0: 41}, reason=REASON)
-        _expect_remembered(self.store, self.broker, end=35, stored=41)
-
-    @pytest.mark.behaviour("START-25")
-    @pytest.mark.parametrize("to", [90, 100, 101])
-    def test_what_was_read_before_a_reset_is_evidence_also_where_no_pair_shows_it(self, to: int) -> None:
-        with self.store.claim(GROUP, self.broker, mirror_every=None) as claim:
-            self.give(claim, {P0: OffsetRange(0, 100)})
-        self.store.reset(GROUP, {P0: to}, reason=REASON)
-        _expect_remembered(self.store, self.broker, end=50, stored=to)
+        with self.store.claim(GROUP, self.broker, mirror_every=600 if has_pairs else None) as claim:
+            self.give(claim, {P0: OffsetRange(0, read)})
+        self.store.reset(GROUP, {P0: to}, reason=REASON, broker=self.broker if end == 60 else None)
+        self.broker.set_log(P0, 0, end)
+        self.refuse(OffsetOutOfRange)
+        self.broker.set_log(P0, 0, 300)
+        self.refuse(LogTruncated, f"the log ended at {end}, below the stored offset {to}")
 
     @pytest.mark.behaviour("START-26")
     def test_a_place_at_which_the_log_can_t_be_asked_about_is_left_by_two_resets(
@@ -165,8 +174,7 @@ class LogContract(ContractParts):
         self.broker.set_log(P0, 0, 300)
         for to in (100, 150):
             self.store.reset(GROUP, {P0: to}, reason=REASON, broker=self.broker)
-            with pytest.raises(BrokerUnavailable, match="no answer"):
-                self.store.claim(GROUP, self.broker)
+            self.refuse(BrokerUnavailable, "no answer")
 
         self.store.pause(GROUP, reason=REASON)
         self.store.reset(GROUP, {P0: 99}, reason=REASON)
@@ -182,13 +190,12 @@ class LogContract(ContractParts):
         at_a_transaction = replace(log, partitions={**log.partitions, 0: Watermarks(0, 35, high=100)})
         whole = self.broker.current
         self.broker.current = replace(whole, topics={"payments": at_a_transaction})
-        with pytest.raises(OffsetOutOfRange, match="end 35"):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(OffsetOutOfRange, "end 35")
         self.broker.current = whole
 
         self.store.claim(GROUP, self.broker).close()
 
-        assert row_of(self.store).suspect is None
+        assert self.row().suspect is None
 
     @pytest.mark.behaviour("START-25")
     def test_the_resolver_and_a_dry_run_record_nothing(self, stopped: Claim) -> None:
@@ -196,7 +203,7 @@ class LogContract(ContractParts):
         with pytest.raises(OffsetOutOfRange):
             resolve_starting_offsets(self.broker, group=GROUP, store=self.store)
         self.store.reset(GROUP, "latest", partitions="all", broker=self.broker, reason=REASON, dry_run=True)
-        assert row_of(self.store).suspect is None
+        assert self.row().suspect is None
 
     # -- a partition that was added while the job ran: its row has no topic id
 
@@ -206,24 +213,21 @@ class LogContract(ContractParts):
         with self.store.claim(GROUP, self.broker, mirror_every=600) as claim:
             self.broker.set_log(P3, 0, 100)
             self.give(claim, {P3: OffsetRange(0, 40)})
-        assert row_of(self.store, P3).topic_id is None
+        assert self.row(P3).topic_id is None
         return claim
 
     @pytest.mark.behaviour("START-26")
     def test_a_new_partition_that_was_truncated_and_has_regrown_is_refused(self, extended: Claim) -> None:
         self.broker.truncate(P3, 35, end=200)
-        with pytest.raises(LogTruncated, match="payments-3"):
-            self.store.claim(GROUP, self.broker, policy=ANYTHING)
-        assert row_of(self.store, P3).suspect is not None
+        self.refuse(LogTruncated, "payments-3", policy=ANYTHING)
+        assert self.row(P3).suspect is not None
 
     @pytest.mark.behaviour("START-25", "START-8")
     def test_a_new_partition_that_is_too_short_is_not_taken_for_a_new_topic(self, extended: Claim) -> None:
         self.broker.set_log(P3, 0, 35)
-        with pytest.raises(OffsetOutOfRange, match="the topic is the same"):
-            self.store.claim(GROUP, self.broker, policy=ANYTHING)
+        self.refuse(OffsetOutOfRange, "the topic is the same", policy=ANYTHING)
         self.broker.set_log(P3, 0, 100)
-        with pytest.raises(LogTruncated, match="the log ended at 35, below the stored offset 40"):
-            self.store.claim(GROUP, self.broker, policy=ANYTHING)
+        self.refuse(LogTruncated, "the log ended at 35, below the stored offset 40", policy=ANYTHING)
 
     # -- the leader epoch
 
@@ -231,69 +235,66 @@ class LogContract(ContractParts):
     def test_a_log_that_was_truncated_and_has_regrown_is_refused_until_a_reset(self, stopped: Claim) -> None:
         self.broker.truncate(P0, 35, end=200)
 
-        with pytest.raises(LogTruncated, match="the log parts at offset 35, below the stored offset 40"):
-            self.store.claim(GROUP, self.broker, policy=ANYTHING)
+        self.refuse(LogTruncated, "the log parts at offset 35, below the stored offset 40", policy=ANYTHING)
 
-        assert row_of(self.store).token == stopped.token
+        assert self.row().token == stopped.token
         self.broker.change_leader(P0)  # also when its epoch has been forgotten by then
-        with pytest.raises(LogTruncated, match="recorded on"):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(LogTruncated, "recorded on")
         self.store.reset(GROUP, {P0: 35}, reason=REASON)
         claim = self.store.claim(GROUP, self.broker)
-        assert claim.starting is not None
-        assert (claim.starting.offsets[P0], row_of(self.store).pair) == (35, EpochPair(35, 2))
+        assert (starts(claim)[P0], self.row().pair) == (35, EpochPair(35, 2))
 
     @pytest.mark.behaviour("START-26")
-    @pytest.mark.parametrize("is_asked", [True, False])
-    @pytest.mark.parametrize("to", [30, 41, 90])
-    @pytest.mark.parametrize("is_truncated_first", [True, False])
+    @pytest.mark.parametrize(
+        ("to", "is_asked", "is_truncated_first"),
+        [
+            (30, True, True),
+            (30, False, False),
+            (41, True, False),
+            (41, False, True),
+            (90, True, True),
+            (90, False, False),
+        ],
+    )
     def test_a_reset_accepts_no_truncation_that_its_plan_does_not_show(
         self, stopped: Claim, to: int, *, is_asked: bool, is_truncated_first: bool
     ) -> None:
         if is_truncated_first:
             self.broker.truncate(P0, 20, end=150)
-        done = self.store.reset(
-            GROUP, {P0: to}, reason=REASON, from_offset=40, broker=self.broker if is_asked else None
-        )
+        asked = self.broker if is_asked else None
+        done = self.store.reset(GROUP, {P0: to}, reason=REASON, from_offset=40, broker=asked)
         assert done.losses == {}
         if not is_truncated_first:
             self.broker.truncate(P0, 20, end=150)
-        with pytest.raises(LogTruncated, match="payments-0"):
-            self.store.claim(GROUP, self.broker, policy=ANYTHING)
+        self.refuse(LogTruncated, "payments-0", policy=ANYTHING)
 
     @pytest.mark.behaviour("START-26")
     def test_a_reset_that_accepts_evidence_takes_the_log_as_it_found_it(self, stopped: Claim) -> None:
         self.broker.truncate(P0, 35, end=200)
-        with pytest.raises(LogTruncated):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(LogTruncated)
         self.store.reset(GROUP, {P0: 35}, reason=REASON)
-        assert row_of(self.store).pair is None
+        assert self.row().pair is None
         self.store.reset(GROUP, {P0: 150}, reason=REASON, broker=self.broker)
-        assert row_of(self.store).pair == EpochPair(150, 1)
+        assert self.row().pair == EpochPair(150, 1)
         self.broker.truncate(P0, 100, end=300)
-        with pytest.raises(LogTruncated, match="at offset 100, below the stored offset 150"):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(LogTruncated, "at offset 100, below the stored offset 150")
 
     @pytest.mark.behaviour("START-26")
     def test_a_change_of_leader_alone_is_none_and_only_its_partition_is_asked_about(self, stopped: Claim) -> None:
         self.broker.change_leader(P0)
 
-        self.store.claim(GROUP, self.broker, mirror_every=None)
+        self.again()
         assert self.broker.asked_epochs == [{P0: EpochPair(40, 0)}]
-        self.store.claim(GROUP, self.broker, mirror_every=None)
+        self.again()
 
         assert len(self.broker.asked_epochs) == 1
-        assert [row_of(self.store, tp).pair for tp in (P0, P1)] == [EpochPair(40, 1), EpochPair(30, 0)]
-
-    @pytest.mark.behaviour("START-26")
-    def test_a_truncation_above_the_stored_offset_lost_nothing(self, stopped: Claim) -> None:
-        self.broker.truncate(P0, 40, end=200)
-        self.store.claim(GROUP, self.broker)
+        assert [self.row(tp).pair for tp in (P0, P1)] == [EpochPair(40, 1), EpochPair(30, 0)]
 
     @pytest.mark.behaviour("START-26")
     def test_a_truncation_above_where_a_reset_went_lost_nothing(self, stopped: Claim) -> None:
         self.store.reset(GROUP, {P0: 30}, reason=REASON)
         self.broker.truncate(P0, 35, end=200)
+        self.broker.truncate(P1, 30, end=200)
         self.store.claim(GROUP, self.broker)
 
     @pytest.mark.behaviour("START-26")
@@ -302,51 +303,40 @@ class LogContract(ContractParts):
         with self.store.claim(GROUP, self.broker) as claim:
             self.give(claim, {P0: OffsetRange(0, 40)})
         self.broker.epochs[P0] = 4
-        with pytest.raises(LogTruncated, match="leader epoch 4, and a later one, 5, when offset 40 was stored"):
-            self.store.claim(GROUP, self.broker)
-        assert row_of(self.store).suspect is not None
+        self.refuse(LogTruncated, "leader epoch 4, and a later one, 5, when offset 40 was stored")
+        assert self.row().suspect is not None
 
     @pytest.mark.behaviour("START-26")
     def test_a_pair_is_checked_before_it_is_replaced(self, stopped: Claim) -> None:
         """If the leader changes after the look that no lock waits for, it is for the mirror or the next claim."""
         self.broker.script = [None, lambda: self.broker.truncate(P0, 35, end=200)]
-        self.store.claim(GROUP, self.broker, mirror_every=None)
-        assert row_of(self.store).pair == EpochPair(40, 0)
-        with pytest.raises(LogTruncated):
-            self.store.claim(GROUP, self.broker)
+        self.again()
+        assert self.row().pair == EpochPair(40, 0)
+        self.refuse(LogTruncated)
 
-    @pytest.mark.behaviour("START-26", "START-31")
-    @pytest.mark.parametrize("mirror_every", [0.01, 600, None])
+    @pytest.mark.behaviour("START-26", "START-31", "MIRROR-7")
+    @pytest.mark.parametrize(("mirror_every", "has_ended"), [(0.01, False), (0.01, True), (600, False), (None, False)])
     def test_a_log_that_is_truncated_while_the_job_runs_ends_its_next_batch(
-        self, monkeypatch: pytest.MonkeyPatch, mirror_every: float | None
+        self, monkeypatch: pytest.MonkeyPatch, mirror_every: float | None, *, has_ended: bool
     ) -> None:
-        """However seldom the offsets are copied to Kafka, or never: the logs are looked at all the same."""
+        """However seldom the offsets are copied to Kafka, or no longer, or never: the logs are looked at."""
         monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
+        if has_ended:  # for good
+            self.broker.members.add(GROUP)
         with self.store.claim(GROUP, self.broker, mirror_every=mirror_every) as claim:
+            if has_ended:
+                wait_until(lambda: claim.mirror is not None and claim.mirror.ended is not None)
             self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
+            self.wait_for_pair(EpochPair(40, 0))
             self.broker.truncate(P0, 35, end=200)
-            _wait_until(lambda: row_of(self.store).suspect is not None)
+            self.wait_for_evidence()
 
             with pytest.raises(LogTruncated, match="the log parts at offset 35"):
                 self.give(claim, {P0: OffsetRange(40, 50)})
 
-        assert row_of(self.store).next_offset == 40
-        assert mirror_every is not None or self.broker.commits == []
-        with pytest.raises(LogTruncated):
-            self.store.claim(GROUP, self.broker)
-
-    @pytest.mark.behaviour("START-31", "MIRROR-7")
-    def test_a_mirror_that_has_ended_for_good_leaves_the_logs_watched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
-        self.broker.members.add(GROUP)
-        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
-            _wait_until(lambda: claim.mirror is not None and claim.mirror.ended is not None)
-            self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
-            self.broker.truncate(P0, 35, end=200)
-            _wait_until(lambda: row_of(self.store).suspect is not None)
-        assert self.broker.commits == []
+        assert self.row().next_offset == 40
+        assert self.broker.commits == [] or not (mirror_every is None or has_ended)
+        self.refuse(LogTruncated)
 
     @pytest.mark.behaviour("START-25")
     def test_a_job_that_ends_because_its_log_is_too_short_records_it(self) -> None:
@@ -354,8 +344,7 @@ class LogContract(ContractParts):
             self.give(claim, {P0: OffsetRange(0, 40)})
             self.broker.set_log(P0, 0, 35)
         self.broker.set_log(P0, 0, 100)
-        with pytest.raises(LogTruncated, match="the log ended at 35"):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(LogTruncated, "the log ended at 35")
 
     @pytest.mark.behaviour("START-25", "START-26")
     @pytest.mark.parametrize("is_short", [True, False])
@@ -374,21 +363,21 @@ class LogContract(ContractParts):
         monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
         with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
             self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 5))
+            self.wait_for_pair(EpochPair(40, 5))
             monkeypatch.setattr(log_watch, "LOOK_SECONDS", 600.0)
-            with held(self.store, claim, P1):  # a pair that can't be written makes it look at each turn
+            with self.held(claim, P1):  # a pair that can't be written makes it look at each turn
                 self.broker.change_leader(P1)
                 lose(is_lost=True)
                 monkeypatch.setattr(claim._logs, "_look_at", 0.0)
-                _wait_until(lambda: len(self.broker.asked_epochs) > 5)
-                assert row_of(self.store).suspect is None
+                wait_until(lambda: len(self.broker.asked_epochs) > 5)
+                assert self.row().suspect is None
                 lose(is_lost=False)
             self.give(claim, {P0: OffsetRange(40, 50)})
 
             monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
             monkeypatch.setattr(claim._logs, "_look_at", 0.0)
             lose(is_lost=True)
-            _wait_until(lambda: row_of(self.store).suspect is not None)
+            self.wait_for_evidence()
             with pytest.raises(LogTruncated):
                 self.give(claim, {P0: OffsetRange(50, 60)})
 
@@ -406,22 +395,20 @@ class LogContract(ContractParts):
             write(*given, **named)
 
         monkeypatch.setattr(log_watch, "write_evidence", write_again)
-        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
-            self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
-            with held(self.store, claim, P0):
+        with self.watched() as claim:
+            with self.held(claim, P0):
                 self.broker.truncate(P0, 35, end=200)
-                _wait_until(lambda: len(tries) >= 2)
-                assert row_of(self.store).suspect is None
-            _wait_until(lambda: row_of(self.store).suspect is not None)
+                wait_until(lambda: len(tries) >= 2)
+                assert self.row().suspect is None
+            self.wait_for_evidence()
 
     @pytest.mark.behaviour("START-25")
     def test_evidence_is_of_the_rows_that_were_looked_at(self, stopped: Claim) -> None:
-        self.store.claim(GROUP, self.broker, mirror_every=None)
-        with transaction(self.store.database, name="test") as session:
+        self.again()
+        with self.session() as session:
             session.lock_partitions(GROUP, [P0])
             assert session.write_suspects(GROUP, stopped.token, {P0: "the log ended at 35"}) == set()
-        assert row_of(self.store).suspect is None
+        assert self.row().suspect is None
 
     @pytest.mark.behaviour("START-26")
     def test_a_running_job_goes_on_if_the_mirror_sees_a_truncation_only_once(
@@ -435,12 +422,10 @@ class LogContract(ContractParts):
             return answers.pop() if answers else find(pairs)
 
         monkeypatch.setattr(self.broker, "find_truncated", truncated_once)
-        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
-            self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
+        with self.watched() as claim:
             self.broker.change_leader(P0)
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 1) or row_of(self.store).suspect is not None)
-            assert (answers, row_of(self.store).suspect) == ([], None)
+            wait_until(lambda: self.row().pair == EpochPair(40, 1) or self.row().suspect is not None)
+            assert (answers, self.row().suspect) == ([], None)
             self.give(claim, {P0: OffsetRange(40, 50)})
 
     @pytest.mark.behaviour("START-25", "START-8")
@@ -455,15 +440,13 @@ class LogContract(ContractParts):
             asked.append(topics)
             return topic_ids(topics)
 
-        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
-            self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
+        with self.watched():
             monkeypatch.setattr(self.broker, "topic_ids", count)
             logs = dict.fromkeys(range(3), Watermarks(0, 5))
             self.broker.current = replace(self.broker.current, topics={"payments": TopicLog("another-id", logs)})
-            _wait_until(lambda: len(asked) >= 3 or row_of(self.store).suspect is not None)
-            assert row_of(self.store).suspect is None
-        assert row_of(self.store).suspect is None
+            wait_until(lambda: len(asked) >= 3 or self.row().suspect is not None)
+            assert self.row().suspect is None
+        assert self.row().suspect is None
 
     @pytest.mark.behaviour("START-8", "OPS-10")
     def test_a_reset_goes_to_an_offset_of_the_log_that_is_stored_and_of_a_new_one_after_a_restart(self) -> None:
@@ -472,51 +455,48 @@ class LogContract(ContractParts):
                 GROUP, 20, partitions={"payments": [0]}, broker=self.broker, reason="the first 20 are there"
             )
 
-        with self.store.claim(GROUP, self.broker, mirror_every=None) as claim:
+        with self.again() as claim:
             self.give(claim, {P0: OffsetRange(0, 40)})
         logs = dict.fromkeys(range(3), Watermarks(0, 30))
         self.broker.current = replace(self.broker.current, topics={"payments": TopicLog("another-id", logs)})
-        before = row_of(self.store)
+        before = self.row()
         with pytest.raises(TopicRecreated, match=r"would not count.*start the job with it, stop it, reset"):
             reset()
-        assert row_of(self.store) == before
+        assert self.row() == before
 
         self.store.pause(GROUP, reason="the topic was created again")
-        self.store.claim(GROUP, self.broker, policy=StartPolicy(on_recreated="restart"), mirror_every=None).close()
+        self.again(policy=StartPolicy(on_recreated="restart")).close()
         reset()
         self.store.resume(GROUP, reason="the first 20 are passed over")
-        with self.store.claim(GROUP, self.broker, mirror_every=None) as claim:
-            assert claim.starting is not None
-            assert claim.starting.offsets[P0] == 20
+        with self.again() as claim:
+            assert starts(claim)[P0] == 20
 
     @pytest.mark.behaviour("START-26")
     def test_pairs_are_written_beside_the_job_and_wait_for_no_lock(self, claim: Claim) -> None:
         self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
         before = self.store.offsets(GROUP)
         pairs = {P0: EpochPair(40, 0), P1: EpochPair(30, 0)}
-        with held(self.store, claim, P1), transaction(self.store.database, name="test", lock_timeout=1) as session:
+        with self.held(claim, P1), self.session(1) as session:
             assert session.write_pairs(GROUP, claim.token, pairs) == 1
 
         after = reading(self.store.database, lambda session: session.read_partitions(GROUP))
 
         assert after == {**before, P0: replace(before[P0], pair=EpochPair(40, 0))}
         self.store.claim(GROUP, self.broker)
-        with transaction(self.store.database, name="test") as session:
+        with self.session() as session:
             assert session.write_pairs(GROUP, claim.token, pairs) == 0
 
     @pytest.mark.behaviour("START-26")
     def test_a_pair_whose_row_was_locked_is_written_at_the_next_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
-        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
-            self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
-            with held(self.store, claim, P0):
+        with self.watched() as claim:
+            with self.held(claim, P0):
                 self.broker.change_leader(P0)
-                _wait_until(lambda: len(self.broker.asked_epochs) > 0)
+                wait_until(lambda: len(self.broker.asked_epochs) > 0)
                 monkeypatch.setattr(log_watch, "LOOK_SECONDS", 600.0)
                 seen = len(self.broker.asked_epochs)
-                _wait_until(lambda: len(self.broker.asked_epochs) >= seen + 2)
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 1))
+                wait_until(lambda: len(self.broker.asked_epochs) >= seen + 2)
+            self.wait_for_pair(EpochPair(40, 1))
 
     @pytest.mark.behaviour("START-26")
     def test_a_log_that_can_t_be_asked_about_leaves_the_others_guarded_and_is_told_once(
@@ -529,18 +509,16 @@ class LogContract(ContractParts):
             looks.append(pairs)
             raise BrokerRefused("no READ on the topic")
 
-        with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
-            self.give(claim, {P0: OffsetRange(0, 40)})
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 0))
+        with self.watched() as claim:
             with monkeypatch.context() as refused:
                 refused.setattr(self.broker, "find_truncated", refuse)
                 self.broker.change_leader(P0)
-                _wait_until(lambda: len(looks) > 0)
+                wait_until(lambda: len(looks) > 0)
                 self.give(claim, {P1: OffsetRange(0, 30)})
-                _wait_until(lambda: row_of(self.store, P1).pair == EpochPair(30, 0))
+                self.wait_for_pair(EpochPair(30, 0), P1)
                 seen = len(looks)
-                _wait_until(lambda: len(looks) >= seen + 5)
-            _wait_until(lambda: row_of(self.store).pair == EpochPair(40, 1))
+                wait_until(lambda: len(looks) >= seen + 5)
+            self.wait_for_pair(EpochPair(40, 1))
 
         [told] = [line.getMessage() for line in caplog.records if "could not look at the logs" in line.getMessage()]
         assert "no READ on the topic" in told
@@ -559,28 +537,18 @@ class LogContract(ContractParts):
         monkeypatch.setattr(self.broker, "find_truncated", tell_some)
         with self.store.claim(GROUP, self.broker, mirror_every=0.01) as claim:
             self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
-            _wait_until(lambda: row_of(self.store, P1).pair == EpochPair(30, 0))
+            self.wait_for_pair(EpochPair(30, 0), P1)
             self.broker.change_leader(P0)
             self.broker.truncate(P1, 25, end=200)
-            _wait_until(lambda: row_of(self.store, P1).suspect is not None)
-            _wait_until(lambda: "no leader" in caplog.text)
-            assert row_of(self.store).suspect is None
+            self.wait_for_evidence(P1)
+            wait_until(lambda: "no leader" in caplog.text)
+            assert self.row().suspect is None
         self.store.reset(GROUP, {P1: 25}, reason=REASON, broker=self.broker)
-        owner = self.store.owner(GROUP)
-        with pytest.raises(BrokerUnavailable, match="no leader"):
-            self.store.claim(GROUP, self.broker)
+        owner = self.owner()
+        self.refuse(BrokerUnavailable, "no leader")
         self.broker.truncate(P1, 20, end=200)
-        with pytest.raises(LogTruncated, match="payments-1"):
-            self.store.claim(GROUP, self.broker)
-        assert (found := self.store.owner(GROUP)) is not None
-        assert owner is not None
-        assert found.token == owner.token, "a refused start fences nobody"
-
-    @pytest.mark.behaviour("START-26")
-    def test_a_clean_stop_leaves_the_pairs_of_what_is_stored(self, stopped: Claim) -> None:
-        assert {tp: row.pair for tp, row in self.store.offsets(GROUP).items()} == {
-            P0: EpochPair(40, 0), P1: EpochPair(30, 0), P2: EpochPair(0, 0),
-        }  # fmt: skip
+        self.refuse(LogTruncated, "payments-1")
+        assert self.owner().token == owner.token, "a refused start fences nobody"
 
 
 class PeopleLogContract(LogContract):
@@ -589,30 +557,12 @@ class PeopleLogContract(LogContract):
     @pytest.mark.behaviour("START-25", "START-26")
     def test_a_rename_and_a_copy_carry_the_evidence_and_the_pair(self, stopped: Claim) -> None:
         self.broker.set_log(P1, 0, 25)
-        with pytest.raises(OffsetOutOfRange):
-            self.store.claim(GROUP, self.broker)
+        self.refuse(OffsetOutOfRange)
         self.broker.set_log(P1, 0, 100)
         self.store.copy_group(GROUP, "copied", reason=REASON)
         self.store.rename_group(GROUP, "renamed", reason=REASON)
 
         for group in ("copied", "renamed"):
-            assert row_of(self.store, P0, group).pair == EpochPair(40, 0)
+            assert self.row(P0, group).pair == EpochPair(40, 0)
             with pytest.raises(LogTruncated, match="payments-1"):
                 self.store.claim(group, self.broker)
-
-
-def _expect_remembered(store: OffsetStore, broker: StaticBroker, *, end: int, stored: int) -> None:
-    """Expect that a start is refused, and so is the next one, although the log has grown."""
-    broker.set_log(P0, 0, end)
-    with pytest.raises(OffsetOutOfRange):
-        store.claim(GROUP, broker)
-    broker.set_log(P0, 0, 300)
-    with pytest.raises(LogTruncated, match=f"the log ended at {end}, below the stored offset {stored}"):
-        store.claim(GROUP, broker)
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT
-    while not is_so():
-        assert time.monotonic() < until, "it did not come to that"
-        time.sleep(0.01)

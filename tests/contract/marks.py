@@ -1,11 +1,9 @@
 """Marks of batches, which may have no ranges. See `tests.contract.suite`."""
-# ruff: noqa: PT012 - these are tests: the name is the docstring, numbers and order are the point
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeAlias
 from uuid import UUID
 
 import pytest
@@ -17,67 +15,44 @@ from tests.contract.parts import GROUP, P0, WAIT, ContractParts, Stop
 QUERY, OTHER = UUID(int=1), UUID(int=2)
 
 
-Ranges: TypeAlias = "dict[TopicPartition, OffsetRange]"
-
-
-class WriteBatch(Protocol):
-    """Processes a batch as the sink does."""
-
-    def __call__(self, claim: Claim, query: UUID, batch_id: int, ranges: Ranges | None = None) -> bool:
-        """Return whether it was written."""
-        ...
-
-
 class MarkContract(ContractParts):
     """A batch of a stateful query is written once, whether or not it has ranges."""
 
-    @pytest.fixture
-    def write_batch(self) -> WriteBatch:
-        """Write a batch's number as its result."""
-
-        def write_batch(claim: Claim, query: UUID, batch_id: int, ranges: Ranges | None = None) -> bool:
-            with self.store.transaction(claim) as tx:
-                plan = tx.lock(ranges or {})
-                if not tx.mark_batch(query, batch_id):
-                    return False
-                self.write(tx, [batch_id])
-                tx.advance({tp: decision.remaining for tp, decision in plan.items()})
-                return True
-
-        return write_batch
+    def write_batch(self, claim: Claim, query: UUID, batch_id: int, *partitions: TopicPartition) -> bool:
+        """Write a batch's number as its result, as the sink does, and return whether it was written."""
+        with self.store.transaction(claim) as tx:
+            tx.lock(dict.fromkeys(partitions, OffsetRange(0, 3)))
+            if not tx.mark_batch(query, batch_id):
+                return False
+            self.write(tx, [batch_id])
+            tx.advance(tx.ranges)
+            return True
 
     @pytest.mark.behaviour("SINK-6")
-    def test_a_batch_without_ranges_is_written_once(self, claim: Claim, write_batch: WriteBatch) -> None:
-        written = [write_batch(claim, QUERY, batch_id) for batch_id in (0, 0, 1, 2, 1, 2)]
+    def test_a_batch_without_ranges_is_written_once(self, claim: Claim) -> None:
+        written = [self.write_batch(claim, QUERY, batch_id) for batch_id in (0, 0, 1, 2, 1, 2)]
 
         assert written == [True, False, True, True, False, False]
         assert self.read() == [0, 1, 2]
+        assert self.write_batch(claim, OTHER, 0)
+        assert self.write_batch(self.store.claim(f"{GROUP}-2", self.broker), QUERY, 0)
         assert self.store.batch_mark(GROUP, QUERY) == 2
 
     @pytest.mark.behaviour("SINK-6")
-    def test_the_mark_comes_and_goes_with_the_results_and_the_offsets(
-        self, claim: Claim, write_batch: WriteBatch
-    ) -> None:
-        with pytest.raises(Stop), self.store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 3)})
-            assert tx.mark_batch(QUERY, 0)
-            self.write(tx, [0])
-            raise Stop
+    def test_the_mark_comes_and_goes_with_the_results_and_the_offsets(self, claim: Claim) -> None:
+        def fail() -> None:
+            with self.store.transaction(claim) as tx:
+                tx.lock({P0: OffsetRange(0, 3)})
+                assert tx.mark_batch(QUERY, 0)
+                self.write(tx, [0])
+                raise Stop
+
+        with pytest.raises(Stop):
+            fail()
         assert (self.store.batch_mark(GROUP, QUERY), self.read()) == (None, [])
 
-        assert write_batch(claim, QUERY, 0, {P0: OffsetRange(0, 3)})
-
-        assert (self.store.batch_mark(GROUP, QUERY), self.read()) == (0, [0])
-        assert self.store.offsets(GROUP)[P0].next_offset == 3
-
-    @pytest.mark.behaviour("SINK-6")
-    def test_each_query_and_each_group_has_marks_of_its_own(self, claim: Claim, write_batch: WriteBatch) -> None:
-        other_group = self.store.claim(f"{GROUP}-2", self.broker)
-        assert write_batch(claim, QUERY, 7)
-
-        assert write_batch(claim, OTHER, 0)
-        assert write_batch(other_group, QUERY, 0)
-        assert self.store.batch_mark(GROUP, QUERY) == 7
+        assert self.write_batch(claim, QUERY, 0, P0)
+        assert (self.store.batch_mark(GROUP, QUERY), self.read(), self.stored()[P0]) == (0, [0], 3)
 
     @pytest.mark.behaviour("SINK-6")
     def test_of_two_transactions_that_mark_one_batch_at_once_one_writes(self, claim: Claim) -> None:

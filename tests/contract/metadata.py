@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from offsetstore.protocol.metadata import KEEP, MAX_BYTES, Metadata
 from offsetstore.store.claim import Claim
 from offsetstore.store.identity import TaskClaim
 from offsetstore.testing.broker import StaticBroker
-from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, assert_untouched, held
+from tests.contract.parts import GROUP, NEW, P0, P1, P2, WAIT, ContractParts, Stop, starts
 
 
 def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, *, metadata: object = KEEP) -> None:
@@ -32,38 +33,23 @@ def fail(_: object) -> str:
 class MetadataContract(ContractParts):
     """What travels with the offset."""
 
-    @pytest.mark.behaviour("META-1")
-    @pytest.mark.parametrize("value", ["a note", {"trace": ["é", 1, 2.5, True, None]}, [], 0, False, ""])
-    def test_a_string_or_json_value_is_stored_with_the_offset(self, claim: Claim, value: object) -> None:
-        with self.store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3)})
-            tx.advance({P0: plan[P0].remaining}, metadata=value)
-
-        assert self.store.metadata(GROUP) == {P0: value, P1: None, P2: None}
-
     @pytest.mark.behaviour("META-1", "META-4")
-    def test_an_advance_without_metadata_keeps_the_last_and_none_clears_it(self, claim: Claim) -> None:
-        with self.store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(0, 1), P1: OffsetRange(0, 1)})
-            tx.advance({P0: OffsetRange(0, 1), P1: OffsetRange(0, 1)}, metadata="a note")
-        with self.store.transaction(claim) as tx:
-            tx.lock({P0: OffsetRange(1, 2), P1: OffsetRange(1, 2)})
-            tx.advance({P0: OffsetRange(1, 2)})
-            tx.advance({P1: OffsetRange(1, 2)}, metadata=None)
-
-        assert self.store.metadata(GROUP) == {P0: "a note", P1: None, P2: None}
+    def test_a_string_or_json_value_is_stored_with_the_offset_and_kept_until_another_one_is(self, claim: Claim) -> None:
+        values: list[object] = ["a note", {"trace": ["é", 1, 2.5, True, None]}, [], 0, False, "", None]
+        for number, value in enumerate(values):
+            self.give(claim, {P0: OffsetRange(2 * number, 2 * number + 1)}, metadata=value)
+            assert self.store.metadata(GROUP) == {P0: value, P1: None, P2: None}
+            self.give(claim, {P0: OffsetRange(2 * number + 1, 2 * number + 2)})
+            assert self.store.metadata(GROUP)[P0] == value
 
     @pytest.mark.behaviour("META-12", "START-12")
     def test_two_groups_on_one_topic_have_their_own_offsets_and_metadata(self) -> None:
         for group, until in (("billing", 3), ("shipping", 5)):
             claim = self.store.claim(group, self.broker)
-            with self.store.transaction(claim) as tx:
-                plan = tx.lock({P0: OffsetRange(0, until)})
-                tx.advance({P0: plan[P0].remaining}, metadata=f"of {group}")
+            self.give(claim, {P0: OffsetRange(0, until)}, metadata=f"of {group}")
 
-        assert self.store.metadata("billing")[P0] == "of billing"
-        assert self.store.metadata("shipping")[P0] == "of shipping"
-        assert [self.store.offsets(group)[P0].next_offset for group in ("billing", "shipping")] == [3, 5]
+        found = {group: (self.stored(group)[P0], self.store.metadata(group)[P0]) for group in ("billing", "shipping")}
+        assert found == {"billing": (3, "of billing"), "shipping": (5, "of shipping")}
 
     @pytest.mark.behaviour("META-3")
     def test_a_cached_read_keeps_the_value_at_the_claim_and_an_uncached_one_follows(self, claim: Claim) -> None:
@@ -75,21 +61,13 @@ class MetadataContract(ContractParts):
         with self.store.transaction(second) as tx:
             tx.lock({P0: OffsetRange(2, 3)})
             tx.advance(tx.ranges, metadata="third")
-            assert [tx.metadata(P0), tx.metadata(P0, cache=False), tx.metadata(P1, cache=False)] == [
-                "first",
-                "third",
-                None,
-            ]
+            found = [tx.metadata(P0), tx.metadata(P0, cache=False), tx.metadata(P1, cache=False)]
+            assert found == ["first", "third", None]
         assert second.metadata(P0, cache=False) == "third"
-        assert self.store.claim(GROUP, self.broker).metadata(P0) == "third"
-
-    @pytest.mark.behaviour("META-3")
-    def test_a_claim_may_read_uncached_by_default(self) -> None:
-        claim = self.store.claim(GROUP, self.broker, metadata=Metadata(cache=False))
-        advance(self.store, claim, P0, 1, metadata="now")
-
-        assert [claim.metadata(P0), claim.metadata(P0, cache=True)] == ["now", None]
-        assert claim.metadata(TopicPartition("payments", 99)) is None  # without a row
+        third = self.store.claim(GROUP, self.broker, metadata=Metadata(cache=False))
+        advance(self.store, third, P0, 4, metadata="now")
+        assert [third.metadata(P0), third.metadata(P0, cache=True)] == ["now", "third"]
+        assert third.metadata(TopicPartition("payments", 99)) is None  # without a row
 
     @pytest.mark.behaviour("META-4")
     def test_metadata_can_be_written_again_at_the_same_offset(self, claim: Claim) -> None:
@@ -98,8 +76,7 @@ class MetadataContract(ContractParts):
             tx.lock({P0: OffsetRange(3, 3)})
             tx.write_metadata(P0, {"again": 3})
 
-        assert self.store.metadata(GROUP)[P0] == {"again": 3}
-        assert self.store.offsets(GROUP)[P0].next_offset == 3
+        assert (self.stored()[P0], self.store.metadata(GROUP)[P0]) == (3, {"again": 3})
         with self.store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(3, 4)})
             tx.write_metadata(P0, "before an advance that keeps it")
@@ -115,12 +92,14 @@ class MetadataContract(ContractParts):
                 tx.write_metadata(P0, "of a replay")
 
         claim.store_metadata(P0, "for the next advance")
-        with self.store.transaction(claim) as tx:
-            locked = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
-            tx.advance({tp: decision.remaining for tp, decision in locked.items()}, metadata="of 3")
-        with self.store.transaction(claim) as tx:
-            locked = tx.lock({P0: OffsetRange(0, 3)})
-            tx.finish({P0: locked[P0].remaining}, {P0: '"of a batch"'})
+        for finishes in (False, True):
+            with self.store.transaction(claim) as tx:
+                locked = tx.lock({P0: OffsetRange(0, 3), P1: OffsetRange(0, 3)})
+                left = {tp: decision.remaining for tp, decision in locked.items()}
+                if finishes:
+                    tx.finish(left, {P0: '"of a batch"'})
+                else:
+                    tx.advance(left, metadata="of 3")
         assert self.store.metadata(GROUP) == {P0: "of 9", P1: "of 3", P2: None}
         advance(self.store, claim, P0, 10)
         assert self.store.metadata(GROUP)[P0] == "for the next advance"
@@ -139,6 +118,8 @@ class MetadataContract(ContractParts):
         advance(self.store, claim, P0, 2, metadata="explicit")
         advance(self.store, claim, P0, 3)
         assert self.store.metadata(GROUP)[P0] == "explicit"
+        with pytest.raises(ConfigurationError, match="a topic that the claim does not have"):
+            claim.store_metadata(TopicPartition("refunds", 0), "elsewhere")
 
     @pytest.mark.behaviour("META-5")
     def test_stored_metadata_is_kept_until_a_commit(self, claim: Claim) -> None:
@@ -172,11 +153,6 @@ class MetadataContract(ContractParts):
             advance(self.store, claim, tp, 2)
         assert self.store.metadata(GROUP) == {P0: "explicit", P1: "written", P2: "stored"}
 
-    @pytest.mark.behaviour("META-5")
-    def test_metadata_is_stored_for_the_claims_own_topics(self, claim: Claim) -> None:
-        with pytest.raises(ConfigurationError, match="a topic that the claim does not have"):
-            claim.store_metadata(TopicPartition("refunds", 0), "elsewhere")
-
     @pytest.mark.behaviour("META-7")
     def test_a_stale_job_reads_no_metadata_of_others(self, claim: Claim) -> None:
         advance(self.store, claim, P0, 1, metadata="ours")
@@ -185,45 +161,29 @@ class MetadataContract(ContractParts):
         advance(self.store, second, P0, 2, metadata="another job's")
 
         assert stale.metadata(P0) == "ours"  # it does not know yet
+        for cache in (False, True):
+            with pytest.raises(StaleClaim):
+                stale.metadata(P0, cache=cache)
         with pytest.raises(StaleClaim):
-            stale.metadata(P0, cache=False)
-        with pytest.raises(StaleClaim):
-            stale.metadata(P0)
-        with pytest.raises(StaleClaim):
-            claim.metadata(TopicPartition("payments", 99), cache=False)  # without a row
-        assert second.metadata(P0) == "ours"
-
-    @pytest.mark.behaviour("META-7")
-    def test_a_job_whose_transaction_was_refused_knows_that_it_is_stale(self, claim: Claim) -> None:
-        second = self.store.claim(GROUP, self.broker)
-        with pytest.raises(StaleClaim):
-            advance(self.store, claim, P0, 1)
-
-        assert [claim.is_lost, second.is_lost] == [True, False]
+            advance(self.store, claim, P0, 3)
         with pytest.raises(StaleClaim):
             claim.metadata(P0)
+        with pytest.raises(StaleClaim):
+            claim.metadata(TopicPartition("payments", 99), cache=False)  # without a row
+        assert [claim.is_lost, second.is_lost, second.metadata(P0)] == [True, False, "ours"]
 
     @pytest.mark.behaviour("META-2")
-    def test_a_reset_clears_the_notes_of_the_offsets_that_it_moves(self, claim: Claim) -> None:
+    def test_the_next_claim_has_the_notes_but_of_offsets_that_a_reset_or_another_tool_has_moved(self) -> None:
+        first = self.again()
         for tp in (P0, P1, P2):
-            advance(self.store, claim, tp, 5, metadata={"until": 5})
+            advance(self.store, first, tp, 5, metadata={"until": 5})
         self.store.reset(GROUP, {P0: 2, P1: 5}, reason="for the test")
+        self.broker.commit(GROUP, {P2: CommittedOffset(9)})
 
-        second = self.store.claim(GROUP, self.broker)
+        second = self.again()
+        assert starts(second) == {P0: 2, P1: 5, P2: 9}
         for cache in (True, False):
-            assert [second.metadata(tp, cache=cache) for tp in (P0, P1, P2)] == [None, {"until": 5}, {"until": 5}]
-
-    @pytest.mark.behaviour("META-2")
-    def test_an_offset_adopted_from_kafka_has_no_note(self, claim: Claim) -> None:
-        for tp in (P0, P1):
-            advance(self.store, claim, tp, 5, metadata={"until": 5})
-        self.broker.commit(GROUP, {P0: CommittedOffset(9)})
-
-        second = self.store.claim(GROUP, self.broker, mirror_every=None)
-        assert second.starting is not None
-        assert second.starting.starts[P0].offset == 9
-        for cache in (True, False):
-            assert [second.metadata(tp, cache=cache) for tp in (P0, P1)] == [None, {"until": 5}]
+            assert [second.metadata(tp, cache=cache) for tp in (P0, P1, P2)] == [None, {"until": 5}, None]
 
     @pytest.mark.behaviour("META-3")
     def test_a_tasks_copy_refuses_cached_reads_of_partitions_that_it_lacks(self, claim: Claim) -> None:
@@ -260,9 +220,8 @@ class MetadataContract(ContractParts):
             tx.lock({P0: OffsetRange(0, 3)})
             self.write(tx, [0, 1, 2])
             tx.advance(tx.ranges, metadata="any")
-
         assert isinstance(caught.value.__cause__, Stop)
-        assert_untouched(self.store, self.read)
+        self.assert_untouched()
 
     @pytest.mark.behaviour("META-8")
     def test_a_deserializer_that_fails_blocks_no_claim(self, claim: Claim) -> None:
@@ -279,74 +238,54 @@ class MetadataContract(ContractParts):
     def test_metadata_is_found_without_a_claim(self, claim: Claim) -> None:
         advance(self.store, claim, P0, 1, metadata={"trace": "7f3a"})
 
-        assert self.store.find_metadata(GROUP, "payments", 0) == {"trace": "7f3a"}
-        assert self.store.find_metadata(GROUP, "payments", 9) is None
+        assert [self.store.find_metadata(GROUP, "payments", number) for number in (0, 9)] == [{"trace": "7f3a"}, None]
         assert self.store.find_metadata(GROUP, "payments") == {P0: {"trace": "7f3a"}, P1: None, P2: None}
         assert self.store.find_metadata("unknown", "payments") == {}
 
     # -- by an operator
 
-    @pytest.mark.behaviour("META-4")
+    @pytest.mark.behaviour("META-3", "META-4")
     def test_an_operator_rewrites_and_clears_metadata_and_the_history_has_it(self, claim: Claim) -> None:
         advance(self.store, claim, P0, 7, metadata="the job's")
+        claim = self.store.claim(GROUP, topics=["payments"])
         assert self.store.write_metadata(GROUP, P0, {"checked": True}, reason="ticket 17", actor="ana") == 7
         assert self.store.metadata(GROUP) == {P0: {"checked": True}, P1: None, P2: None}
         [line] = self.store.history(GROUP, events=["metadata"])
         assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 7, 7)
         assert (line.actor, line.reason, line.token) == ("ana", "ticket 17", claim.token)
+        assert [claim.metadata(P0), claim.metadata(P0, cache=False)] == ["the job's", {"checked": True}]
+        advance(self.store, claim, P0, 8)
+        assert self.store.metadata(GROUP)[P0] == {"checked": True}
 
         assert self.store.write_metadata(GROUP, P1, None, reason="ticket 18") == 0
-        assert self.store.write_metadata(GROUP, P0, None, reason="ticket 18") == 7
+        assert self.store.write_metadata(GROUP, P0, None, reason="ticket 18") == 8
         assert self.store.offsets(GROUP)[P0].metadata is None
         plain = Metadata(serializer=str, deserializer=int)
         self.store.write_metadata(GROUP, P0, 7, reason="ticket 19", formats={"payments": plain})
         assert self.store.offsets(GROUP)[P0].metadata == "7"
 
-    @pytest.mark.behaviour("META-3", "META-4")
-    def test_a_running_job_keeps_what_an_operator_has_written(self, claim: Claim) -> None:
-        advance(self.store, claim, P0, 1, metadata="the job's")
-        claim = self.store.claim(GROUP, topics=["payments"])
-        self.store.write_metadata(GROUP, P0, "the operator's", reason="ticket 17")
-        assert claim.metadata(P0) == "the job's"
-        assert claim.metadata(P0, cache=False) == "the operator's"
-        advance(self.store, claim, P0, 2)
-        assert self.store.metadata(GROUP)[P0] == "the operator's"
-        advance(self.store, claim, P0, 3, metadata="the job's next")
-        assert self.store.metadata(GROUP)[P0] == "the job's next"
-
     def test_an_operator_waits_for_the_job_s_transaction(self, claim: Claim) -> None:
         with ThreadPoolExecutor(1) as pool:
-            with held(self.store, claim, P0):
+            with self.held(claim, P0):
                 waiting = pool.submit(self.store.write_metadata, GROUP, P0, "the operator's", reason="ticket 17")
                 with pytest.raises(TimeoutError):
                     waiting.result(0.2)
             waiting.result(WAIT)
         assert self.store.metadata(GROUP)[P0] == "the operator's"
 
-    @pytest.mark.parametrize(
-        ("group", "tp", "value", "reason", "error", "what"),
-        [
-            pytest.param("nobody", P0, 1, "why", UnknownGroup, "no offsets of group 'nobody'", id="group"),
-            pytest.param(GROUP, NEW, 1, "why", ConfigurationError, "no offset of this partition", id="partition"),
-            pytest.param(GROUP, P0, 1, " ", ConfigurationError, "needs a reason", id="reason"),
-            pytest.param(GROUP, P0, "x" * MAX_BYTES, "why", MetadataError, "too large", id="too long"),
-            pytest.param(GROUP, P0, {1: 2}, "why", MetadataError, "as JSON", id="not JSON"),
-        ],
-    )
-    def test_metadata_that_an_operator_cant_write_changes_nothing(
-        self,
-        claim: Claim,
-        *,
-        group: str,
-        tp: TopicPartition,
-        value: object,
-        reason: str,
-        error: type[Exception],
-        what: str,
-    ) -> None:
+    def test_metadata_that_an_operator_cant_write_changes_nothing(self, claim: Claim) -> None:
         advance(self.store, claim, P0, 1, metadata="the job's")
-        with pytest.raises(error, match=what):
-            self.store.write_metadata(group, tp, value, reason=reason)
+        refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+            (UnknownGroup, "no offsets of group 'nobody'", {"group": "nobody"}),
+            (ConfigurationError, "no offset of this partition", {"tp": NEW}),
+            (ConfigurationError, "needs a reason", {"reason": " "}),
+            (MetadataError, "too large", {"value": "x" * MAX_BYTES}),
+            (MetadataError, "as JSON", {"value": {1: 2}}),
+        ]
+        for error, what, wrong in refused:
+            given: dict[str, Any] = {"group": GROUP, "tp": P0, "value": 1, "reason": "why", **wrong}
+            with pytest.raises(error, match=what):
+                self.store.write_metadata(**given)
         assert self.store.metadata(GROUP) == {P0: "the job's", P1: None, P2: None}
         assert self.store.history(GROUP, events=["metadata"]) == []
 
@@ -365,16 +304,3 @@ class MetadataContract(ContractParts):
         assert claim.metadata(P1, cache=False) == "NULL"
         advance(self.store, claim, P0, 2)
         assert claim.metadata(P0, cache=False) == text
-
-
-class PeopleMetadataContract(MetadataContract):
-    """With what only people ask, which a store in memory does not have."""
-
-    @pytest.mark.behaviour("META-7")
-    def test_a_job_of_a_renamed_group_reads_none_as_no_note(self, claim: Claim) -> None:
-        advance(self.store, claim, P0, 1, metadata="moves along")
-        self.store.rename_group(GROUP, "renamed", reason="for the test")
-
-        with pytest.raises(StaleClaim):
-            claim.metadata(P0, cache=False)
-        assert self.store.find_metadata("renamed", "payments", 0) == "moves along"

@@ -29,7 +29,7 @@ from offsetstore.protocol.letters import LetterError, NewLetter
 from offsetstore.protocol.marking import Marking
 from offsetstore.store.claim import Claim
 from offsetstore.store.transaction import Transaction
-from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, Write, assert_untouched
+from tests.contract.parts import GROUP, NEW, P0, P1, ContractParts, Stop, Write
 
 RANGE = OffsetRange(0, 3)
 LETTER = NewLetter(P0, 0, "refused", LetterError("E", "refused"), 1, None, None)
@@ -123,6 +123,7 @@ REFUSED: Final[dict[str, Refused]] = {
         f"{name} before the lock": Refused(LockFirst, before(use), None, "manual" if name == "mark" else "automatic")
         for name, use in USES.items()
     },
+    "results after the finish": Refused(ProtocolMisuse, finished(USES["the connection"]), r"after tx\.finish"),
     "letters after the finish": Refused(ProtocolMisuse, finished(USES["write_letters"]), r"after tx\.finish"),
     "records after the finish": Refused(ProtocolMisuse, finished(USES["produce"]), r"after tx\.finish"),
     "lock in a savepoint": Refused(LockInSavepoint, before(lock_in_a_savepoint)),
@@ -170,8 +171,8 @@ class MisuseContract(ContractParts):
 
         with pytest.raises(row.error, match=row.words):
             job()
-        assert_untouched(self.store, self.read)
-        assert NEW not in self.store.offsets(GROUP)
+        self.assert_untouched()
+        assert NEW not in self.stored()
         assert self.store.letters(GROUP).letters == ()
         assert set(self.store.metadata(GROUP).values()) == {None}
 
@@ -182,7 +183,6 @@ class MisuseContract(ContractParts):
         with self.store.transaction(claim) as tx:
             assert tx.lock({}) == {}
             self.write(tx, [5])
-
         assert self.read() == [5]
 
     @pytest.mark.behaviour("TX-3")
@@ -193,7 +193,7 @@ class MisuseContract(ContractParts):
             with self.store.transaction(claim):
                 pass
 
-        assert_untouched(self.store, self.read)
+        self.assert_untouched()
         self.give(claim, {P0: OffsetRange(0, 2)})
         assert self.read() == [0, 1]
 
@@ -215,13 +215,12 @@ class MisuseContract(ContractParts):
     @pytest.mark.behaviour("TX-3")
     def test_results_that_a_savepoint_took_back_are_the_only_ones_missing(self, claim: Claim) -> None:
         with self.store.transaction(claim) as tx:
-            plan = tx.lock({P0: RANGE})
+            tx.lock({P0: RANGE})
             with pytest.raises(Stop), tx.connection.begin_nested():
                 self.write(tx, [666])
                 raise Stop
             with tx.connection.begin_nested():
                 self.write(tx, [0, 1, 2])
-                tx.advance({P0: plan[P0].remaining})
+                tx.advance(tx.ranges)
 
-        assert self.read() == [0, 1, 2]
-        assert self.store.offsets(GROUP)[P0].next_offset == 3
+        assert (self.read(), self.stored()[P0]) == ([0, 1, 2], 3)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeAlias
 
 import pytest
 
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
-from offsetstore.protocol.replay import Decision, Outcome
+from offsetstore.protocol.database import GroupRow, Session
+from offsetstore.protocol.letters import NewLetter
+from offsetstore.protocol.metadata import KEEP
+from offsetstore.protocol.replay import Decision
 from offsetstore.store.claim import Claim
+from offsetstore.store.sessions import transaction
 from offsetstore.store.transaction import Transaction
 from offsetstore.testing.broker import StaticBroker
 
@@ -27,20 +31,10 @@ WAIT = 60
 """Seconds after which a thread that should have gone on has failed."""
 
 
-class Write(Protocol):
-    """Adds results in the transaction."""
-
-    def __call__(self, tx: Transaction, numbers: Iterable[int]) -> None:
-        """Write the numbers, in order."""
-        ...
-
-
-class Read(Protocol):
-    """Reads results outside of any transaction."""
-
-    def __call__(self) -> list[int]:
-        """Return what is committed, sorted."""
-        ...
+Write: TypeAlias = Callable[[Transaction, Iterable[int]], None]
+"""Adds results in the transaction, in order."""
+Read: TypeAlias = Callable[[], list[int]]
+"""Reads the results that are committed, sorted."""
 
 
 class Stop(Exception):
@@ -75,59 +69,73 @@ class ContractParts:
         """A claim that knows `P0` to `P2`, each stored at 0."""
         return self.store.claim(GROUP, self.broker)
 
-    def give(self, claim: Claim, ranges: dict[TopicPartition, OffsetRange]) -> dict[TopicPartition, Decision]:
-        """Process ranges as a job does: write each offset that is left as a number, advance, and return the plan."""
+    def again(self, **how: Any) -> Claim:
+        """The next start, which copies nothing to Kafka."""
+        return self.store.claim(GROUP, self.broker, mirror_every=None, **how)
+
+    def give(
+        self,
+        claim: Claim,
+        ranges: dict[TopicPartition, OffsetRange],
+        *letters: NewLetter,
+        metadata: object = KEEP,
+    ) -> dict[TopicPartition, Decision]:
+        """Process ranges as a job does, and return the plan: write each offset that is left as a number or a letter."""
+        bad = {(letter.topic_partition, letter.offset) for letter in letters}
 
         def work(tx: Transaction) -> dict[TopicPartition, Decision]:
             plan = tx.lock(ranges)
-            for decision in plan.values():
-                self.write(tx, range(decision.remaining.from_, decision.remaining.until))
-            left = {tp: one.remaining for tp, one in plan.items() if one.outcome is not Outcome.SKIP}
-            tx.advance(left)
+            for tp, decision in plan.items():
+                left = range(decision.remaining.from_, decision.remaining.until)
+                self.write(tx, [offset for offset in left if (tp, offset) not in bad])
+            tx.write_letters(letters)
+            tx.advance(tx.ranges, metadata=metadata)
             return plan
 
         return self.store.run(claim, work)
 
+    def stored(self, group: str = GROUP) -> dict[TopicPartition, int]:
+        """The group's offsets."""
+        return {tp: row.next_offset for tp, row in self.store.offsets(group).items()}
 
-def write_in_pieces(store: OffsetStore, claim: Claim, write: Write) -> Generator[int]:
-    """Write three results, one a step, in one transaction."""
-    with store.transaction(claim) as tx:
-        plan = tx.lock({P0: OffsetRange(0, 3)})
-        for number in range(3):
-            write(tx, [number])
-            yield number
-        tx.advance({P0: plan[P0].remaining})
+    def owner(self, group: str = GROUP) -> GroupRow:
+        """Who has the group."""
+        found = self.store.owner(group)
+        assert found is not None
+        return found
+
+    def assert_untouched(self) -> None:
+        """Nothing was written: no result, and each stored offset still at 0."""
+        assert self.read() == []
+        assert {*self.stored().values()} == {0}
+
+    @contextmanager
+    def held(self, claim: Claim, partition: TopicPartition) -> Generator[None]:
+        """Hold a partition's lock from another thread, which rolls back at the end."""
+        has, go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with suppress(Stop), self.store.transaction(claim) as tx:
+                tx.lock({partition: OffsetRange(0, 1)})
+                has.set()
+                go.wait(2 * WAIT)
+                raise Stop
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(hold)
+            try:
+                assert has.wait(WAIT)
+                yield
+            finally:
+                go.set()
+            done.result(WAIT)
+
+    def session(self, lock_timeout: float = WAIT) -> AbstractContextManager[Session]:
+        """A transaction of someone else."""
+        return transaction(self.store.database, name="someone-else", lock_timeout=lock_timeout)
 
 
-def assert_untouched(store: OffsetStore, read: Read) -> None:
-    """Nothing was written: no result, and each stored offset still at 0."""
-    assert read() == []
-    assert {row.next_offset for row in store.offsets(GROUP).values()} == {0}
-
-
-class held:  # noqa: N801 - reads as the context manager that it is
-    """Hold a partition's lock from another thread, which rolls back at the end."""
-
-    def __init__(self, store: OffsetStore, claim: Claim, partition: TopicPartition) -> None:
-        self._store = store
-        self._claim = claim
-        self._partition = partition
-        self._has = threading.Event()
-        self._go = threading.Event()
-        self._pool = ThreadPoolExecutor(1)
-
-    def _hold(self) -> None:
-        with suppress(Stop), self._store.transaction(self._claim) as tx:
-            tx.lock({self._partition: OffsetRange(0, 1)})
-            self._has.set()
-            self._go.wait(2 * WAIT)
-            raise Stop
-
-    def __enter__(self) -> None:
-        self._done = self._pool.submit(self._hold)
-        assert self._has.wait(WAIT)
-
-    def __exit__(self, *_: object) -> None:
-        self._go.set()
-        self._done.result(WAIT)
-        self._pool.shutdown()
+def starts(claim: Claim) -> dict[TopicPartition, int]:
+    """Where the claim starts."""
+    assert claim.starting is not None
+    return claim.starting.offsets

@@ -7,7 +7,7 @@ import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -28,7 +28,6 @@ from offsetstore.operations.wording import in_words
 from offsetstore.protocol.database import NewOffset, Session
 from offsetstore.protocol.letters import FINAL, LetterError, LetterKey, NewLetter, Payload, digest
 from offsetstore.protocol.stored_letters import FailedReplay, LetterFilter
-from offsetstore.store.sessions import transaction
 from offsetstore.store.transaction import Transaction
 from tests.contract.parts import GROUP, NEW, P0, P1, WAIT, ContractParts
 
@@ -76,17 +75,6 @@ LOCKED_OUT = (
 )
 
 
-def decide(name: str, store: OffsetStore, **how: object) -> Any:
-    """Plan it with ``dry_run``, or do it."""
-    method, given, named = DECISIONS[name]
-    return method(store, *given, reason=REASON, **named, **how)
-
-
-def session(store: OffsetStore) -> AbstractContextManager[Session]:
-    """A transaction of someone else."""
-    return transaction(store.database, name="someone-else", lock_timeout=WAIT)
-
-
 def at(offset: int) -> LetterKey:
     """A letter as the database names it."""
     return LetterKey(P0, offset, "payments-id")
@@ -95,16 +83,6 @@ def at(offset: int) -> LetterKey:
 def dead(offset: int) -> NewLetter:
     """A letter."""
     return NewLetter(P0, offset, "raised", ERROR, 1, None, RECORD)
-
-
-def run_job(store: OffsetStore, begin: int, *bad: int) -> None:
-    """A job starts, passes ten records, some of them as letters, and ends."""
-    claim = store.claim(GROUP, topics=[P0.topic], mirror_every=None)
-    with store.transaction(claim) as tx:
-        left = tx.lock({P0: OffsetRange(begin, begin + 10)})[P0].remaining
-        tx.write_letters([dead(offset) for offset in bad])
-        tx.advance({P0: left})
-    claim.close()
 
 
 def pause_again(one: Session) -> None:
@@ -199,48 +177,62 @@ def wait_until_locked_out(one: Session, decision: Future[Any]) -> None:
         time.sleep(0.005)
 
 
-def away(store: OffsetStore, name: str) -> None:
-    """A store that is at home can't be moved."""
-    if name == "moved":
-        with session(store) as one:
-            move_away(one)
-
-
-def state(store: OffsetStore) -> tuple[Any, ...]:
-    """All that a decision could change."""
-    owner = store.owner(GROUP)
-    assert owner is not None
-    letters = sorted(store.letters(GROUP, contents=True).letters, key=lambda letter: letter.key)
-    return store.offsets(GROUP), store.offsets(OTHER), store.history(GROUP), owner.token, owner.pause, letters
-
-
 class PlanContract(ContractParts):
     """What was shown is compared with what is done, under the locks."""
+
+    def decide(self, name: str, **how: object) -> Any:
+        """Plan it with ``dry_run``, or do it."""
+        method, given, named = DECISIONS[name]
+        return method(self.store, *given, reason=REASON, **named, **how)
+
+    def reset(self, offsets: Any, **how: Any) -> Any:
+        return self.store.reset(GROUP, offsets, reason=REASON, **how)
+
+    def move_away_before(self, name: str) -> None:
+        """A store that is at home can't be moved."""
+        if name == "moved":
+            with self.session() as one:
+                move_away(one)
+
+    def run_job(self, begin: int, *bad: int) -> None:
+        """A job starts, passes ten records, some of them as letters, and ends."""
+        with self.store.claim(GROUP, topics=[P0.topic], mirror_every=None) as claim:
+            self.give(claim, {P0: OffsetRange(begin, begin + 10)}, *(dead(offset) for offset in bad))
 
     @pytest.fixture
     def left(self) -> None:
         """A group at 10 with two letters and two refused rows, whose job has ended, and which is paused."""
-        self.store.claim(GROUP, self.broker, mirror_every=None).close()
-        run_job(self.store, 0, 2, 4)
-        with (
-            self.store.claim(GROUP, topics=["refunds"], mirror_every=None) as claim,
-            self.store.transaction(claim) as tx,
-        ):
-            tx.advance({REFUNDS: tx.lock({REFUNDS: OffsetRange(0, 3)})[REFUNDS].remaining})
+        self.again().close()
+        self.run_job(0, 2, 4)
+        with self.store.claim(GROUP, topics=["refunds"], mirror_every=None) as claim:
+            self.give(claim, {REFUNDS: OffsetRange(0, 3)})
         self.store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON)
-        with session(self.store) as one:
+        with self.session() as one:
             people(one).run(SET_ASIDE, group=GROUP)
             people(one).run(TAKE_RELAY)
 
+    def state(self) -> tuple[Any, ...]:
+        """All that a decision could change."""
+        owner = self.owner()
+        letters = sorted(self.store.letters(GROUP, contents=True).letters, key=lambda letter: letter.key)
+        return (
+            self.store.offsets(GROUP),
+            self.stored(OTHER),
+            self.store.history(GROUP),
+            owner.token,
+            owner.pause,
+            letters,
+        )
+
     def expect_changed(self, name: str, shown: str) -> str:
         """It is refused with the new plan, whose digest is returned."""
-        before = state(self.store)
+        before = self.state()
         with pytest.raises(PlanChanged, match="nothing was done") as caught:
-            decide(name, self.store, if_plan=shown)
-        assert state(self.store) == before
+            self.decide(name, if_plan=shown)
+        assert self.state() == before
         with pytest.raises(PlanChanged):
-            decide(name, self.store, dry_run=True, if_plan=shown)
-        plan, planned = caught.value.plan, decide(name, self.store, dry_run=True)
+            self.decide(name, dry_run=True, if_plan=shown)
+        plan, planned = caught.value.plan, self.decide(name, dry_run=True)
         assert plan.digest == planned.digest == caught.value.found != shown == caught.value.expected
         assert (plan.executed, planned.executed) == (False, False)
         return plan.digest
@@ -253,21 +245,21 @@ class PlanContract(ContractParts):
     @pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
     @pytest.mark.parametrize("name", DECISIONS)
     def test_what_has_changed_since_the_plan_was_shown_is_shown_first(self, left: None, name: str) -> None:
-        away(self.store, name)
-        shown = decide(name, self.store, dry_run=True).digest
-        assert decide(name, self.store, dry_run=True, if_plan=shown).digest == shown
+        self.move_away_before(name)
+        shown = self.decide(name, dry_run=True).digest
+        assert self.decide(name, dry_run=True, if_plan=shown).digest == shown
         for change in changes_of(name):
-            with session(self.store) as one:
+            with self.session() as one:
                 change(one)
             shown = self.expect_changed(name, shown)
         if name in {*LETTERS, *DELETES}:  # letters that come are not decided about unseen
-            run_job(self.store, 15 if name in DELETES else 10, 17)
+            self.run_job(15 if name in DELETES else 10, 17)
             shown = self.expect_changed(name, shown)
         if name in LETTERS:  # one that was reopened is another: its error may be
-            self.store.reset(GROUP, {P0: 0}, reason=REASON)
-            run_job(self.store, 0, 2, 4)
+            self.reset({P0: 0})
+            self.run_job(0, 2, 4)
             shown = self.expect_changed(name, shown)
-        done = decide(name, self.store, if_plan=shown)
+        done = self.decide(name, if_plan=shown)
         assert (done.executed, done.digest) == (name != "resume", shown)
         assert in_words(done).outcome  # a plan without words would fail only after it was carried out
 
@@ -275,16 +267,16 @@ class PlanContract(ContractParts):
     @pytest.mark.parametrize("name", [name for name in DECISIONS if name != "prune"])
     def test_what_changes_while_a_decision_waits_for_its_locks_is_shown_first(self, left: None, name: str) -> None:
         """Someone else holds the row, changes it and commits after all that is looked at without a lock."""
-        away(self.store, name)
+        self.move_away_before(name)
         before = len(self.store.history(GROUP))
         for change in changes_of(name):
-            planned = decide(name, self.store, dry_run=True)
+            planned = self.decide(name, dry_run=True)
             with ThreadPoolExecutor(1) as pool:
-                with session(self.store) as one:
+                with self.session() as one:
                     if name == "copy":  # it locks nothing of the group that it copies
                         one.lock_group(OTHER)
                     change(one)
-                    waiting = pool.submit(decide, name, self.store, if_plan=planned.digest)
+                    waiting = pool.submit(self.decide, name, if_plan=planned.digest)
                     wait_until_locked_out(one, waiting)
                 error = waiting.exception(WAIT)
             assert isinstance(error, PlanChanged)
@@ -294,27 +286,27 @@ class PlanContract(ContractParts):
     @pytest.mark.behaviour("OPS-21", "DLQ-18")
     def test_a_prune_waits_for_another_one_at_the_letters_and_never_for_a_jobs_work(self, left: None) -> None:
         self.store.discard(GROUP, ALL, reason=REASON)
-        planned = decide("prune", self.store, dry_run=True)
-        with ThreadPoolExecutor(1) as pool, session(self.store) as job:
+        planned = self.decide("prune", dry_run=True)
+        with ThreadPoolExecutor(1) as pool, self.session() as job:
             job.share_group(GROUP)  # as idle work and a replay hold it, for as long as they take
-            with session(self.store) as other:
+            with self.session() as other:
                 keys = people(other).lock_prunable(GROUP, FINAL, other.now(), limit=1)
                 assert people(other).prune_letters(GROUP, keys) == 1
-                waiting = pool.submit(decide, "prune", self.store, if_plan=planned.digest)
+                waiting = pool.submit(self.decide, "prune", if_plan=planned.digest)
                 with pytest.raises(TimeoutError):
                     waiting.result(0.3)
             assert isinstance(error := waiting.exception(WAIT), PlanChanged)
             assert (planned.count, error.plan.count) == (2, 1)
-            assert decide("prune", self.store, if_plan=error.plan.digest).count == 1
+            assert self.decide("prune", if_plan=error.plan.digest).count == 1
         assert self.store.letter_counts(GROUP) == {}
 
     @pytest.mark.behaviour("OPS-21", "DLQ-18")
     def test_a_letter_that_a_job_reopens_while_a_prune_waits_for_it_stays(self, left: None) -> None:
         self.store.discard(GROUP, ALL, reason=REASON)
         with ThreadPoolExecutor(1) as pool:
-            with session(self.store) as job:
+            with self.session() as job:
                 job.write_letters(GROUP, [dead(2)])
-                waiting = pool.submit(decide, "prune", self.store)
+                waiting = pool.submit(self.decide, "prune")
                 with pytest.raises(TimeoutError):
                     waiting.result(0.3)
             assert waiting.result(WAIT).count == 1
@@ -329,14 +321,14 @@ class PlanContract(ContractParts):
         self.store.discard(GROUP, [at(4)], reason=REASON)
         write = PruneLetters.write
         with ExitStack() as other:
-            settle(other.enter_context(session(self.store)))
+            settle(other.enter_context(self.session()))
 
             def commit_and_write(*given: Any) -> Any:
                 other.close()
                 return write(*given)
 
             monkeypatch.setattr(PruneLetters, "write", commit_and_write)
-            assert decide("prune", self.store).count == 1
+            assert self.decide("prune").count == 1
         assert self.store.letter(GROUP, P0, 2).state == "discarded"
         assert self.store.letter_counts(GROUP) == {"discarded": 1}
 
@@ -350,14 +342,14 @@ class PlanContract(ContractParts):
 
     @pytest.mark.behaviour("OPS-10")
     def test_a_plan_is_for_one_decision_alone(self, left: None) -> None:
-        digests = [decide(name, self.store, dry_run=True).digest for name in DECISIONS]
+        digests = [self.decide(name, dry_run=True).digest for name in DECISIONS]
         digests += [
             self.store.pause(GROUP, until=UNTIL + timedelta(seconds=1), reason=REASON, dry_run=True).digest,
             self.store.pause(GROUP, reason=REASON, dry_run=True).digest,
             self.store.request_replay(GROUP, ALL, reason=REASON, dry_run=True).digest,
             self.store.discard(GROUP, at(2), reason=REASON, dry_run=True).digest,
-            self.store.reset(GROUP, ShiftBy(-2), partitions={P0.topic: [0]}, reason=REASON, dry_run=True).digest,
-            self.store.reset(GROUP, ShiftBy(0), partitions="all", reason=REASON, dry_run=True).digest,
+            self.reset(ShiftBy(-2), partitions={P0.topic: [0]}, dry_run=True).digest,
+            self.reset(ShiftBy(0), partitions="all", dry_run=True).digest,
             self.store.copy_group(GROUP, "another", reason=REASON, dry_run=True).digest,
         ]
         assert len(set(digests)) == len(digests)
@@ -387,14 +379,14 @@ class PlanContract(ContractParts):
     def test_a_reset_to_where_it_is_keeps_what_tells_a_truncated_log_unless_it_accepts_the_loss(
         self, left: None
     ) -> None:
-        self.store.claim(GROUP, self.broker, mirror_every=None).close()
+        self.again().close()
         before = self.store.offsets(GROUP)[P0]
         assert before.pair is not None
-        self.store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
+        self.reset({P0: before.next_offset})
         assert self.store.offsets(GROUP)[P0].pair == before.pair
-        with session(self.store) as one:
+        with self.session() as one:
             suspect(one)
-        self.store.reset(GROUP, {P0: before.next_offset}, reason=REASON)
+        self.reset({P0: before.next_offset})
         row = self.store.offsets(GROUP)[P0]
         assert (row.pair, row.suspect) == (None, None)
 
@@ -403,7 +395,7 @@ class PlanContract(ContractParts):
     @pytest.mark.behaviour("DLQ-18")
     def test_letters_beyond_the_limit_and_those_of_other_errors_change_no_plan(self, left: None) -> None:
         planned = self.store.discard(GROUP, ALL, reason=REASON, limit=1, dry_run=True)
-        run_job(self.store, 10, 12)
+        self.run_job(10, 12)
         assert self.store.discard(GROUP, ALL, reason=REASON, limit=1, if_plan=planned.digest).letters == (at(2),)
         rejected = LetterFilter(cause="rejected")
         planned = self.store.discard(GROUP, rejected, reason=REASON, dry_run=True)
@@ -412,144 +404,132 @@ class PlanContract(ContractParts):
     @pytest.mark.behaviour("DLQ-17", "DLQ-18")
     def test_a_letter_that_was_overtaken_since_is_in_the_new_plan_of_a_forced_replay(self, left: None) -> None:
         """It has no other effect that a plan could show: the replay may now replace later rows."""
-        claim = self.store.claim(GROUP, self.broker, mirror_every=None)
-        with self.store.transaction(claim) as tx:
-            ranges = tx.lock({P0: OffsetRange(10, 15)})
-            tx.write_letters([replace(dead(12), sequence=digest(P0, b"key"))])
-            tx.advance({P0: ranges[P0].remaining})
+
+        def other_digests() -> list[str]:
+            plans = [self.store.discard(GROUP, which, reason=REASON, dry_run=True) for which in (ALL, at(12))]
+            return [plan.digest for plan in plans]
+
+        claim = self.again()
+        self.give(claim, {P0: OffsetRange(10, 15)}, replace(dead(12), sequence=digest(P0, b"key")))
         planned = [
             self.store.request_replay(GROUP, which, reason=REASON, forced=True, dry_run=True) for which in (ALL, at(12))
         ]
-        others = [
-            decide("discard", self.store, dry_run=True).digest,
-            self.store.discard(GROUP, at(12), reason=REASON, dry_run=True),
-        ]
+        others = other_digests()
         assert [one.overtaken for one in planned] == [0, 0]
-        with self.store.transaction(claim) as tx:
-            tx.advance({P0: tx.lock({P0: OffsetRange(15, 16)})[P0].remaining})
+        self.give(claim, {P0: OffsetRange(15, 16)})
 
         for which, plan in zip((ALL, at(12)), planned, strict=True):
             with pytest.raises(PlanChanged) as caught:
                 self.store.request_replay(GROUP, which, reason=REASON, forced=True, if_plan=plan.digest)
             assert caught.value.plan.overtaken == 1
-        assert others == [
-            decide("discard", self.store, dry_run=True).digest,
-            self.store.discard(GROUP, at(12), reason=REASON, dry_run=True),
-        ]
+        assert other_digests() == others
 
     # -- offsets
 
     @pytest.mark.behaviour("OPS-10")
     def test_what_a_live_job_stores_and_how_the_log_grows_change_no_reset(self) -> None:
-        claim = self.store.claim(GROUP, self.broker, mirror_every=None)
+        claim = self.again()
         targets: list[dict[str, Any]] = [
             {"offsets": target, "partitions": {P0.topic: None}, "broker": self.broker}
             for target in ("earliest", "latest", 3, ShiftBy(-1))
         ]
         self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)})
-        planned = [self.store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]]
+        planned = [self.reset(**one, dry_run=True).digest for one in targets[:3]]
         self.give(claim, {P0: OffsetRange(40, 50)})
         self.broker.set_log(P0, 0, 120)
-        assert [self.store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:3]] == planned
+        assert [self.reset(**one, dry_run=True).digest for one in targets[:3]] == planned
         shifted: dict[str, Any] = {**targets[3], "partitions": {P0.topic: [0, 1]}}
-        planned.append(self.store.reset(GROUP, **shifted, reason=REASON, dry_run=True).digest)
+        planned.append(self.reset(**shifted, dry_run=True).digest)
         self.give(claim, {P0: OffsetRange(50, 60)})
-        done = self.store.reset(GROUP, **shifted, reason=REASON, if_plan=planned[3])
+        done = self.reset(**shifted, if_plan=planned[3])
         assert [(move.from_offset, move.to_offset) for move in done.moves] == [(60, 59), (30, 29)]
 
-        planned = [self.store.reset(GROUP, **one, reason=REASON, dry_run=True).digest for one in targets[:2]]
+        planned = [self.reset(**one, dry_run=True).digest for one in targets[:2]]
         self.broker.set_log(P0, 7, 130)
-        again = [self.store.reset(GROUP, **one, reason=REASON, dry_run=True) for one in targets[:2]]
+        again = [self.reset(**one, dry_run=True) for one in targets[:2]]
         assert (log := again[1].moves[0].log) is not None
         assert (log.beginning, log.end) == (7, 130)
         assert again[0].digest != planned[0]  # the beginning was removed: less is read again than was shown
         assert again[1].digest == planned[1]
 
         at_a_time: dict[str, Any] = {**targets[0], "offsets": datetime.now(UTC)}
-        to_the_end = self.store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
+        to_the_end = self.reset(**at_a_time, dry_run=True)
         assert to_the_end.moves[0].to_offset == 130
         self.broker.set_log(P0, 7, 140)
-        later = self.store.reset(GROUP, **at_a_time, reason=REASON, dry_run=True)
+        later = self.reset(**at_a_time, dry_run=True)
         assert (later.moves[0].to_offset, later.digest) == (140, to_the_end.digest)
         self.broker.current = replace(self.broker.current, timestamps={P0: 139})
         with pytest.raises(PlanChanged):
-            self.store.reset(GROUP, **at_a_time, reason=REASON, if_plan=to_the_end.digest)
+            self.reset(**at_a_time, if_plan=to_the_end.digest)
 
     @pytest.mark.behaviour("OPS-10")
     @pytest.mark.parametrize("from_file", [True, False])
     def test_a_reset_forwards_is_another_once_the_job_has_passed_its_offset(self, *, from_file: bool) -> None:
-        claim = self.store.claim(GROUP, self.broker, mirror_every=None)
+        claim = self.again()
         self.give(claim, {P0: OffsetRange(0, 40)})
         to: dict[str, Any] = {"offsets": {P0: 50}} if from_file else {"offsets": 50, "partitions": {P0.topic: [0]}}
-        planned = self.store.reset(GROUP, **to, reason=REASON, dry_run=True)
+        planned = self.reset(**to, dry_run=True)
         assert (planned.passed_over, planned.read_again) == (10, 0)
         self.give(claim, {P0: OffsetRange(40, 45)})
-        assert self.store.reset(GROUP, **to, reason=REASON, dry_run=True).digest == planned.digest
+        assert self.reset(**to, dry_run=True).digest == planned.digest
         self.give(claim, {P0: OffsetRange(45, 90)})
         with pytest.raises(PlanChanged) as caught:
-            self.store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
-        assert caught.value.plan.read_again == 40
-        assert self.store.offsets(GROUP)[P0].next_offset == 90
+            self.reset(**to, if_plan=planned.digest)
+        assert (caught.value.plan.read_again, self.stored()[P0]) == (40, 90)
 
-    @pytest.mark.behaviour("OPS-10")
-    def test_a_reset_to_the_latest_is_another_once_the_log_ends_below_the_stored_offset(self) -> None:
-        with self.store.claim(GROUP, self.broker, mirror_every=None) as claim:
-            self.give(claim, {P0: OffsetRange(0, 40)})
-        to: dict[str, Any] = {"offsets": "latest", "partitions": {P0.topic: [0]}, "broker": self.broker}
-        planned = self.store.reset(GROUP, **to, reason=REASON, dry_run=True)
-        self.broker.set_log(P0, 0, 30)
+        latest: dict[str, Any] = {"offsets": "latest", "partitions": {P0.topic: [0]}, "broker": self.broker}
+        planned = self.reset(**latest, dry_run=True)
+        self.broker.set_log(P0, 0, 80)  # below the stored offset
         with pytest.raises(PlanChanged):
-            self.store.reset(GROUP, **to, reason=REASON, if_plan=planned.digest)
+            self.reset(**latest, if_plan=planned.digest)
 
     @pytest.mark.behaviour("OPS-10")
     def test_letters_that_were_replayed_since_are_in_the_new_plan_of_a_reset(self, left: None) -> None:
         """The reset would write their rows twice."""
-        planned = self.store.reset(GROUP, {P0: 0}, reason=REASON, dry_run=True)
-        with session(self.store) as one:
+        planned = self.reset({P0: 0}, dry_run=True)
+        with self.session() as one:
             one.decide_letters(GROUP, [at(2)], "requested", actor="bo", reason=REASON)
             assert one.mark_replayed(GROUP, [at(2)], actor="job") == 1
         with pytest.raises(PlanChanged) as caught:
-            self.store.reset(GROUP, {P0: 0}, reason=REASON, if_plan=planned.digest)
+            self.reset({P0: 0}, if_plan=planned.digest)
         assert (planned.replayed_letters, caught.value.plan.replayed_letters) == (0, 1)
 
     @pytest.mark.behaviour("OPS-10")
     def test_a_plan_that_is_gone_ends_no_transaction_of_a_newer_job(self, left: None) -> None:
         fencing = ("reset", "rename", *DELETES)
-        planned = {name: decide(name, self.store, dry_run=True).digest for name in fencing}
-        newer = self.store.claim(GROUP, self.broker, mirror_every=None)
+        planned = {name: self.decide(name, dry_run=True).digest for name in fencing}
+        newer = self.again()
         with self.store.transaction(newer) as tx:
             ranges = {P0: OffsetRange(10, 11), NEW: OffsetRange(0, 5)}  # NEW is unknown: the group's row is held
             left_over = {tp: decision.remaining for tp, decision in tx.lock(ranges).items()}
             for name in fencing:
                 with pytest.raises(PlanChanged):
-                    decide(name, self.store, if_plan=planned[name], takeover="fence", takeover_timeout=0)
+                    self.decide(name, if_plan=planned[name], takeover="fence", takeover_timeout=0)
             tx.advance(left_over)
-        assert self.store.offsets(GROUP)[P0].next_offset == 11
+        assert self.stored()[P0] == 11
 
     @pytest.mark.behaviour("OPS-10")
     def test_a_job_that_claims_while_a_decision_waits_loses_no_transaction(
         self, left: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It has the partitions' rows; they are not waited for, since the plan is another one anyway."""
-        with session(self.store) as one:
+        with self.session() as one:
             kind = type(one)
         lock = kind.lock_group
         for number, name in enumerate(("reset", "rename", *DELETES), start=10):
-            planned = decide(name, self.store, dry_run=True)
+            planned = self.decide(name, dry_run=True)
             with ExitStack() as job:
                 begun: list[tuple[Transaction, OffsetRange]] = []
 
                 def claim_first(one: Session, group: str) -> Token:
                     monkeypatch.setattr(kind, "lock_group", lock)
-                    tx = job.enter_context(
-                        self.store.transaction(self.store.claim(GROUP, self.broker, mirror_every=None))
-                    )
+                    tx = job.enter_context(self.store.transaction(self.again()))
                     begun.append((tx, tx.lock({P0: OffsetRange(number, number + 1)})[P0].remaining))  # noqa: B023
                     return lock(one, group)
 
                 monkeypatch.setattr(kind, "lock_group", claim_first)
                 with pytest.raises(PlanChanged):
-                    decide(name, self.store, if_plan=planned.digest, takeover="fence", takeover_timeout=0)
+                    self.decide(name, if_plan=planned.digest, takeover="fence", takeover_timeout=0)
                 [(tx, remaining)] = begun
                 tx.advance({P0: remaining})
-            assert self.store.offsets(GROUP)[P0].next_offset == number + 1
+            assert self.stored()[P0] == number + 1

@@ -9,19 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from offsetstore.errors import BrokerUnavailable, ConfigurationError
-from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange
 from offsetstore.operations.lag import Lag
 from offsetstore.operations.people import people
 from offsetstore.operations.samples import Sample, record_samples
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.store.claim import Claim
-from offsetstore.store.sessions import transaction
-from offsetstore.testing.broker import StaticBroker
 from tests.contract.parts import GROUP, P0, P1, P2, WAIT, ContractParts
 
 HOUR, DAY, MONTH = timedelta(hours=1), timedelta(days=1), timedelta(days=31)
@@ -33,37 +31,32 @@ def ago(span: timedelta) -> datetime:
     return datetime.fromtimestamp((datetime.now(UTC) - span).timestamp() // 10 * 10, UTC)
 
 
-def measured(store: OffsetStore, broker: StaticBroker, at: datetime) -> Lag:
-    """What is measured now, as if it were then."""
-    lag = store.lag(None, broker)
+def at_time(lag: Lag, at: datetime) -> Lag:
+    """The same, as if it had been measured then."""
     return replace(lag, store=replace(lag.store, at=at))
 
 
 class SampleContract(ContractParts):
     """What is kept of measurements, and for how long."""
 
+    def record(self, at: datetime) -> None:
+        """What is measured now, as if it were then."""
+        self.store.record_samples(at_time(self.store.lag(None, self.broker), at))
+
     @pytest.mark.behaviour("DASH-1")
     def test_a_sample_holds_what_was_measured_and_what_the_run_has_counted(self, claim: Claim) -> None:
         ranges = {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30)}
         self.give(claim, ranges)
-        claim.observers.on(BatchStarted(group=GROUP, batch=1, ranges=ranges))
-        claim.observers.on(
-            BatchEnded(
-                outcome="written",
-                group=GROUP,
-                batch=1,
-                ranges=ranges,
-                rows={"": 70},
-                seconds={"compute": 1.5, "commit": 0.25},
-            )
-        )
+        batch: dict[str, Any] = {"group": GROUP, "batch": 1, "ranges": ranges}
+        claim.observers.on(BatchStarted(**batch))
+        seconds = {"compute": 1.5, "commit": 0.25}
+        claim.observers.on(BatchEnded(outcome="written", rows={"": 70}, seconds=seconds, **batch))
         claim.close()
         self.broker.set_log(P1, 10, 100)
         self.broker.records[P2] = dict.fromkeys(range(100), int(time.time() * 1000) - 600_000)
         lag = self.store.lag(None, self.broker)
         self.store.record_samples(lag)
 
-        run = self.store.runs(GROUP)[-1]
         assert (lag.groups[GROUP].seconds or 0) >= 599
         expected = Sample(
             at=lag.store.at,
@@ -75,7 +68,7 @@ class SampleContract(ContractParts):
             batches=1,
             batch_seconds=1.75,
             rows=70,
-            memory=run.status.memory,
+            memory=self.store.runs(GROUP)[-1].status.memory,
             epoch=claim.token.epoch,
         )
         for span in (HOUR, DAY, MONTH):
@@ -85,33 +78,33 @@ class SampleContract(ContractParts):
     def test_in_a_slot_the_worst_is_kept_of_the_lag_and_the_last_of_all_else(self, claim: Claim) -> None:
         at = ago(timedelta(minutes=2))
         self.give(claim, {P0: OffsetRange(0, 40), P1: OffsetRange(0, 30), P2: OffsetRange(0, 20)})
-        self.store.record_samples(measured(self.store, self.broker, at))
+        self.record(at)
         self.broker.set_log(P1, 25, 100)
-        self.store.record_samples(measured(self.store, self.broker, at + SECOND))
+        self.record(at + SECOND)
         self.give(claim, {P0: OffsetRange(40, 100), P1: OffsetRange(30, 100), P2: OffsetRange(20, 50)})
-        self.store.record_samples(measured(self.store, self.broker, at + 2 * SECOND))
+        self.record(at + 2 * SECOND)
         self.broker.error = BrokerUnavailable("away")
-        self.store.record_samples(measured(self.store, self.broker, at + 3 * SECOND))
+        self.record(at + 3 * SECOND)
         [sample] = self.store.samples([GROUP], HOUR)[GROUP]
         assert (sample.at, sample.stored, sample.log_end) == (at + 3 * SECOND, 250, None)
         assert (sample.lag, sample.headroom) == (210, 5)
 
-        self.store.record_samples(measured(self.store, self.broker, at + SECOND))
+        self.record(at + SECOND)
         assert self.store.samples([GROUP], HOUR)[GROUP] == [sample], "an older measurement changes nothing"
         self.broker.error = None
-        self.store.record_samples(measured(self.store, self.broker, at + 10 * SECOND))
+        self.record(at + 10 * SECOND)
         _, after = self.store.samples([GROUP], HOUR)[GROUP]
         assert (after.lag, after.headroom) == (50, 50), "of its own slot"
 
     @pytest.mark.behaviour("DASH-1")
     def test_a_ring_is_written_over_and_keeps_its_size(self, claim: Claim) -> None:
         first = ago(timedelta(seconds=3_640))
-        self.store.record_samples(measured(self.store, self.broker, first))
+        self.record(first)
         self.give(claim, {P0: OffsetRange(0, 100)})
-        lag = measured(self.store, self.broker, first)
+        lag = self.store.lag(None, self.broker)
         for number in range(1, 365):
             at = first + 10 * number * SECOND
-            self.store.record_samples(replace(lag, store=replace(lag.store, at=at)))
+            self.store.record_samples(at_time(lag, at))
 
         hour = self.store.samples([GROUP], HOUR)[GROUP]
         assert 345 < len(hour) <= 360
@@ -124,39 +117,22 @@ class SampleContract(ContractParts):
     @pytest.mark.behaviour("DASH-1")
     def test_the_finest_ring_that_covers_the_span_is_read_and_nothing_before_it(self, claim: Claim) -> None:
         minute, day = timedelta(minutes=1), timedelta(days=1)
-        times = [
-            ago(span) for span in (30 * day, 2 * day, 23 * HOUR, 50 * minute, 4 * minute, 4 * minute - 10 * SECOND)
-        ]
+        spans = (30 * day, 2 * day, 23 * HOUR, 50 * minute, 4 * minute, 4 * minute - 10 * SECOND)
+        times = [ago(span) for span in spans]
         for at in times:
-            self.store.record_samples(measured(self.store, self.broker, at))
+            self.record(at)
 
-        def found(span: timedelta) -> list[datetime]:
-            return [one.at for one in self.store.samples([GROUP], span)[GROUP]]
+        def found(span: timedelta, first: int | None = None) -> list[datetime]:
+            return [one.at for one in self.store.samples([GROUP], span)[GROUP]][:first]
 
         assert found(3 * minute) == []
         assert found(5 * minute) == times[4:]
         assert found(HOUR) == times[3:]
-        assert found(HOUR + SECOND)[0] == times[3]
-        assert found(DAY)[:2] == times[2:4]
-        assert found(DAY + SECOND)[:1] == times[2:3]
-        assert found(3 * day)[:2] == times[1:3]
-        assert found(MONTH)[:3] == times[:3]
-
-    @pytest.mark.behaviour("DASH-1")
-    @pytest.mark.parametrize("points", [1, 7, 60, 1_000])
-    def test_no_more_than_a_number_of_points_and_the_newest_is_among_them(self, claim: Claim, points: int) -> None:
-        lag, first = self.store.lag(None, self.broker), ago(timedelta(minutes=20))
-        times = [first + 10 * number * SECOND for number in range(120)]
-        for at in times:
-            self.store.record_samples(replace(lag, store=replace(lag.store, at=at)))
-
-        half = self.store.samples([GROUP], HOUR / 2, points=points)[GROUP]
-        assert len(half) <= points
-        if points > 1:  # the only window may have begun since
-            assert len(half) >= min(points, 120) / 4
-            assert half[-1].at == times[-1]
-            assert half[0].at < times[0] + HOUR / 4
-        assert [one.at for one in half] == sorted({one.at for one in half} & set(times))
+        assert found(HOUR + SECOND, 1) == times[3:4]
+        assert found(DAY, 2) == times[2:4]
+        assert found(DAY + SECOND, 1) == times[2:3]
+        assert found(3 * day, 2) == times[1:3]
+        assert found(MONTH, 3) == times[:3]
 
     @pytest.mark.behaviour("DASH-1")
     def test_any_number_of_processes_may_record_at_once(self) -> None:
@@ -171,8 +147,7 @@ class SampleContract(ContractParts):
             ours = replace(lag, groups={group: lag.groups[group] for group in order})
             barrier.wait(WAIT)
             for number in range(25):
-                at = first + 10 * number * SECOND + writer * SECOND
-                self.store.record_samples(replace(ours, store=replace(lag.store, at=at)))
+                self.store.record_samples(at_time(ours, first + 10 * number * SECOND + writer * SECOND))
 
         with ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(record, writer) for writer in range(4)]:
@@ -186,38 +161,36 @@ class SampleContract(ContractParts):
 
     @pytest.mark.behaviour("DASH-1")
     def test_samples_go_with_a_rename_and_end_with_a_delete(self, claim: Claim) -> None:
+        def counts() -> dict[str, int]:
+            groups = (GROUP, "copy", "invoicing")
+            return {group: len(found) for group, found in self.store.samples(groups, HOUR).items()}
+
         claim.close()
-        late = measured(self.store, self.broker, ago(timedelta(minutes=2)))
-        self.store.record_samples(measured(self.store, self.broker, ago(timedelta(minutes=4))))
+        late = at_time(self.store.lag(None, self.broker), ago(timedelta(minutes=2)))
+        self.record(ago(timedelta(minutes=4)))
         kept = self.store.samples([GROUP], HOUR)[GROUP]
         assert len(kept) == 1
         self.store.copy_group(GROUP, "copy", reason="ticket 17")
         self.store.rename_group(GROUP, "invoicing", reason="ticket 17")
         self.store.record_samples(late)
-        assert self.store.samples([GROUP, "copy", "invoicing"], HOUR) == {GROUP: [], "copy": [], "invoicing": kept}
-        assert self.store.samples(["invoicing"], MONTH) == {"invoicing": kept}
+        assert counts() == {GROUP: 0, "copy": 0, "invoicing": 1}
+        assert [self.store.samples(["invoicing"], span)["invoicing"] for span in (HOUR, MONTH)] == [kept, kept]
 
-        self.store.record_samples(measured(self.store, self.broker, ago(timedelta(minutes=1))))
-        before = {group: len(found) for group, found in self.store.samples([GROUP, "copy", "invoicing"], HOUR).items()}
-        assert before == {GROUP: 0, "copy": 1, "invoicing": 2}
+        self.record(ago(timedelta(minutes=1)))
+        assert counts() == {GROUP: 0, "copy": 1, "invoicing": 2}
         self.store.delete_group("invoicing", reason="ticket 18")
         self.store.record_samples(late)
-        self.store.record_samples(measured(self.store, self.broker, ago(timedelta(seconds=30))))
-        assert {group: len(found) for group, found in self.store.samples(["copy", "invoicing"], HOUR).items()} == {
-            "copy": 2,
-            "invoicing": 0,
-        }
+        self.record(ago(timedelta(seconds=30)))
+        assert counts() == {GROUP: 0, "copy": 2, "invoicing": 0}
 
     def test_a_sample_that_is_in_the_way_of_a_rename_stays(self, claim: Claim) -> None:
         claim.close()
         for minutes in (4, 2):
-            self.store.record_samples(measured(self.store, self.broker, ago(timedelta(minutes=minutes))))
+            self.record(ago(timedelta(minutes=minutes)))
         first, second = self.store.samples([GROUP], HOUR)[GROUP]
         self.store.rename_group(GROUP, "invoicing", reason="ticket 17")
-        owner = self.store.owner(GROUP)
-        assert owner is not None
-        late = replace(first, stored=1, epoch=owner.token.epoch)
-        with transaction(self.store.database, name="test") as session:  # by a statement that has waited for the rename
+        late = replace(first, stored=1, epoch=self.owner().token.epoch)
+        with self.session() as session:  # by a statement that has waited for the rename
             record_samples(people(session), {GROUP: late})
         self.store.rename_group("invoicing", GROUP, reason="a mistake")
 

@@ -15,7 +15,7 @@ from tests.contract.locks import LockContract
 from tests.contract.logs import LogContract, PeopleLogContract
 from tests.contract.marking import MarkingContract
 from tests.contract.marks import MarkContract
-from tests.contract.metadata import MetadataContract, PeopleMetadataContract
+from tests.contract.metadata import MetadataContract
 from tests.contract.misuse import MisuseContract
 from tests.contract.outbox import OutboxContract
 from tests.contract.pauses import PauseContract, PeoplePauseContract
@@ -49,7 +49,6 @@ class OffsetStoreContract(
     PlanContract,
     RunContract,
     SampleContract,
-    PeopleMetadataContract,
     PeoplePauseContract,
     PeopleLetterContract,
     PeopleLogContract,

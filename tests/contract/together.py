@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,15 +11,7 @@ import pytest
 from offsetstore.errors import Unadvanced
 from offsetstore.offsets import OffsetRange
 from offsetstore.store.claim import Claim
-from tests.contract.parts import (
-    GROUP,
-    P0,
-    WAIT,
-    ContractParts,
-    Stop,
-    assert_untouched,
-    write_in_pieces,
-)
+from tests.contract.parts import P0, WAIT, ContractParts, Stop
 
 
 class TogetherContract(ContractParts):
@@ -26,39 +19,40 @@ class TogetherContract(ContractParts):
 
     @pytest.mark.behaviour("TX-1")
     def test_results_and_offset_are_committed_together(self, claim: Claim) -> None:
-        self.give(claim, {P0: OffsetRange(0, 3)})
-
-        assert self.read() == [0, 1, 2]
-        assert self.store.offsets(GROUP)[P0].next_offset == 3
-
-    @pytest.mark.behaviour("TX-1")
-    def test_nothing_is_visible_before_the_block_ends(self, claim: Claim) -> None:
         with self.store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3)})
+            tx.lock({P0: OffsetRange(0, 3)})
             self.write(tx, [0, 1, 2])
-            tx.advance({P0: plan[P0].remaining})
+            tx.advance(tx.ranges)
+            self.assert_untouched()
 
-            assert self.read() == []
-            assert self.store.offsets(GROUP)[P0].next_offset == 0
+        assert (self.read(), self.stored()[P0]) == ([0, 1, 2], 3)
 
     @pytest.mark.behaviour("TX-2")
     def test_an_exception_leaves_results_and_offset_as_they_were(self, claim: Claim) -> None:
         with pytest.raises(Stop), self.store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 3)})
+            tx.lock({P0: OffsetRange(0, 3)})
             self.write(tx, [0, 1, 2])
-            tx.advance({P0: plan[P0].remaining})
+            tx.advance(tx.ranges)
             raise Stop
 
-        assert_untouched(self.store, self.read)
+        self.assert_untouched()
 
     @pytest.mark.behaviour("TX-2")
     def test_a_generator_that_another_thread_closes_leaves_the_first_thread_usable(self, claim: Claim) -> None:
-        job = write_in_pieces(self.store, claim, self.write)
+        def write_in_pieces() -> Generator[int]:
+            with self.store.transaction(claim) as tx:
+                tx.lock({P0: OffsetRange(0, 3)})
+                for number in range(3):
+                    self.write(tx, [number])
+                    yield number
+                tx.advance(tx.ranges)
+
+        job = write_in_pieces()
         next(job)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(job.close).result(WAIT)
 
-        assert_untouched(self.store, self.read)
+        self.assert_untouched()
         self.give(claim, {P0: OffsetRange(0, 1)})
         assert self.read() == [0]
 
@@ -67,17 +61,16 @@ class TogetherContract(ContractParts):
         def job(*, advances: bool) -> str:
             for _ in range(2):
                 with self.store.transaction(claim) as tx:
-                    plan = tx.lock({P0: OffsetRange(0, 3)})
+                    tx.lock({P0: OffsetRange(0, 3)})
                     self.write(tx, [0, 1, 2])
                     if not advances:
                         break
-                    tx.advance({P0: plan[P0].remaining})
+                    tx.advance(tx.ranges)
                     return "done"
             return "left"
 
         with pytest.raises(Unadvanced):
             job(advances=False)
-        assert_untouched(self.store, self.read)
+        self.assert_untouched()
         assert job(advances=True) == "done"
-        assert self.read() == [0, 1, 2]
-        assert self.store.offsets(GROUP)[P0].next_offset == 3
+        assert (self.read(), self.stored()[P0]) == ([0, 1, 2], 3)

@@ -105,16 +105,10 @@ def test_what_a_deploy_prints_names_the_role_and_the_group(command: str, said: s
 
 
 @pytest.mark.behaviour("CONS-11")
-def test_its_exit_codes_say_which_end_all() -> None:
+def test_its_exit_codes_say_which_end_all_and_each_option_that_it_names_is_there() -> None:
     rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", PAGE, re.MULTILINE)
     assert {int(code) for code, follows in rows if follows == "all end"} == FINAL
-    assert {int(code) for code, _ in rows} == {*ExitCode} - {
-        *(ExitCode.OK, ExitCode.DEAD, ExitCode.INTERRUPTED, ExitCode.UNREAD)
-    }
-
-
-def test_each_option_of_the_command_that_it_names_is_there() -> None:
-    options = {name for option in consume.params for name in option.opts}
-    assert {"--processes", "--static", "--max-rss", "--drain", "--port"} <= {
-        *re.findall(r"`(--[\w-]+)", PAGE)
-    } & options
+    others = {ExitCode.OK, ExitCode.DEAD, ExitCode.INTERRUPTED, ExitCode.UNREAD}
+    assert {int(code) for code, _ in rows} == {*ExitCode} - others
+    options = {name for option in consume.params for name in option.opts} & {*re.findall(r"`(--[\w-]+)", PAGE)}
+    assert {"--processes", "--static", "--max-rss", "--drain", "--port"} <= options

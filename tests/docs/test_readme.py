@@ -15,7 +15,6 @@ from sqlalchemy import BigInteger, Column, MetaData, Table
 from offsetstore import OffsetRange, OffsetStore, TopicPartition
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
-from offsetstore.operations.group_status import STATES
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
 from tests.support.examples import environment_of_spark
@@ -32,25 +31,11 @@ def examples() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def of_topic(topic: str) -> str:
-    """The example with another topic, whose name is also the table's: only the reader's option is replaced."""
-    example = examples()[0]
-    assert example.count('"subscribe": "payments"') == 1
-    return example.replace('"subscribe": "payments"', f'"subscribe": "{topic}"')
-
-
-@pytest.mark.behaviour("DASH-5")
-def test_the_picture_of_all_groups_is_told_in_the_page_s_words() -> None:
-    """The file holds the line of the page that counts the groups in each state, for whoever makes it anew."""
-    [(told, file)] = re.findall(
-        r"^!\[All groups: (.*?);.*\]\((.*?)\)$", README.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    picture = (README.parent / file).read_bytes()
-    [line] = re.findall(rb"tEXtDescription\0\d+ groups, ([\w, ]+)\.", picture)
-    shown = [one.split() for one in line.decode().split(", ")]
-    assert {state for _count, state in shown} <= STATES.keys()
-    words = {"1": "one", "2": "two"}
-    assert [one.replace(" is ", " ") for one in told.split(", ")] == [f"{words[count]} {one}" for count, one in shown]
+def of_topic(number: int, option: str, topic: str) -> str:
+    """An example with another topic: nothing but this option of its reader is replaced."""
+    example = examples()[number]
+    assert example.count(f'{option}"payments"') == 1
+    return example.replace(f'{option}"payments"', f'{option}"{topic}"')
 
 
 @pytest.fixture
@@ -60,45 +45,33 @@ def database(offsetstore_database: str) -> Iterator[Database]:
     database.close()
 
 
+def addresses(database: Database, servers: str) -> dict[str, str]:
+    return {"OFFSETSTORE_URL": database.url, "OFFSETSTORE_BOOTSTRAP_SERVERS": servers}
+
+
+def landed(job: JobProcess, database: Database, rows: int) -> bool:
+    assert job.exit_status is None, job.end_of_log
+    return database.one("SELECT count(*) FROM payments") == rows
+
+
 @pytest.mark.behaviour("CONS-1", "CONS-8")
 def test_the_example_without_spark_consumes_until_it_is_stopped(
     offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, database: Database, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
     topic, servers = offsetstore_topic(3), offsetstore_kafka.bootstrap_servers
-    example = examples()[1]
-    assert len([line for line in example.splitlines() if line]) <= 12  # as short as it looks
-    assert example.count('topics=["payments"]') == 1
-    (tmp_path / "billing_app.py").write_text(example.replace('topics=["payments"]', f'topics=["{topic}"]'))
+    (tmp_path / "billing_app.py").write_text(of_topic(1, "topics=[", topic))
     admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
     main = "from offsetstore.cli.main import main; main()"
     command = ["-c", main, "consume", "billing_app:consumer", "--processes", "2"]
-    environment = {"OFFSETSTORE_URL": database.url, "OFFSETSTORE_BOOTSTRAP_SERVERS": servers}
-    with JobProcess(command, tmp_path / "log", environment={**os.environ, **environment}, cwd=tmp_path) as job:
-
-        def landed(rows: int) -> bool:
-            assert job.exit_status is None, job.end_of_log
-            return database.one("SELECT count(*) FROM payments") == rows
-
-        wait_until(lambda: landed(2), timeout=SECONDS)
+    environment = {**os.environ, **addresses(database, servers)}
+    with JobProcess(command, tmp_path / "log", environment=environment, cwd=tmp_path) as job:
+        wait_until(lambda: landed(job, database, 2), timeout=SECONDS)
         admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo")])
-        wait_until(lambda: landed(3), timeout=SECONDS)
+        wait_until(lambda: landed(job, database, 3), timeout=SECONDS)
         os.kill(job.pid, signal.SIGTERM)
         assert end_of(job) == 0, job.end_of_log
     assert database.one("SELECT sum(amount) FROM payments") == Decimal("6.75")
-
-
-def run(topic: str, place: Path, url: str, servers: str) -> JobProcess:
-    """Run the example as ``python job.py`` does, on a Spark with its Kafka connector; its output goes to ``log``."""
-    script = place / "job.py"
-    script.write_text(of_topic(topic), encoding="utf-8")
-    environment = {
-        **environment_of_spark(),
-        "OFFSETSTORE_URL": url,
-        "OFFSETSTORE_BOOTSTRAP_SERVERS": servers,
-        "CHECKPOINTS": str(place / "checkpoints"),
-    }
-    return JobProcess([script], place / "log", environment=environment, cwd=README.parent)
 
 
 def end_of(job: JobProcess) -> int:
@@ -117,13 +90,14 @@ def test_the_example_lands_what_kafka_has_and_a_record_that_cant_be_computed_end
     database.execute("CREATE TABLE payments (payer text, amount numeric(12,2))")
     topic, servers = offsetstore_topic(1), offsetstore_kafka.bootstrap_servers
     admin.produce(servers, topic, [admin.Record(b"1.50", b"ada"), admin.Record(b"2.25", b"bob")])
-    with run(topic, tmp_path, database.url, servers) as job:
-
-        def landed() -> bool:
-            assert job.exit_status is None, job.end_of_log
-            return database.one("SELECT count(*) FROM payments") == 2
-
-        wait_until(landed, timeout=SECONDS)
+    (script := tmp_path / "job.py").write_text(of_topic(0, '"subscribe": ', topic), encoding="utf-8")
+    environment = {
+        **addresses(database, servers),
+        **environment_of_spark(),
+        "CHECKPOINTS": str(tmp_path / "checkpoints"),
+    }
+    with JobProcess([script], tmp_path / "log", environment=environment, cwd=README.parent) as job:
+        wait_until(lambda: landed(job, database, 2), timeout=SECONDS)
         admin.produce(servers, topic, [admin.Record(b"3.00", b"cleo"), admin.Record(b"a lot", b"dan")])
         assert end_of(job) == 5, job.end_of_log
 

@@ -128,13 +128,6 @@ def shop(tmp_path: Path, offsetstore_empty_database: str) -> Shop:
     return Shop(tmp_path, offsetstore_empty_database)
 
 
-@pytest.fixture
-def everywhere(shop: Shop) -> Shop:
-    """The application's autogenerate looks into every schema."""
-    shop.include_schemas = True
-    return shop
-
-
 def names(diffs: list[tuple[Any, ...]]) -> set[str]:
     return {diff[1].name for diff in diffs}
 
@@ -147,8 +140,9 @@ def deploy(shop: Shop) -> None:
 
 
 @pytest.mark.behaviour("OPS-9")
-@pytest.mark.parametrize("include_schemas", [True, False], ids=["all schemas", "the default schema"])
-@pytest.mark.parametrize("schema", [None, "jobs", "public"])
+@pytest.mark.parametrize(
+    ("schema", "include_schemas"), [(None, True), (None, False), ("jobs", True), ("jobs", False), ("public", True)]
+)
 def test_our_tables_come_with_its_upgrade_and_its_autogenerate_leaves_them_alone(
     shop: Shop, offsetstore_database: str, schema: str | None, *, include_schemas: bool
 ) -> None:
@@ -164,13 +158,12 @@ def test_our_tables_come_with_its_upgrade_and_its_autogenerate_leaves_them_alone
 
 @pytest.mark.behaviour("OPS-9")
 @pytest.mark.parametrize("schema", [None, "jobs"])
-def test_without_exclude_it_would_drop_them(everywhere: Shop, schema: str | None) -> None:
-    everywhere.schema, everywhere.include_name = schema, None
+def test_without_exclude_it_would_drop_them(shop: Shop, schema: str | None) -> None:
+    shop.include_schemas, shop.schema, shop.include_name = True, schema, None
 
-    everywhere.upgrade()
+    shop.upgrade()
 
-    dropped = [diff for diff in everywhere.autogenerate() if diff[0] == "remove_table"]
-    assert names(dropped) == OURS
+    assert names([diff for diff in shop.autogenerate() if diff[0] == "remove_table"]) == OURS
 
 
 def test_the_applications_own_include_name_is_asked_about_everything_else(shop: Shop) -> None:
@@ -202,20 +195,12 @@ def test_a_revision_of_its_own_may_bring_them_instead(shop: Shop) -> None:
 
 
 def test_where_each_migration_has_its_transaction_it_comes_before_them(shop: Shop) -> None:
-    shop.transaction_per_migration, shop.in_env = True, "before"
-
-    deploy(shop)
-
-    OffsetStore.connect(shop.url).close()
-    assert shop.autogenerate() == []
-
-
-def test_a_call_that_nobody_would_commit_is_refused(shop: Shop) -> None:
+    """Nobody would commit it among them."""
     shop.transaction_per_migration = True
-
     with pytest.raises(ConfigurationError, match=r"would not be committed.*begin_transaction"):
         shop.upgrade()
 
-    shop.transaction_per_migration = False
-    shop.upgrade()
+    shop.in_env = "before"
+    deploy(shop)
     OffsetStore.connect(shop.url).close()
+    assert shop.autogenerate() == []

@@ -16,12 +16,9 @@ from tests.migration.conftest import Rows, shape, tables
 SEARCH_PATH = text("SELECT current_setting('search_path')")
 
 
-def test_head_is_the_last_of_the_migrations() -> None:
-    assert ScriptDirectory.from_config(config()).get_heads() == [HEAD]
-
-
-def test_the_revisions_are_numbered() -> None:
+def test_the_revisions_are_numbered_and_head_is_the_last() -> None:
     """`OffsetStore.connect` tells by that which are later, and which of these it runs on."""
+    assert ScriptDirectory.from_config(config()).get_heads() == [HEAD]
     series = 0
     for number, revision in enumerate(revisions(), 1):
         in_series, _dot, counted = revision.rpartition(".")
@@ -56,7 +53,9 @@ def test_within_a_series_revisions_only_add_what_earlier_code_can_do_without(
 def test_it_is_part_of_the_callers_transaction(engine: Engine, offsetstore_empty_database: str) -> None:
     with engine.connect() as connection:
         connection.execute(text("CREATE TABLE payments (id bigint)"))
+        connection.execute(text("SET LOCAL lock_timeout = '7s'"))
         upgrade(connection)
+        assert connection.execute(text("SELECT current_setting('lock_timeout')")).scalar_one() == "7s"
         assert current_revision(connection) == HEAD
         connection.rollback()
 
@@ -75,27 +74,20 @@ def test_the_applications_own_version_table_is_left_alone(engine: Engine) -> Non
         assert current_revision(connection) is None
 
 
-def test_a_schema_is_made_and_the_search_path_put_back(
+def test_a_schema_is_made_and_what_a_migration_sets_ends_with_its_transaction(
     engine: Engine, offsetstore_empty_database: str, offsetstore_database: str
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("SET search_path TO elsewhere, public"))
-        upgrade(connection, schema="jobs")
-
-        assert connection.execute(SEARCH_PATH).scalar_one() == "elsewhere, public"
-        assert current_revision(connection, schema="jobs") == HEAD
-
-    assert tables(offsetstore_empty_database) == set()
-    assert shape(offsetstore_empty_database, "jobs") == shape(offsetstore_database)
-
-
-def test_what_a_migration_sets_ends_with_its_transaction(engine: Engine) -> None:
     """Behind PgBouncer, the next client of the connection is another one."""
     with engine.connect() as connection:
         before = connection.execute(SEARCH_PATH).scalar_one()
+        connection.execute(text("SET LOCAL search_path TO elsewhere, public"))
         upgrade(connection, schema="jobs")
+        assert connection.execute(SEARCH_PATH).scalar_one() == "elsewhere, public"
+        assert current_revision(connection, schema="jobs") == HEAD
         connection.commit()
         assert connection.execute(SEARCH_PATH).scalar_one() == before
+        assert tables(offsetstore_empty_database) == set()
+        assert shape(offsetstore_empty_database, "jobs") == shape(offsetstore_database)
         with pytest.raises(Exception, match="no_such_revision"):
             upgrade(connection, schema="jobs", revision="no_such_revision")
         connection.rollback()

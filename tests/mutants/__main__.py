@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from tests.mutants.catalogue import MUTANTS
-from tests.mutants.mutant import Mutant
+from tests.mutants.catalogue import MUTANTS, Mutant
 from tests.mutants.mutation import MutationRun, mutate
+from tests.mutants.running import Verdict, judge, run_unmutated
 from tests.mutants.trees import BUILD
-from tests.mutants.verdicts import Verdict, judge, run_unmutated
 
 _TOOL: Final = "mutmut"
 _WIDTH: Final = max(len(mutant.name) for mutant in MUTANTS)

@@ -14,15 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import indent
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
-from tests.mutants.mutant import Change
+from tests.mutants.catalogue import Change
 from tests.mutants.trees import ROOT
 
 _Nodes: TypeAlias = list[Any]
 _Edit: TypeAlias = tuple[_Nodes, _Nodes]
-
-_NEVER_ALONE: Final = (ast.Starred, ast.Slice)
 
 
 def mutated(changes: Iterable[Change], root: Path = ROOT) -> dict[str, str]:
@@ -111,8 +109,7 @@ def _syntax_edits(nodes: _Nodes, change: Change) -> Iterator[_Edit]:
     for place in places:
         kept = _match(old, place)
         if kept is not None:
-            filled = _Filling(kept).visit(ast.Module(new, [])).body
-            yield _narrowed(place, filled) or (place, filled)
+            yield place, _Filling(kept).visit(ast.Module(new, [])).body
 
 
 def _match(old: Any, found: Any) -> _Nodes | None:
@@ -163,31 +160,6 @@ class _Filling(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         return next(self._kept) if _is_open(node) else self.generic_visit(node)
-
-
-def _narrowed(old: _Nodes, new: _Nodes) -> _Edit | None:
-    """Find the least that differs and can be written alone, statements or one expression."""
-    while old[1:] and new and _match(old[0], new[0]) is not None:
-        old, new = old[1:], new[1:]
-    while old[1:] and new and _match(old[-1], new[-1]) is not None:
-        old, new = old[:-1], new[:-1]
-    is_one = len(old) == len(new) == 1
-    if is_one and type(old[0]) is type(new[0]) and not isinstance(old[0], ast.JoinedStr):
-        pairs = [(_listed(old[0], field), _listed(new[0], field)) for field in getattr(old[0], "_fields", ())]
-        differing = [pair for pair in pairs if _match(*pair) is None]
-        inner = _narrowed(*differing[0]) if len(differing) == 1 else None
-        if inner:
-            return inner
-    can_be_alone = all(
-        isinstance(node, ast.stmt) or (is_one and isinstance(node, ast.expr) and not isinstance(node, _NEVER_ALONE))
-        for node in old + new
-    )
-    return (old, new) if old and can_be_alone else None
-
-
-def _listed(node: ast.AST, field: str) -> _Nodes:
-    value = getattr(node, field, None)
-    return value if _is_list(value) else [value]
 
 
 def _is_list(value: object) -> TypeGuard[_Nodes]:

@@ -220,107 +220,88 @@ class Ledger:
         assert (self._polling.feed._count, self._polling.feed._bytes) == (0, 0)
 
 
-@pytest.mark.behaviour("CONS-19")
-def test_a_quiet_partition_is_asked_for_while_the_client_is_too_full_of_another_one() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What a consumer takes the time from."""
     clock = Clock()
+    monkeypatch.setattr(consumer_module, "time", clock)
+    return clock
+
+
+@pytest.mark.behaviour("CONS-19")
+def test_a_quiet_partition_is_asked_for_while_the_client_is_too_full_of_another_one(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = FetchingClient(10_000, 40, clock.go_on)  # one fetch brings 500 flushes
     client.logs = {tp: [] for tp in PARTITIONS} | {PARTITIONS[0]: [b"x"] * 50_000}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumer_module, "time", clock)
-        polling = Polling(client, Flush(rows=20, seconds=1.0), [], clock)
-        polling.flush_takes = 1
-        while len(polling.takes) < 10:
-            polling.turn()
-        client.logs[PARTITIONS[1]].append(b"y")
-        came = clock.now
-        alone: list[float] = []
-        consume = client.consume
+    polling = Polling(client, Flush(rows=20, seconds=1.0), [], clock)
+    polling.flush_takes = 1
+    while len(polling.takes) < 10:
+        polling.turn()
+    client.logs[PARTITIONS[1]].append(b"y")
+    came = clock.now
+    alone: list[float] = []
+    consume = client.consume
 
-        def watched(most: int, seconds: float) -> list[Any]:
-            if PARTITIONS[0] in polling._paused and PARTITIONS[1] not in polling._paused:
-                alone.append(seconds)
-            return consume(most, seconds)
+    def watched(most: int, seconds: float) -> list[Any]:
+        if PARTITIONS[0] in polling._paused and PARTITIONS[1] not in polling._paused:
+            alone.append(seconds)
+        return consume(most, seconds)
 
-        patch.setattr(client, "consume", watched)
-        while PARTITIONS[1] not in polling.takes[-1]:
-            polling.turn()
-            clock.go_on(0.1)  # to write
-        assert clock.now - came < 7.0
-        assert alone[0] >= 2 * 0.05  # fetch.queue.backoff.ms, for which the client may have put its fetch off
-
-
-@pytest.mark.behaviour("CONS-19")
-def test_an_open_transaction_keeps_no_other_partition_waiting() -> None:
-    clock = Clock()
-    client = FetchingClient(1_000, 40, clock.go_on)
-    client.logs = {tp: [] for tp in PARTITIONS} | {PARTITIONS[0]: [b"x"] * 50_000, PARTITIONS[1]: [b"y"] * 5}
-    client.stable = {PARTITIONS[1]: 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumer_module, "time", clock)
-        polling = Polling(client, Flush(rows=20, seconds=1.0), [], clock)
-        polling.flush_takes = 1
-        while len(polling.takes) < 200:
-            polling.turn()
-        assert clock.now < 1_000.3  # a turn alone takes time by itself, as nothing comes
-        client.logs[PARTITIONS[1]].append(b"the marker of its commit")
-        client.stable.clear()
-        polling.takes.clear()
-        while all(PARTITIONS[1] not in taken for taken in polling.takes):
-            polling.turn()
-            clock.go_on(0.1)  # to write
-        assert clock.now < 1_009.0
+    monkeypatch.setattr(client, "consume", watched)
+    while PARTITIONS[1] not in polling.takes[-1]:
+        polling.turn()
+        clock.go_on(0.1)  # to write
+    assert clock.now - came < 7.0
+    assert alone[0] >= 2 * 0.05  # fetch.queue.backoff.ms, for which the client may have put its fetch off
 
 
 @pytest.mark.behaviour("CONS-19")
 @pytest.mark.parametrize("late", [0.02, 2.0])
-def test_each_partition_is_polled_alone_before_it_is_taken_for_one_that_does_not_answer(late: float) -> None:
+def test_each_partition_is_polled_alone_before_it_is_taken_for_one_that_does_not_answer(
+    clock: Clock, late: float
+) -> None:
     """Not by the time, which one callback may take, nor for another one that did not answer."""
-    clock = Clock()
     client = FetchingClient(10, 10, clock.go_on)
     client.logs = {tp: [] for tp in PARTITIONS}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumer_module, "time", clock)
-        polling = Polling(client, Flush(rows=20, seconds=1.0), [], clock)
-        first, second = PARTITIONS[:2]
+    polling = Polling(client, Flush(rows=20, seconds=1.0), [], clock)
+    first, second = PARTITIONS[:2]
+    polling.feed._starving.add(first)
+    assert polling._polled_alone() == {first}
+    for _ in range(49):
+        polling._poll(1, 0.0)
+        clock.go_on(late)
         polling.feed._starving.add(first)
         assert polling._polled_alone() == {first}
-        for _ in range(49):
-            polling._poll(1, 0.0)
-            clock.go_on(late)
-            polling.feed._starving.add(first)
-            assert polling._polled_alone() == {first}
-        polling._poll(1, 0.0)
-        polling.feed._starving.add(first)
-        assert polling._polled_alone() == set()
-        polling.feed._starving.add(second)
-        assert polling._polled_alone() == {second}
-        assert polling._excused.keys() == {first}
+    polling._poll(1, 0.0)
+    polling.feed._starving.add(first)
+    assert polling._polled_alone() == set()
+    polling.feed._starving.add(second)
+    assert polling._polled_alone() == {second}
+    assert polling._excused.keys() == {first}
 
 
 @pytest.mark.behaviour("CONS-19")
-def test_a_partition_whose_leader_is_away_keeps_the_others_waiting_for_moments_only() -> None:
-    clock = Clock()
+def test_a_partition_whose_leader_is_away_keeps_the_others_waiting_for_moments_only(clock: Clock) -> None:
     client = FetchingClient(100, 100, clock.go_on)
     client.logs = {tp: [b"x" * 10] * 500_000 for tp in PARTITIONS}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumer_module, "time", clock)
-        polling = Polling(client, Flush(rows=10, seconds=1.0), [], clock)
-        polling.flush_takes = 1
-        for _ in range(20):
-            polling.turn()
-        client.away.add(PARTITIONS[0])
-        began, alone = clock.now, 0.0
-        while clock.now < began + 300.0:
-            before = clock.now
-            polling.turn()
-            if polling._paused >= {*PARTITIONS[1:]}:
-                alone += clock.now - before
-            else:
-                clock.go_on(0.1)  # to write
-        assert 0.9 < alone < 6.0
-        client.away.clear()
-        polling.takes.clear()
-        while PARTITIONS[0] not in {tp for taken in polling.takes for tp in taken}:
-            polling.turn()
-            clock.go_on(0.01)
-        assert len(polling.takes) < 100
+    polling = Polling(client, Flush(rows=10, seconds=1.0), [], clock)
+    polling.flush_takes = 1
+    for _ in range(20):
+        polling.turn()
+    client.away.add(PARTITIONS[0])
+    began, alone = clock.now, 0.0
+    while clock.now < began + 300.0:
+        before = clock.now
+        polling.turn()
+        if polling._paused >= {*PARTITIONS[1:]}:
+            alone += clock.now - before
+        else:
+            clock.go_on(0.1)  # to write
+    assert 0.9 < alone < 6.0
+    client.away.clear()
+    polling.takes.clear()
+    while PARTITIONS[0] not in {tp for taken in polling.takes for tp in taken}:
+        polling.turn()
+        clock.go_on(0.01)
+    assert len(polling.takes) < 100

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offsetstore.processing.handling import Handler, Handling, Ordering, Outcome, Record
+from offsetstore.processing.handling import Handler, Ordering, Record
 from offsetstore.protocol.retries import Retries
+from tests.unit.processing.calling import handled
 
 ATTEMPTS = 3
 
@@ -79,20 +80,6 @@ def records_of(plan: Sequence[Given]) -> list[Record]:
     ]
 
 
-def handled(handler: Handler, records: Sequence[Record], chunk: int) -> list[Outcome]:
-    """Feed the records a few at a time, and fetch all outcomes."""
-    handling, found = Handling(handler, enough=2), list[Outcome]()
-    try:
-        for at in range(0, len(records), chunk):
-            handling.feed(records[at : at + chunk])
-            found += handling.finished(0)
-        while handling.outstanding:
-            found += handling.finished(10)
-    finally:
-        handling.close()
-    return found
-
-
 @pytest.mark.behaviour("HAND-1", "HAND-2", "HAND-3", "HAND-7")
 @settings(max_examples=60, deadline=None)
 @given(
@@ -136,7 +123,7 @@ def test_calls_are_those_of_the_model(
         ordering=ordering,
         retries=Retries(attempts=ATTEMPTS, shortest=0.001, longest=0.002),
     )
-    outcomes = handled(handler, records, chunk)
+    outcomes = handled(handler, records, chunk=chunk)
 
     assert sorted(one.record.offset for one in outcomes) == [record.offset for record in records]
     for one in outcomes:

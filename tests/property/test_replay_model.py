@@ -28,20 +28,17 @@ def ranges(draw: st.DrawFn, numbers: st.SearchStrategy[int] = offsets) -> Offset
 @example(stored=5, range_=OffsetRange(3, 5))
 @example(stored=5, range_=OffsetRange(3, 6))
 @example(stored=5, range_=OffsetRange(6, 6))
-def test_exactly_one_outcome_holds(stored: int, range_: OffsetRange) -> None:
+def test_one_outcome_holds_and_what_remains_is_the_part_above_the_stored_offset(
+    stored: int, range_: OffsetRange
+) -> None:
+    decision = decide(stored, range_)
     holds = {
         Outcome.SKIP: range_.until <= stored,
         Outcome.APPLY: stored == range_.from_ < range_.until,
         Outcome.CROP: range_.from_ < stored < range_.until,
         Outcome.GAP: stored < range_.from_,
     }
-    assert [outcome for outcome, true in holds.items() if true] == [decide(stored, range_).outcome]
-
-
-@pytest.mark.behaviour("TX-4", "TX-5", "TX-6")
-@given(stored=offsets, range_=ranges())
-def test_what_remains_is_the_part_of_the_range_above_the_stored_offset(stored: int, range_: OffsetRange) -> None:
-    decision = decide(stored, range_)
+    assert [outcome for outcome, true in holds.items() if true] == [decision.outcome]
     if decision.outcome is Outcome.GAP:
         with pytest.raises(ValueError, match="nothing may be written"):
             _ = decision.remaining
@@ -50,14 +47,7 @@ def test_what_remains_is_the_part_of_the_range_above_the_stored_offset(stored: i
     assert decision.remaining.from_ == stored
     if decision.remaining:
         assert decision.remaining == OffsetRange(max(stored, range_.from_), range_.until)
-
-
-@pytest.mark.behaviour("TX-4")
-@given(stored=offsets, range_=ranges())
-def test_a_range_that_was_applied_is_skipped_the_second_time(stored: int, range_: OffsetRange) -> None:
-    decision = decide(stored, range_)
-    if decision.outcome is not Outcome.GAP:
-        assert decide(decision.remaining.until, range_).outcome is Outcome.SKIP
+    assert decide(decision.remaining.until, range_).outcome is Outcome.SKIP  # once it is applied
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offsetstore.local.postgres.server import PostgresServer
-from offsetstore.postgres.url import make_engine
 from offsetstore.writers import Upsert
-from tests.integration.writers.writing import KAFKA, Database
+from tests.integration.writers.writing import KAFKA, Database, new_database
 
 Key = tuple[int, str]
 State = dict[Key, dict[str, Any]]
@@ -74,15 +72,11 @@ batches = st.lists(st.lists(rows, max_size=8, unique_by=lambda row: row.offset),
 
 @pytest.fixture(scope="module")
 def table(offsetstore_postgres: PostgresServer) -> Iterator[Database]:
-    name = f"test_{uuid4().hex[:12]}"
-    engine = make_engine(offsetstore_postgres.create_database(name))
-    database = Database(engine)
-    database.run("""CREATE TABLE t (
-        a int, b text COLLATE "C", total bigint, top int, low int, version int, status text, PRIMARY KEY (a, b)
-    )""")
-    yield database
-    engine.dispose()
-    offsetstore_postgres.drop_database(name)
+    with new_database(offsetstore_postgres) as made:
+        made.run("""CREATE TABLE t (
+            a int, b text COLLATE "C", total bigint, top int, low int, version int, status text, PRIMARY KEY (a, b)
+        )""")
+        yield made
 
 
 def arrow(taken: list[Row], *, names: tuple[str, ...], with_kafka: bool) -> pa.RecordBatch:

@@ -46,14 +46,10 @@ _COLUMNS: Final = "(key text, value text, header text, address inet"
 TABLES: Final = f"""
 CREATE TABLE refused {_COLUMNS}, CONSTRAINT is_short CHECK (length(value) < 10));
 CREATE TABLE slow {_COLUMNS});
-CREATE TABLE raised {_COLUMNS});
 CREATE TABLE lost {_COLUMNS});
 CREATE FUNCTION cancel() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_cancel_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NEW; END $$;
 CREATE TRIGGER cancel BEFORE INSERT ON slow FOR EACH ROW EXECUTE FUNCTION cancel();
-CREATE FUNCTION quote() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN RAISE EXCEPTION 'no: %', NEW.value USING ERRCODE = 'XX000', DETAIL = NEW.key; END $$;
-CREATE TRIGGER quote BEFORE INSERT ON raised FOR EACH ROW EXECUTE FUNCTION quote();
 CREATE FUNCTION leave() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60); RETURN NEW; END $$;
 CREATE TRIGGER leave BEFORE INSERT ON lost FOR EACH ROW EXECUTE FUNCTION leave();
@@ -115,15 +111,8 @@ def people(batch: DataFrame) -> DataFrame:
     return everyone(batch).where(F.col("value") != GOOD)
 
 
-def insert(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write with the user's own SQL."""
-    for rows in batches:
-        statement = text("INSERT INTO refused (key, value, header) VALUES (:key, :value, :header)")
-        work.connection.execute(statement, rows.to_pylist())
-
-
 def insert_slowly(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-    """The same with psycopg, and the values in the statement, as it should not be done."""
+    """Write with psycopg, and the values in the statement, as it should not be done."""
     for rows in batches:
         for row in rows.to_pylist():
             statement = f"INSERT INTO slow (key, value) VALUES ('{row['key']}', '{row['value']}')"
@@ -165,12 +154,7 @@ _TASKS: Final[dict[str, Any]] = {"atomicity": "partition", "task_threshold": 0}
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "refused": {"into": Append("refused")},
-    "refused-task": {"into": Append("refused"), **_TASKS},
-    "cancelled": {"into": Append("slow")},
-    "raised": {"into": Append("raised")},
-    "execute": {"into": Execute(insert)},
     "execute-cancelled": {"into": Execute(insert_slowly)},
-    "careless": {"into": Careless()},
     "careless-task": {"into": Careless(), **_TASKS},
     "lost": {"into": Append("lost")},
     "letters-refused-task": {"into": Append("refused"), "dead_letters": DeadLetters(max_retries=0), **_TASKS},

@@ -3,9 +3,6 @@
 ``python -m tests.support.monitored_job URL SERVERS TOPIC GROUP CHECKPOINTS``, run from the top of the checkout, with
 the limits of `LIMITS`. Its event ``ready`` names its port and its Java. Each line on standard input is a failpoint to
 set. SIGTERM stops it cleanly.
-
-``spark-submit tests/support/monitored_job.py … [--end] [--on-dead]`` is for the exit codes: the job ends as its query
-does, with ``--end`` in the way that docs/health.md shows, with ``--on-dead`` also when it is dead.
 """
 
 from __future__ import annotations
@@ -13,13 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Append, Broker, Claim, OffsetStore, Retries, TransactionalSink, exit_code
+from offsetstore import Append, Broker, Claim, OffsetStore, Retries, TransactionalSink
 from offsetstore.local.spark.launch import local_session, quick_conf, spark_conf
 from offsetstore.monitoring import Limits, Monitoring
 from offsetstore.protocol import failpoints
@@ -35,9 +31,9 @@ def _named(batch: DataFrame) -> dict[str, DataFrame]:
     return {"events": events(batch)}
 
 
-def _start(session: SparkSession, claim: Claim, options: dict[str, str], base: str) -> tuple[Any, StreamingQuery]:
+def _start(session: SparkSession, claim: Claim, options: dict[str, str], base: str) -> StreamingQuery:
     sink = TransactionalSink(claim, _named, into={"events": Append("events")})
-    query = (
+    return (
         session.readStream.format("kafka")
         .options(**options)
         .option("startingOffsets", claim.starting_offsets)
@@ -46,46 +42,33 @@ def _start(session: SparkSession, claim: Claim, options: dict[str, str], base: s
         .option("checkpointLocation", claim.checkpoint(base))
         .start()
     )
-    return sink, query
 
 
 def _leave(*_: object) -> None:
     sys.exit()
 
 
-def _main(url: str, servers: str, topic: str, group: str, base: str, *how: str) -> None:
+def _main(url: str, servers: str, topic: str, group: str, base: str) -> None:
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic}
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if is_submitted:
-        session = SparkSession.builder.getOrCreate()
-    else:
-        session = local_session("monitored", extra_conf=quick_conf(spark_conf()))
-        signal.signal(signal.SIGTERM, _leave)
+    session = local_session("monitored", extra_conf=quick_conf(spark_conf()))
+    signal.signal(signal.SIGTERM, _leave)
     jvm: Any = session._jvm
     java = jvm.java.lang.ProcessHandle.current().pid()
     heartbeat.INTERVAL = 0.5
-    limits = replace(LIMITS, batch=20, polling=60, jvm=60) if is_submitted else LIMITS  # several start at a time
-    monitoring = Monitoring(port=0, limits=limits, on_dead="exit" if "--on-dead" in how else None)
+    monitoring = Monitoring(port=0, limits=LIMITS)
     retries = Retries(attempts=1_000, longest=0.5)
     with OffsetStore.connect(url, observers=[monitoring, BatchPrinter()], retries=retries) as store:
         broker = Broker.from_spark(options, timeout=60)  # for the claim; Kafka may be busy
         claim = store.claim(group, broker, mirror_every=0.5)
         broker._timeout = 2.0  # from now on an outage is seen soon
-        sink, query = _start(session, claim, options, base)
+        query = _start(session, claim, options, base)
         print_event("ready", port=monitoring.port, jvm=java)
-        if not is_submitted:
-            try:
-                for line in sys.stdin:
-                    failpoints.follow(line.strip() or None)
-                os._exit(0)
-            finally:
-                query.stop()
         try:
-            query.awaitTermination()
-        except Exception as error:
-            if "--end" not in how:
-                raise
-            sys.exit(exit_code(sink.error or error))
+            for line in sys.stdin:
+                failpoints.follow(line.strip() or None)
+            os._exit(0)
+        finally:
+            query.stop()
 
 
 if __name__ == "__main__":

@@ -38,16 +38,15 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
     return pytester
 
 
-def test_they_are_left_out_and_the_last_lines_say_so(run: pytest.Pytester) -> None:
+def test_they_are_left_out_and_the_last_lines_say_so_or_fail_where_every_test_is_wanted(
+    run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = run.runpytest_subprocess("-p", "tests.programs", "-n", "1")
     assert done.ret == 0
     done.assert_outcomes(passed=1)
     *_, title, text, _counts = [line for line in done.outlines if line]
     assert "NOT EVERY TEST WAS RUN" in title
     assert text.startswith("Left out: 1, for lack of promtool")
-
-
-def test_where_every_test_is_wanted_they_fail(run: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     run.runpytest_subprocess("-p", "tests.programs").assert_outcomes(passed=1, failed=1)
 

@@ -26,10 +26,7 @@ def test_a_name_that_does_not_exist_is_found() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_each_panel_is_whole_and_about_metrics_that_exist(panel: dict[str, Any]) -> None:
-    assert panel["title"]
-    assert panel["description"]
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["targets"]
+    assert all((panel["title"], panel["description"], panel["fieldConfig"]["defaults"]["unit"], panel["targets"]))
     datasources = [panel["datasource"], *(one["datasource"] for one in panel["targets"])]
     assert {one["uid"] for one in datasources} == {"${datasource}"}
     for query in of_panel(panel):
@@ -38,7 +35,8 @@ def test_each_panel_is_whole_and_about_metrics_that_exist(panel: dict[str, Any])
             assert 'consumergroup=~"$consumergroup"' in query.expression
 
 
-def test_the_board_has_its_variables_and_nothing_overlaps() -> None:
+def test_the_board_is_up_to_date_and_nothing_overlaps() -> None:
+    assert BOARD.read_text(encoding="utf-8") == text(), "run `make board`"
     board = json.loads(text())
     assert [one["name"] for one in board["templating"]["list"]] == ["datasource", "consumergroup"]
     assert [one["title"] for one in board["panels"] if one["type"] == "row"]
@@ -47,10 +45,6 @@ def test_the_board_has_its_variables_and_nothing_overlaps() -> None:
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
     assert len({one["id"] for one in board["panels"]}) == len(board["panels"])
-
-
-def test_the_board_is_up_to_date() -> None:
-    assert BOARD.read_text(encoding="utf-8") == text(), "run `make board`"
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])

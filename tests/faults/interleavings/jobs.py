@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from uuid import uuid4
 
 import psycopg
@@ -14,7 +14,6 @@ import psycopg
 from offsetstore import Claim, OffsetRange, OffsetStore, Outcome, TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.protocol.policy import StartPolicy
-from offsetstore.protocol.replay import Decision
 from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.store.identity import ClaimInfo, TaskClaim, name_prefix
@@ -163,9 +162,7 @@ class Jobs:
         return Run(group, played, endings)
 
     def _claim(self) -> TaskClaim:
-        with OffsetStore(self._inner).claim(
-            _MODEL, StaticBroker.with_topics({"payments": 3}, end=100), mirror_every=None
-        ) as claim:
+        with OffsetStore(self._inner).claim(_MODEL, _broker(), mirror_every=None) as claim:
             return TaskClaim.of(claim)
 
     def _new_group(self, group: str) -> dict[str, TaskClaim]:
@@ -175,7 +172,7 @@ class Jobs:
 
     def _new_fleet(self, group: str, names: AbstractSet[str]) -> None:
         """Found a fleet, whose member ``a`` has all partitions that it knows; another one is there since then."""
-        broker = StaticBroker.with_topics({P0.topic: len(KNOWN_PARTITIONS)}, end=100)
+        broker = _broker()
         self._members = {
             name: join(OffsetStore(self._inner), _request(group, broker, KAFKA_GROUP)) for name in sorted(names | {"a"})
         }
@@ -185,10 +182,9 @@ class Jobs:
 
     def _part(self, job: Job, group: str, tokens: Mapping[str, TaskClaim]) -> Part:
         def work(actor: Actor) -> str:
-            store = OffsetStore(SteppedDatabase(self._inner, actor))
+            store = OffsetStore(cast("PostgresDatabase", SteppedDatabase(self._inner, actor)))
             if job.joins:
-                broker = StaticBroker.with_topics({P0.topic: len(KNOWN_PARTITIONS)}, end=100)
-                self._claims.append(join(store, _request(group, broker, job.joins)))
+                self._claims.append(join(store, _request(group, _broker(), job.joins)))
                 return "joined"
             if job.member:
                 return self._process_as_member(store, job, actor)
@@ -240,6 +236,10 @@ class Jobs:
         self._watch.close()
 
 
+def _broker() -> StaticBroker:
+    return StaticBroker.with_topics({P0.topic: len(KNOWN_PARTITIONS)}, end=100)
+
+
 def _request(group: str, broker: StaticBroker, kafka_group: str) -> ClaimRequest:
     return ClaimRequest(group, broker, (P0.topic,), StartPolicy(), "fence", 30.0, kafka_group)
 
@@ -257,10 +257,6 @@ def _process(store: OffsetStore, claim: ClaimInfo, job: Job, actor: Actor) -> st
             tx.advance(left)
         if job.ends == "rollback":
             raise Stop
-    return _outcomes(plan)
-
-
-def _outcomes(plan: Mapping[TopicPartition, Decision]) -> str:
     return " ".join(decision.outcome.value for decision in plan.values())
 
 

@@ -6,16 +6,12 @@ do. Reads without a lock, heartbeats and BEGIN (which takes no snapshot) are no 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any, Final, cast
-from uuid import UUID
 
-from offsetstore.offsets import TopicPartition
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import Session
-from offsetstore.protocol.store_facts import StoreIdentity
 from tests.faults.interleavings.interleaving import Actor
 
 _STEPS: Final = {
@@ -38,7 +34,6 @@ class SteppedDatabase:
     """
 
     def __init__(self, inner: PostgresDatabase, actor: Actor) -> None:
-        self.schema = inner.schema
         self._inner = inner
         self._actor = actor
 
@@ -51,24 +46,12 @@ class SteppedDatabase:
         prefix = f"{what}'s " if what in {"claim", "join", "assign"} else ""
         return cast("Session", _SteppedSession(session, self._actor, prefix))
 
-    def translate(self, error: BaseException) -> BaseException:
-        return self._inner.translate(error)
-
     def unblocking(self, session: Session, *, after: float, older_than: str) -> AbstractContextManager[None]:
         inner = cast("_SteppedSession", session).inner
         return self._inner.unblocking(inner, after=after, older_than=older_than)
 
-    def lock_holder(self, group: str, partitions: Collection[TopicPartition]) -> tuple[TopicPartition, str] | None:
-        return self._inner.lock_holder(group, partitions)
-
-    def identity(self) -> StoreIdentity:
-        return self._inner.identity()
-
-    def store_id(self) -> UUID:
-        return self._inner.store_id()
-
-    def check_schema(self) -> None:
-        self._inner.check_schema()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def close(self) -> None:
         """The connections are shared with the other actors."""

@@ -72,8 +72,8 @@ def jobs(offsetstore_postgres: PostgresServer, offsetstore_template: str) -> Ite
     offsetstore_postgres.drop_database(name)
 
 
-def case(name: str, *behaviours: str, endings: AbstractSet[tuple[str, ...]], **jobs: Job) -> Any:
-    return pytest.param(jobs, endings, id=name, marks=pytest.mark.behaviour(*behaviours))
+def case(name: str, behaviours: str, *, endings: AbstractSet[tuple[str, ...]], **jobs: Job) -> Any:
+    return pytest.param(jobs, endings, id=name, marks=pytest.mark.behaviour(*behaviours.split()))
 
 
 UP_DOWN_MIDDLE = {
@@ -94,8 +94,7 @@ CASES = [
     # Two tasks of one job: the same token.
     case(
         "the longer range of two is cropped where the shorter came first",
-        "TX-4",
-        "TX-5",
+        "TX-4 TX-5",
         endings={("apply", "crop"), ("skip", "apply")},
         short=Job({P0: RANGE}),
         long=Job({P0: LONGER}),
@@ -119,8 +118,7 @@ CASES = [
     # A partition that the claim does not know.
     case(
         "tasks that create rows in opposite orders never deadlock",
-        "TX-8",
-        "TX-10",
+        "TX-8 TX-10",
         endings=UP_DOWN_MIDDLE,
         up=Job(dict.fromkeys([NEW, NEWER, NEWEST], RANGE), steps=INSERT),
         down=Job(dict.fromkeys([NEWEST, NEWER, NEW], RANGE), steps=INSERT),
@@ -128,24 +126,21 @@ CASES = [
     ),
     case(
         "a task with a new partition besides never deadlocks with one without",
-        "TX-8",
-        "TX-10",
+        "TX-8 TX-10",
         endings={("apply apply", "skip"), ("skip apply", "apply")},
         a=Job({P0: RANGE, NEW: RANGE}, steps=("share group", "insert", *SHORT)),
         b=Job({P0: RANGE}, steps=SHORT),
     ),
     case(
         "a row whose creation is rolled back is created by the other",
-        "TX-2",
-        "TX-10",
+        "TX-2 TX-10",
         endings={("rolled back", "apply")},
         a=Job({NEW: RANGE}, steps=("share group", "insert", "lock", "advance", "commit"), ends="rollback"),
         b=Job({NEW: RANGE}, steps=("share group", "insert", "lock", "advance", "commit")),
     ),
     case(
         "a stale task creates no row",
-        "START-14",
-        "TX-10",
+        "START-14 TX-10",
         endings={("StaleClaim", "apply")},
         stale=Job({NEW: RANGE}, token="stale", steps=("share group", "insert", *SHORT)),
         fresh=Job({NEW: RANGE}, steps=("share group", "insert", *SHORT)),
@@ -153,8 +148,7 @@ CASES = [
     # Claims: whoever locks before a claim commits is waited for, whoever locks after it is stale.
     case(
         "a job that takes over goes on where the old one ended or applies what it could not",
-        "START-13",
-        "START-14",
+        "START-13 START-14",
         endings={("apply", "claimed skip"), ("StaleClaim", "claimed apply")},
         old=Job({P0: RANGE}),
         new=Job({P0: RANGE}, token="own", steps=(*CLAIM, *KNOWN), broker=KAFKA),
@@ -173,9 +167,7 @@ CASES = [
     ),
     case(
         "a claim anywhere between tasks that share one of their partitions",
-        "START-13",
-        "START-14",
-        "TX-8",
+        "START-13 START-14 TX-8",
         endings={
             ("apply apply", "skip apply", "claimed"),
             ("apply skip", "apply apply", "claimed"),
@@ -189,9 +181,7 @@ CASES = [
     ),
     case(
         "a claim anywhere between two tasks that create a row",
-        "START-13",
-        "START-14",
-        "TX-10",
+        "START-13 START-14 TX-10",
         endings={
             ("apply", "skip", "claimed"),
             ("skip", "apply", "claimed"),
@@ -205,9 +195,7 @@ CASES = [
     ),
     case(
         "a claim anywhere between a task that rolls back and one that commits",
-        "START-13",
-        "START-14",
-        "TX-2",
+        "START-13 START-14 TX-2",
         endings={
             ("rolled back", "apply", "claimed"),
             ("rolled back", "StaleClaim", "claimed"),
@@ -228,8 +216,7 @@ CASES = [
     ),
     case(
         "what the owner rolls back is applied by whoever takes the partition",
-        "CONS-3",
-        "TX-2",
+        "CONS-3 TX-2",
         endings={("rolled back", "took apply"), ("PartitionLost", "took apply")},
         owner=Job({P0: RANGE}, member="a", steps=SHORT, ends="rollback"),
         taker=Job({P0: RANGE}, member="b", takes=(P0,), steps=(*SHORT_ASSIGN, *SHORT)),
@@ -237,8 +224,7 @@ CASES = [
     # While the owner holds a row in the middle, two others stand in the middle of their statements.
     case(
         "members that take partitions in opposite orders never deadlock",
-        "CONS-6",
-        "TX-8",
+        "CONS-6 TX-8",
         endings={("took", "took", "apply"), ("took", "took", "PartitionLost")},
         up=Job(member="b", takes=(*KNOWN_PARTITIONS, NEW), steps=SHORT_ASSIGN),
         down=Job(member="c", takes=(NEW, *reversed(KNOWN_PARTITIONS)), steps=SHORT_ASSIGN),
@@ -247,8 +233,7 @@ CASES = [
     # Whoever comes second must not put the offset back to where the partition began.
     case(
         "one of two members makes the row of a new partition and the last has it",
-        "CONS-13",
-        "CONS-6",
+        "CONS-13 CONS-6",
         endings={
             ("took apply", "took skip"),
             ("took skip", "took apply"),

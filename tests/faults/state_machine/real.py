@@ -18,12 +18,12 @@ from offsetstore.offsets import BrokerView, CommittedOffset, Token
 from offsetstore.protocol.metadata import JSON
 from offsetstore.protocol.replay import Decision
 from offsetstore.testing import StaticBroker
+from tests.faults.state_machine.model import Event
 from tests.support.postgres import Database
 from tests.support.proxy import CommitProxy
 from tests.support.waiting import wait_until
 
 _T = TypeVar("_T")
-Event: TypeAlias = tuple[str, "int | None", "int | None", "int | None"]
 Plan: TypeAlias = "dict[TopicPartition, Decision]"
 
 TOPIC = "payments"

@@ -36,6 +36,7 @@ UNKNOWN = "CommitUnknown"
 
 PARTITIONS = 2
 MOST_OF_OWN = 3
+HOW: dict[str, Any] = {"reason": "because", "takeover_timeout": 0.05}
 
 
 class Steps(RuleBasedStateMachine):
@@ -79,13 +80,13 @@ class Steps(RuleBasedStateMachine):
                 mirror_every=1e6,  # the copy is made when the job leaves
             )
 
-        found = self._losing(None if isinstance(expected, str) else lost, CLAIM, claim)
+        found = self._losing(lost, CLAIM, claim, expected)
         if isinstance(expected, str) or isinstance(found, str):
             _same(found, expected)
             return -1
         if found.starting is not None:
             assert {one.partition: offset for one, offset in found.starting.offsets.items()} == expected.starts
-        number = next(number for number in range(3) if number not in self.jobs)
+        number = self._free()
         self.tokens[expected.number] = found.token
         self._start(number, found, expected)
         return number
@@ -98,13 +99,13 @@ class Steps(RuleBasedStateMachine):
         takeover = "refuse" if politely else "fence"
         request = ClaimRequest(name, self.kafka, (TOPIC,), StartPolicy(), takeover, 0.05, kafka_group)
         # If it was told that it failed, it looks again, and finds itself a member, or its fleet.
-        found = self._losing(None if isinstance(expected, str) else lost, JOIN, lambda: join(self.store, request))
+        found = self._losing(lost, JOIN, lambda: join(self.store, request), expected)
         if isinstance(expected, str) or isinstance(found, str):
             _same(found, expected)
             return
         self.members.append(found)
         self.tokens |= {expected.number: found.token, expected.fleet: found.fleet}
-        self._start(next(number for number in range(3) if number not in self.jobs), found, expected)
+        self._start(self._free(), found, expected)
 
     def _assign(self, number: int, partitions: set[int], lost: Lost | None) -> None:
         member, of_model = self._member(number)
@@ -113,8 +114,7 @@ class Steps(RuleBasedStateMachine):
         def assign() -> dict[int, int]:
             return {one.partition: at for one, at in member.assign([tp(one) for one in partitions]).offsets.items()}
 
-        found = self._losing(None if isinstance(expected, str) else lost, CLAIM, assign)
-        _same(found, expected)
+        _same(self._losing(lost, CLAIM, assign, expected), expected)
 
     def _release(self, number: int, partitions: set[int]) -> None:
         member, of_model = self._member(number)
@@ -128,6 +128,9 @@ class Steps(RuleBasedStateMachine):
 
     def _is_member(self, number: int) -> bool:
         return bool(self.claims[number].fleet) and not self.claims[number].left
+
+    def _free(self) -> int:
+        return next(number for number in range(3) if number not in self.jobs)
 
     def _start(self, number: int, claim: Claim, expected: model.Claim) -> None:
         self.jobs[number] = Job(claim, self.side.threads[number])
@@ -317,45 +320,28 @@ class Steps(RuleBasedStateMachine):
 
     def _reset(self, changes: dict[int, int], lost: Lost | None = None) -> None:
         name = self.model.name
-        offsets = {
-            number: max(0, self._stored(number) + change) for number, change in self._partitions(changes).items()
-        }
+        offsets = {one: max(0, self._stored(one) + change) for one, change in self._partitions(changes).items()}
         expected = self.model.reset(offsets, happens=lost is not Lost.COMMIT)
-        self._decide(
-            expected,
-            lost,
-            lambda: self.store.reset(
-                name,
-                {tp(number): offset for number, offset in offsets.items()},
-                reason="because",
-                takeover_timeout=0.05,
-            ),
-        )
+        to = {tp(number): offset for number, offset in offsets.items()}
+        self._decide(expected, lost, lambda: self.store.reset(name, to, **HOW))
 
     def _rename(self, lost: Lost | None, *, is_back: bool) -> None:
         name, names = self.model.name, self.model.names
         former = [one for one in names if one != name]
         new = former[-1] if is_back and former else f"{self.example}/{len(names)}"
         expected = self.model.rename(new, happens=lost is not Lost.COMMIT)
-        self._decide(
-            expected, lost, lambda: self.store.rename_group(name, new, reason="because", takeover_timeout=0.05)
-        )
+        self._decide(expected, lost, lambda: self.store.rename_group(name, new, **HOW))
 
     def _delete(self, lost: Lost | None) -> None:
         name = self.model.name
         expected = self.model.delete(happens=lost is not Lost.COMMIT)
-        self._decide(
-            expected,
-            lost,
-            lambda: self.store.delete_group(name, reason="because", takeover_timeout=0.05, takeover="fence"),
-        )
+        self._decide(expected, lost, lambda: self.store.delete_group(name, takeover="fence", **HOW))
 
     def _decide(self, expected: str, lost: Lost | None, decide: Callable[[], object]) -> None:
+        found = self._losing(lost, CLAIM, decide, expected)
         if expected == DONE and lost is not None:
-            assert self._losing(lost, CLAIM, decide) == "TransactionLost"
-        else:
-            found = told(decide)
-            assert (found if isinstance(found, str) else DONE) == expected
+            expected = "TransactionLost"
+        assert (found if isinstance(found, str) else DONE) == expected
 
     # -- how a step is made
 
@@ -406,8 +392,8 @@ class Steps(RuleBasedStateMachine):
         if label is not None:
             self.reported[label] = outcome
 
-    def _losing(self, lost: Lost | None, marker: bytes, function: Callable[[], _T]) -> _T | str:
-        if lost is None:
+    def _losing(self, lost: Lost | None, marker: bytes, function: Callable[[], _T], expected: object) -> _T | str:
+        if lost is None or (isinstance(expected, str) and expected != DONE):
             return told(function)
         # Where COMMIT is lost, the server notices a moment later that its client is gone, and rolls back: until then
         # the next step could meet the locks.

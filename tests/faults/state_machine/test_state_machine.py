@@ -94,8 +94,7 @@ class StoreMachine(Steps):
     @rule(job=jobs)
     def start_a_twin(self, job: int) -> None:
         """A second task with the same claim, as Spark's speculation starts it."""
-        number = self._one(job)
-        free = next(free for free in range(3) if free not in self.jobs)
+        number, free = self._one(job), self._free()
         self._start(free, self.jobs[number].claim, self.claims[number])
         self._begin(free)
 

@@ -1,17 +1,45 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import confluent_kafka
 import pytest
 from click.testing import CliRunner, Result
 
-from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore import Broker, Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.cli.commands import cli
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
+    """The language and the text of each block that a page of the documentation has in these languages."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.findall(rf"^ *```({'|'.join(languages)})\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return [(language, textwrap.dedent(block)) for language, block in found]
+
+
+def words(line: str) -> list[str]:
+    """The arguments of a line that runs our command."""
+    prompt, command, *arguments = shlex.split(line, comments=True)
+    assert (prompt, command) == ("$", "offsetstore")
+    return arguments
+
+
+def advance(store: OffsetStore, claim: Claim, offsets: Mapping[TopicPartition, int]) -> None:
+    """Let a job store these offsets."""
+    with store.transaction(claim) as tx:
+        plan = tx.lock({tp: OffsetRange(0, until) for tp, until in offsets.items()})
+        tx.advance({tp: decision.remaining for tp, decision in plan.items()})
 
 
 class Run(Protocol):
@@ -31,27 +59,54 @@ def run() -> Run:
     return call
 
 
+class Here:
+    """Calls the command line with the test's database; a command is expected to succeed, or to fail with a code."""
+
+    def __init__(self, run: Run, url: str) -> None:
+        self._run, self._url = run, url
+
+    def __call__(self, *arguments: str, brokers: str | None = None) -> str:
+        """Return what it prints."""
+        result = self._run(*arguments, url=self._url, brokers=brokers)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *arguments: str, brokers: str | None = None) -> Any:
+        """Return its document."""
+        return json.loads(self(*arguments, "--format", "json", brokers=brokers))
+
+    def fail(self, code: int, *arguments: str, brokers: str | None = None) -> str:
+        """Return what it tells of its error."""
+        result = self._run(*arguments, url=self._url, brokers=brokers)
+        assert (result.exit_code, result.stdout) == (code, ""), result.output
+        return result.stderr
+
+
 @pytest.fixture
-def payments(offsetstore_topic: NewTopic, offsetstore_kafka: KafkaBroker) -> str:
+def here(run: Run, offsetstore_database: str) -> Here:
+    return Here(run, offsetstore_database)
+
+
+@pytest.fixture
+def servers(offsetstore_kafka: KafkaBroker) -> str:
+    return offsetstore_kafka.bootstrap_servers
+
+
+@pytest.fixture
+def payments(offsetstore_topic: NewTopic, servers: str) -> str:
     """A topic of three partitions, ten records in each."""
     topic = offsetstore_topic(3)
-    produce(offsetstore_kafka.bootstrap_servers, topic, [Record(b"x", partition=i % 3) for i in range(30)])
+    produce(servers, topic, [Record(b"x", partition=i % 3) for i in range(30)])
     return topic
 
 
 @pytest.fixture
-def billing(
-    offsetstore_database: str, offsetstore_kafka: KafkaBroker, payments: str, offsetstore_group: str
-) -> Iterator[str]:
+def billing(offsetstore_database: str, servers: str, payments: str, offsetstore_group: str) -> Iterator[str]:
     """A group with a live job: 4, 5 and 0 are stored for `payments`, 2 and 8 are committed for partitions 0 and 1."""
-    servers = offsetstore_kafka.bootstrap_servers
     with OffsetStore.connect(offsetstore_database) as store:
         broker = Broker({"bootstrap.servers": servers})
         claim = store.claim(offsetstore_group, broker, topics=[payments], mirror_every=None)
-        ranges = {TopicPartition(payments, 0): OffsetRange(0, 4), TopicPartition(payments, 1): OffsetRange(0, 5)}
-        with store.transaction(claim) as tx:
-            tx.lock(ranges)
-            tx.advance(ranges)
+        advance(store, claim, {TopicPartition(payments, 0): 4, TopicPartition(payments, 1): 5})
         commit(servers, offsetstore_group, payments, {0: 2, 1: 8})
         yield offsetstore_group
 

@@ -1,32 +1,34 @@
-"""``acls print``, ``check`` and ``apply`` on a Kafka that allows nothing without an ACL. No Spark here."""
+"""``acls print``, ``check`` and ``apply`` on a Kafka that allows nothing without an ACL, and docs/acls.md. No Spark."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
-from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka import Consumer
 
 from offsetstore import TopicPartition
-from offsetstore.errors import BrokerRefused
-from offsetstore.kafka.acls import Acl
+from offsetstore.kafka.acls import Acl, job_acls
 from offsetstore.kafka.admin import Record, create_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset
 from offsetstore.testing.fixtures import NewTopic
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Run, blocks, words
 from tests.support.authorized import JOB, Authorized
 from tests.support.kafka_tools import install_kafka_tools
 from tests.support.waiting import wait_until
 
-WAYS = [("--spark-groups", "jobs"), ("--for", "operator")]
+
+def write_properties(file: Path, options: dict[str, str], *, prefix: str = "") -> str:
+    """Write a client's settings, without the prefix of their names, and return the brokers' addresses."""
+    servers = options.pop("kafka.bootstrap.servers")
+    file.write_text("".join(f"{key.removeprefix(prefix)}={value}\n" for key, value in options.items()))
+    return servers
 
 
 class Commands:
@@ -36,15 +38,13 @@ class Commands:
         self._run, self._authorized, self._files = run, authorized, files
         self.topic, self.group = topic, group
 
-    def call(self, command: str, *more: str, user: str = "job", password: str | None = None) -> Any:
+    def call(self, command: str, *more: str, password: str | None = None) -> Any:
         """Return click's result."""
         job = ("--principal", JOB, "-t", self.topic, "-g", self.group)
         if command == "print":
             return self._run("acls", command, *job, *more)
-        options = self._authorized.options(user, password=password)
-        servers = options.pop("kafka.bootstrap.servers")
-        file = self._files / f"{user}.properties"
-        file.write_text("".join(f"{key}={value}\n" for key, value in options.items()))
+        file = self._files / "job.properties"
+        servers = write_properties(file, self._authorized.options("job", password=password))
         return self._run("acls", command, *job, *more, "--broker-config", str(file), brokers=servers)
 
     def printed(self, *more: str) -> list[Acl]:
@@ -70,12 +70,12 @@ def commands(run: Run, authorized: Authorized, tmp_path: Path) -> Commands:
 
 
 @pytest.mark.behaviour("OPS-14")
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(way) or "job")
+@pytest.mark.parametrize(
+    "way", [("--spark-groups", f"jobs-{uuid4().hex[:8]}"), ("--for", "operator")], ids=["job", "operator"]
+)
 def test_a_missing_acl_is_named_whichever_it_is(
     way: tuple[str, ...], commands: Commands, authorized: Authorized
 ) -> None:
-    if "jobs" in way:
-        way = ("--spark-groups", f"jobs-{uuid4().hex[:8]}")
     needed = commands.printed(*way)
     names = [f"{acl.operation} {acl.resource} {acl.name}" for acl in needed]
     assert commands.missing(*way) == names
@@ -96,17 +96,14 @@ def test_the_printed_commands_are_taken_by_kafkas_own_tool(
 ) -> None:
     authorized.allow_to_alter_the_cluster("User:administrator")
     login = authorized.options("administrator")
-    servers = login.pop("kafka.bootstrap.servers")
-    lines = "".join(f"{key.removeprefix('kafka.')}={value}\n" for key, value in login.items())
-    (tmp_path / "admin.properties").write_text(lines)
+    servers = write_properties(tmp_path / "admin.properties", login, prefix="kafka.")
     install_kafka_tools(tmp_path)
     more = ("--spark-groups", f"jobs-{uuid4().hex[:8]}")
-    script = commands.call("print", *more).stdout
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
 
     done = subprocess.run(
-        ["sh", "-e"], input=script, cwd=tmp_path, text=True, capture_output=True, check=False, timeout=120,
-        env={**os.environ, "PATH": path, "OFFSETSTORE_BOOTSTRAP_SERVERS": servers},
+        ["sh", "-e"], input=commands.call("print", *more).stdout, cwd=tmp_path, text=True, capture_output=True,
+        check=False, timeout=120, env={**os.environ, "PATH": path, "OFFSETSTORE_BOOTSTRAP_SERVERS": servers},
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -114,7 +111,7 @@ def test_the_printed_commands_are_taken_by_kafkas_own_tool(
 
 
 @pytest.mark.behaviour("OPS-14")
-def test_what_is_missing_is_told_with_its_command_and_only_an_administrator_may_create_it(
+def test_what_is_missing_is_told_with_its_command_apart_from_other_refusals(
     commands: Commands, authorized: Authorized
 ) -> None:
     topic, group = commands.printed()
@@ -122,30 +119,24 @@ def test_what_is_missing_is_told_with_its_command_and_only_an_administrator_may_
     wait_until(lambda: commands.missing() == [f"READ group {commands.group}"])
     result = commands.call("check")
     assert result.exit_code == 1
-    header, first, second, told, command = result.stdout.splitlines()
+    header, first, second, counted, command = result.stdout.splitlines()
     assert header.split() == ["operation", "resource", "name", "pattern", "state", "purpose"]
     assert (first.split()[4], second.split()[5]) == ("allowed", "MISSING")  # the group's name has a space
-    assert told == "1 permission missing, which an administrator adds with:"
+    assert counted == "1 permission missing, which an administrator adds with:"
     assert command == group.command(authorized.kafka.sasl_bootstrap_servers)
-    for more in ((), ("--execute",)):
-        refused = commands.call("apply", *more)
-        assert refused.exit_code == 4
-        assert "these credentials may not create ACLs" in refused.stderr
-        assert "no ALTER on the cluster" in refused.stderr
 
-
-def test_a_missing_topic_and_a_wrong_password_are_no_missing_acls(commands: Commands, authorized: Authorized) -> None:
-    authorized.allow(*commands.printed())
-    wait_until(lambda: commands.missing() == [])
     gone = f"gone-{uuid4().hex[:8]}"
-    authorized.allow(Acl(JOB, "topic", gone, "READ"))
-    result = wait_until(lambda: (found := commands.call("check", "-t", gone)).exit_code == 4 and found)
-    assert f"Kafka has no topic {gone}" in result.stderr
-
-    result = commands.call("check", password="Hunter2-never-shown")
-    assert result.exit_code == 4
-    assert "Kafka refused the credentials" in result.stderr
-    assert "Hunter2" not in result.output
+    authorized.allow(group, Acl(JOB, "topic", gone, "READ"))
+    wait_until(lambda: commands.call("check", "-t", gone).exit_code == 4)
+    no_administrator = ("these credentials may not create ACLs", "no ALTER on the cluster")
+    for refused, told in (
+        (commands.call("apply"), no_administrator),
+        (commands.call("apply", "--execute"), no_administrator),
+        (commands.call("check", "-t", gone), (f"Kafka has no topic {gone}",)),
+        (commands.call("check", password="Hunter2-never-shown"), ("Kafka refused the credentials",)),
+    ):
+        assert (refused.exit_code, "Hunter2" in refused.output) == (4, False)
+        assert [each for each in told if each not in refused.stderr] == []
 
 
 def test_where_kafka_has_no_authorizer_all_is_allowed_and_none_can_be_created(
@@ -155,69 +146,7 @@ def test_where_kafka_has_no_authorizer_all_is_allowed_and_none_can_be_created(
     servers = offsetstore_kafka.bootstrap_servers
     assert run("acls", "check", *job, brokers=servers).exit_code == 0
     result = run("acls", "apply", *job, "--execute", brokers=servers)
-    assert result.exit_code == 4
-    assert "no authorizer" in result.stderr
-
-
-def expect_refused(ask: Any, what: str) -> None:
-    with pytest.raises(BrokerRefused, match=what) as error:
-        ask()
-    assert "`offsetstore acls check`" in error.value.next_step
-
-
-def consumed(authorized: Authorized, topic: str, group: str) -> KafkaError | None:
-    """Read one record of a partition that is assigned; unlike Java's, this client looks for the group's coordinator."""
-    consumer = Consumer({**authorized.librdkafka(), "group.id": group, "enable.auto.commit": False, "log_level": 0})
-    consumer.assign([KafkaPartition(topic, 0, 0)])
-    try:
-        message = wait_until(lambda: consumer.poll(0.1))
-        assert message is not None
-        return message.error()
-    finally:
-        consumer.close()
-
-
-@pytest.mark.behaviour("OPS-14")
-def test_less_than_what_is_printed_is_too_little_for_the_start_the_mirror_or_the_reader(
-    commands: Commands, authorized: Authorized
-) -> None:
-    topic, group = commands.printed()
-    broker = authorized.broker()
-    copied = {TopicPartition(commands.topic, 0): CommittedOffset(1)}
-
-    def view() -> object:
-        return broker.view(commands.group, [commands.topic])
-
-    def commit() -> None:
-        broker.commit(commands.group, copied)
-
-    authorized.allow(topic)
-    wait_until(lambda: commands.missing() == [f"READ group {commands.group}"])
-    expect_refused(view, "GROUP_AUTHORIZATION_FAILED")  # no start
-    expect_refused(commit, "GROUP_AUTHORIZATION_FAILED")
-    authorized.allow(replace(group, operation="DESCRIBE"))
-    wait_until(lambda: commands.missing("--no-mirror") == [])
-    view()
-    expect_refused(commit, "GROUP_AUTHORIZATION_FAILED")  # a start, but no mirror
-    assert commands.missing() == [f"READ group {commands.group}"]
-    authorized.allow(group)
-    authorized.forbid(topic)
-    wait_until(lambda: commands.missing() == [f"READ topic {commands.topic}"])
-    expect_refused(view, "TOPIC_AUTHORIZATION_FAILED")
-    authorized.allow(replace(topic, operation="DESCRIBE"))
-    wait_until(lambda: commands.missing("--for", "operator") == [])
-    view()
-    expect_refused(commit, "TOPIC_AUTHORIZATION_FAILED")
-    assert commands.missing() == [f"READ topic {commands.topic}"]
-    unread = consumed(authorized, commands.topic, commands.group)
-    assert unread is not None
-    assert unread.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-    authorized.allow(topic)
-    wait_until(lambda: commands.missing() == [])
-    view()
-    commit()
-    assert consumed(authorized, commands.topic, commands.group) is None
-    broker.close()
+    assert (result.exit_code, "no authorizer" in result.stderr) == (4, True)
 
 
 @pytest.mark.behaviour("OPS-14")
@@ -241,3 +170,40 @@ def test_a_check_leaves_a_group_with_members_and_its_offsets_as_they_are(
     finally:
         member.close()
         broker.close()
+
+
+@pytest.mark.behaviour("OPS-14")
+def test_what_the_page_says_is_so(
+    run: Run,
+    authorized: Authorized,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its commands and its Python run as they stand there, in order, for `User:job` and a group `billing`."""
+    create_topic(authorized.kafka.bootstrap_servers, "payments")
+    authorized.allow_to_alter_the_cluster("User:administrator")
+    monkeypatch.chdir(tmp_path)
+    write_properties(Path("job.properties"), authorized.options("job"))
+    servers = write_properties(Path("admin.properties"), authorized.options("administrator"))
+    names: dict[str, Any] = {"kafka": authorized.options(), "administrator": authorized.librdkafka("administrator")}
+    needed = job_acls(JOB, topics=["payments"], groups=["billing"])
+    broker = authorized.broker()
+    printed: list[str] = []
+    for language, text in blocks("acls.md", "python", "console"):
+        if language == "python":
+            exec(text, names)  # noqa: S102 - the page's own words
+            continue
+        for arguments in map(words, text.splitlines()):
+            if arguments[1] == "check":  # what was created applies a moment later
+                wait_until(lambda: broker.missing_acls(needed) == ())
+            result = run(*arguments, brokers=servers)
+            assert result.exit_code == 0, result.output
+            printed.append(result.stdout)
+
+    assert ["to be created" in text for text in printed] == [False, False, False, True, False, False]
+    assert printed[4].count("created") == 2
+    assert "MISSING" not in printed[5]
+    assert (names["missing"], names["created"]) == ((), ())
+    assert capsys.readouterr().out == "\n"
+    broker.close()

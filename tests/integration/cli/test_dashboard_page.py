@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 import httpx
@@ -19,10 +17,10 @@ from offsetstore import OffsetStore
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.postgres.grants import grant_dashboard, grant_runtime
 from offsetstore.postgres.schema import quoted
+from tests.integration.cli.conftest import blocks
 from tests.integration.conftest import Query
 
-PAGE = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text(encoding="utf-8")
-SHOW, ACT, PROXY = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+SHOW, ACT, PROXY = (text for _, text in blocks("dashboard.md", "bash"))
 get = partial(httpx.get, timeout=60)  # the first answer waits for the first snapshot
 
 
@@ -67,27 +65,17 @@ def served(block: str, kafka: KafkaBroker, urls: dict[str, str]) -> Generator[tu
             process.terminate()
 
 
-@pytest.mark.behaviour("DASH-1")
-def test_its_first_command_only_shows(
-    offsetstore_kafka: KafkaBroker, offsetstore_database: str, urls: dict[str, str]
+@pytest.mark.behaviour("DASH-1", "DASH-3")
+@pytest.mark.parametrize(("block", "acts"), [(SHOW, False), (ACT, True)], ids=["show", "act"])
+def test_one_can_decide_only_if_its_command_says_so(
+    offsetstore_kafka: KafkaBroker, offsetstore_database: str, urls: dict[str, str], block: str, *, acts: bool
 ) -> None:
     with OffsetStore.connect(offsetstore_database) as store:
         store.claim("billing", topics=["payments"], mirror_every=None)
-    with served(SHOW, offsetstore_kafka, urls) as (url, _):
+    with served(block, offsetstore_kafka, urls) as (url, _):
         assert "billing" in get(url).text
-        assert "Reset offsets" not in get(f"{url}group?group=billing").text
-        assert get(f"{url}actions/pause?group=billing").status_code == 404
-
-
-@pytest.mark.behaviour("DASH-3")
-def test_with_actions_it_decides_with_the_other_role(
-    offsetstore_kafka: KafkaBroker, offsetstore_database: str, urls: dict[str, str]
-) -> None:
-    with OffsetStore.connect(offsetstore_database) as store:
-        store.claim("billing", topics=["payments"], mirror_every=None)
-    with served(ACT, offsetstore_kafka, urls) as (url, _):
-        assert "Reset offsets" in get(f"{url}group?group=billing").text
-        assert get(f"{url}actions/pause?group=billing").status_code == 200
+        assert ("Reset offsets" in get(f"{url}group?group=billing").text) is acts
+        assert get(f"{url}actions/pause?group=billing").status_code == (200 if acts else 404)
 
 
 @pytest.mark.behaviour("DASH-3")

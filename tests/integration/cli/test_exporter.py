@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -16,16 +15,15 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from offsetstore import Broker, OffsetRange, OffsetStore, TopicPartition
+from offsetstore import Broker, OffsetStore, TopicPartition
 from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.testing.fixtures import NewTopic
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import advance, blocks, words
 from tests.support.consumer_groups import consumer_groups_tool
 from tests.support.waiting import wait_until
 
-PAGE = Path(__file__).parents[3] / "docs" / "exporter.md"
 GROUP = "billing"
 
 
@@ -39,12 +37,6 @@ def topic(offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic) -> str:
     return name
 
 
-def blocks(language: str) -> list[str]:
-    """The page's examples."""
-    text = PAGE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-
-
 @contextmanager
 def running(url: str, kafka: KafkaBroker, directory: Path) -> Generator[str]:
     """An exporter with a password for Kafka; the address of its metrics."""
@@ -54,10 +46,10 @@ def running(url: str, kafka: KafkaBroker, directory: Path) -> Generator[str]:
         f"sasl.password={kafka.user.password}\n",
         encoding="utf-8",
     )
-    [(_prompt, _program, *arguments)] = map(shlex.split, blocks("console"))
-    arguments = [kafka.sasl_bootstrap_servers if one == "localhost:9092" else one for one in arguments]
-    command = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", *arguments, "--port", "0"]
-    command += ["--broker-config", str(settings), "--interval", "1", "--timeout", "3"]
+    [(_, line)] = blocks("exporter.md", "console")
+    arguments = words(line.replace("localhost:9092", kafka.sasl_bootstrap_servers))
+    arguments += ["--port", "0", "--broker-config", str(settings), "--interval", "1", "--timeout", "3"]
+    command = [sys.executable, "-c", "from offsetstore.cli.main import main; main()", *arguments]
     log = directory / "exporter.log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OFFSETSTORE_URL": url})
@@ -91,11 +83,8 @@ def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
     url = private_postgres.url
     broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers})
     with OffsetStore.connect(url) as store, store.claim(GROUP, broker, topics=[topic]) as claim:
-        ranges = {TopicPartition(topic, 0): OffsetRange(0, 4), TopicPartition(topic, 1): OffsetRange(0, 10)}
-        with store.transaction(claim) as tx:
-            tx.lock(ranges)
-            tx.advance(ranges)
-        [example] = blocks("python")
+        advance(store, claim, {TopicPartition(topic, 0): 4, TopicPartition(topic, 1): 10})
+        [(_, example)] = blocks("exporter.md", "python")
         exec(example, {"store": store, "broker": broker})  # noqa: S102 - the page's own words
         assert re.fullmatch(rf"{topic} 6 3[56]\d\d\.\d+ \n", capsys.readouterr().out)
     broker.close()
@@ -133,16 +122,3 @@ def test_it_agrees_with_kafkas_own_tool_and_goes_on_through_outages(
         once(database=1, kafka=1)
         # A broker that has just started may know of no leader yet.
         wait_until(lambda: scrape(address).get(("kafka_consumergroup_lag_sum", GROUP, topic)) == 6, timeout=60)
-
-
-def test_what_can_never_work_ends_it_with_an_error(
-    run: Run, offsetstore_database: str, offsetstore_kafka: KafkaBroker
-) -> None:
-    servers = offsetstore_kafka.bootstrap_servers
-    refused = run(
-        "exporter", "--port", "0", "-o", "compression.codec=Hunter2", url=offsetstore_database, brokers=servers
-    )
-    assert (refused.exit_code, "compression.codec" in refused.stderr, "Hunter2" in refused.stderr) == (2, True, False)
-    assert run("exporter", "--port", "0", url="mysql://x/y", brokers=servers).exit_code == 2
-    assert run("exporter", "--kafka-group", "billing", url=offsetstore_database, brokers=servers).exit_code == 2
-    assert run("exporter", url=None, brokers=servers).exit_code == 2

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
-from tests.integration.cli.conftest import Run
+from offsetstore import OffsetStore, TopicPartition
+from tests.integration.cli.conftest import Here, advance
 from tests.support.waiting import PATIENCE
 
 P0 = TopicPartition("payments", 0)
@@ -21,9 +21,7 @@ P0 = TopicPartition("payments", 0)
 def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetStore]:
     """With a claim, an adopted offset, a reset and a pause in the group's history."""
     with OffsetStore.connect(offsetstore_database) as store:
-        claim = store.claim(offsetstore_group, topics=["payments"])
-        with store.transaction(claim) as tx:
-            tx.advance({P0: tx.lock({P0: OffsetRange(0, 4)})[P0].remaining})
+        advance(store, store.claim(offsetstore_group, topics=["payments"]), {P0: 4})
         store.reset(offsetstore_group, {P0: 2}, reason="ticket 17", actor="ana")
         store.pause(offsetstore_group, reason="ticket 18", actor="ana")
         yield store
@@ -31,11 +29,10 @@ def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetS
 
 @pytest.mark.behaviour("OPS-1")
 def test_each_decision_has_a_line_the_newest_last_and_they_can_be_limited(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
+    here: Here, store: OffsetStore, offsetstore_group: str
 ) -> None:
-    result = run("history", "-g", offsetstore_group, url=offsetstore_database)
-    assert result.exit_code == 0, result.output
-    head, *lines = [re.split(r" {2,}", line) for line in result.stdout.splitlines()]
+    history = ("history", "-g", offsetstore_group)
+    head, *lines = [re.split(r" {2,}", line) for line in here(*history).splitlines()]
     assert head == ["at", "event", "partition", "from", "to", "actor", "reason"]
     assert [line[1:5] for line in lines] == [
         ["claim", "-", "-", "-"],
@@ -45,35 +42,21 @@ def test_each_decision_has_a_line_the_newest_last_and_they_can_be_limited(
     ]
     assert [line[5:] for line in lines[2:]] == [["ana", "ticket 17"], ["ana", "ticket 18"]]
 
-    def found(*arguments: str) -> list[dict[str, object]]:
-        result = run("history", "-g", offsetstore_group, "--format", "json", *arguments, url=offsetstore_database)
-        assert result.exit_code == 0, result.output
-        document = json.loads(result.stdout)
-        assert document.keys() == {"group", "events"}
-        return document["events"]
-
-    kept = store.history(offsetstore_group)
-    assert [line["event"] for line in found()] == ["claim", "adopt", "reset", "pause"]
-    [reset] = found("--event", "reset")
-    assert kept[2].at is not None
-    assert reset == {
-        "at": kept[2].at.isoformat(),
-        "event": "reset",
-        "topic": "payments",
-        "partition": 0,
-        "from": 4,
-        "to": 2,
-        "epoch": 2,
-        "claim_id": str(kept[2].token.claim_id),
-        "actor": "ana",
-        "reason": "ticket 17",
-        "db_role": "postgres",
-    }
-    assert [line["event"] for line in found("--limit", "1")] == ["pause"]
-    assert [line["event"] for line in found("--since", kept[2].at.isoformat())] == ["reset", "pause"]
-    assert [line["event"] for line in found("--event", "reset", "--event", "claim")] == ["claim", "reset"]
-    assert found("--event", "rename") == []
-    assert run("history", "-g", "nobody", "--event", "pauze", url=offsetstore_database).exit_code == 2
+    kept = store.history(offsetstore_group)[2]
+    assert kept.at is not None
+    offsets = {"topic": "payments", "partition": 0, "from": 4, "to": 2}
+    who = {"actor": "ana", "reason": "ticket 17", "db_role": "postgres"}
+    reset = {"at": kept.at.isoformat(), "event": "reset", "epoch": 2, "claim_id": str(kept.token.claim_id)}
+    assert here.json(*history, "--event", "reset") == {"group": offsetstore_group, "events": [reset | offsets | who]}
+    for options, expected in {
+        (): ["claim", "adopt", "reset", "pause"],
+        ("--limit", "1"): ["pause"],
+        ("--since", kept.at.isoformat()): ["reset", "pause"],
+        ("--event", "reset", "--event", "claim"): ["claim", "reset"],
+        ("--event", "rename"): [],
+    }.items():
+        assert [line["event"] for line in here.json(*history, *options)["events"]] == expected
+    here.fail(2, "history", "-g", "nobody", "--event", "pauze")
 
 
 @pytest.mark.behaviour("OPS-1")

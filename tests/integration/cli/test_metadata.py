@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetStore, TopicPartition
 from offsetstore.protocol.metadata import MAX_BYTES
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Here, advance
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
-REASON = ("--reason", "ticket 17")
 
 
 @pytest.fixture
@@ -19,72 +17,47 @@ def store(offsetstore_database: str, offsetstore_group: str) -> Iterator[OffsetS
     with OffsetStore.connect(offsetstore_database) as store:
         claim = store.claim(offsetstore_group, topics=["payments"])
         claim.store_metadata(P0, {"trace": "7f3a"})
-        with store.transaction(claim) as tx:
-            ranges = {P0: OffsetRange(0, 4), P1: OffsetRange(0, 5)}
-            tx.lock(ranges)
-            tx.advance(ranges)
+        advance(store, claim, {P0: 4, P1: 5})
         yield store
 
 
 @pytest.mark.behaviour("META-9")
-def test_get_shows_a_topic_or_one_partition(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
-) -> None:
-    get = ("metadata", "get", "-g", offsetstore_group, "payments")
-    result = run(*get, url=offsetstore_database)
-    assert result.exit_code == 0, result.output
-    assert [line.split() for line in result.stdout.splitlines()] == [
+def test_get_shows_a_topic_or_one_partition(here: Here, store: OffsetStore, offsetstore_group: str) -> None:
+    get = ("metadata", "get", "-g", offsetstore_group)
+    assert [line.split() for line in here(*get, "payments").splitlines()] == [
         ["partition", "stored", "metadata"],
         ["payments-0", "4", '{"trace":"7f3a"}'],
         ["payments-1", "5", "-"],
     ]
-    assert len(run(*get, "1", url=offsetstore_database).stdout.splitlines()) == 2
-    assert json.loads(run(*get, "0", "--format", "json", url=offsetstore_database).stdout) == {
+    assert len(here(*get, "payments", "1").splitlines()) == 2
+    assert here.json(*get, "payments", "0") == {
         "group": offsetstore_group,
         "topic": "payments",
         "partitions": [{"partition": 0, "stored": 4, "metadata": '{"trace":"7f3a"}'}],
     }
     for given, named in (
-        (["-g", "nobody", "payments"], "payments for group 'nobody'"),
-        (["-g", offsetstore_group, "refunds"], "refunds for group"),
-        (["-g", offsetstore_group, "payments", "7"], "payments-7 for group"),
+        (("payments", "-g", "nobody"), "payments for group 'nobody'"),
+        (("refunds",), "refunds for group"),
+        (("payments", "7"), "payments-7 for group"),
     ):
-        result = run("metadata", "get", *given, url=offsetstore_database)
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr.startswith(f"The store has no offset of {named}")
+        assert here.fail(1, *get, *given).startswith(f"The store has no offset of {named}")
 
 
 @pytest.mark.behaviour("META-4")
-def test_set_writes_json_or_text_or_clears(
-    run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str
-) -> None:
-    def write(*arguments: str) -> str:
-        result = run(
-            "metadata", "set", "-g", offsetstore_group, "payments", "0", *arguments, *REASON, url=offsetstore_database
-        )
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    def stored() -> str | None:
-        return store.offsets(offsetstore_group)[P0].metadata
-
-    assert write('{"checked": true}') == "Wrote the metadata of payments-0 at offset 4.\n"
-    assert store.find_metadata(offsetstore_group, "payments", 0) == {"checked": True}
-    write("--text", "as it is: {")
-    assert stored() == "as it is: {"
-    assert write("--clear") == "Cleared the metadata of payments-0 at offset 4.\n"
-    assert stored() is None
-    assert json.loads(write("7", "--format", "json")) == {
-        "group": offsetstore_group,
-        "topic": "payments",
-        "partition": 0,
-        "stored": 4,
-    }
+def test_set_writes_json_or_text_or_clears(here: Here, store: OffsetStore, offsetstore_group: str) -> None:
+    command = ("metadata", "set", "-g", offsetstore_group, "--reason", "ticket 17", "payments", "0")
+    for arguments, said, stored in (
+        (['{"checked": true}'], "Wrote", '{"checked":true}'),
+        (["--text", "as it is: {"], "Wrote", "as it is: {"),
+        (["--clear"], "Cleared", None),
+    ):
+        assert here(*command, *arguments) == f"{said} the metadata of payments-0 at offset 4.\n"
+        assert store.offsets(offsetstore_group)[P0].metadata == stored
+    document = {"group": offsetstore_group, "topic": "payments", "partition": 0, "stored": 4}
+    assert here.json(*command, "7") == document
     lines = store.history(offsetstore_group, events=["metadata"])
     assert [(line.topic_partition, line.to_offset, line.reason) for line in lines] == [(P0, 4, "ticket 17")] * 4
 
-
-def test_set_refuses(run: Run, store: OffsetStore, offsetstore_group: str, offsetstore_database: str) -> None:
     before = store.offsets(offsetstore_group)
     for arguments, code, told in (
         (["not JSON"], 2, "VALUE is not JSON"),
@@ -94,8 +67,5 @@ def test_set_refuses(run: Run, store: OffsetStore, offsetstore_group: str, offse
         (["1", "-g", "nobody"], 1, "no offsets of group 'nobody'"),
         ([f'"{"x" * MAX_BYTES}"'], 5, "the metadata is too large"),
     ):
-        given = ["-g", offsetstore_group, *REASON, "payments", "0", *arguments]
-        result = run("metadata", "set", *given, url=offsetstore_database)
-        assert result.exit_code == code, result.output
-        assert told in result.stderr
+        assert told in here.fail(code, *command, *arguments)
     assert store.offsets(offsetstore_group) == before

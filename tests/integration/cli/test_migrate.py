@@ -14,41 +14,35 @@ from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import config, upgrade
 from offsetstore.postgres.schema import HEAD
 from offsetstore.postgres.url import make_engine
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import Here, Run
 from tests.migration.conftest import ROOT, shape, tables
 from tests.support.background import in_background
 from tests.support.waiting import time_with, wait_until
 
 
-def later(server: PostgresServer, url: str, revision: str) -> None:
-    """As if a later version had migrated the database."""
-    server.sql(f"UPDATE offsetstore_version SET version_num = '{revision}'", database=url.rpartition("/")[2])
+@pytest.fixture
+def empty(run: Run, offsetstore_empty_database: str) -> Here:
+    """Calls commands with a database without our tables."""
+    return Here(run, offsetstore_empty_database)
 
 
-def test_on_a_fresh_database_it_makes_the_tables_and_then_does_nothing(
-    run: Run, offsetstore_empty_database: str
-) -> None:
-    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
-    result = run("migrate", url=offsetstore_empty_database)
-    assert result.exit_code == 0, result.output
-    assert result.stdout == f"Migrated from no tables to revision {HEAD}, which is head.\n"
-    OffsetStore.connect(offsetstore_empty_database).close()
-    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 0
-    again = run("migrate", "--url", offsetstore_empty_database)
-    assert (again.exit_code, again.stdout) == (0, f"The tables are already at revision {HEAD}, which is head.\n")
+def test_on_a_fresh_database_it_makes_the_tables_and_then_does_nothing(empty: Here) -> None:
+    assert f"  expected:  revision {HEAD}\n" in empty.fail(1, "migrate", "--check")
+    assert empty("migrate") == f"Migrated from no tables to revision {HEAD}, which is head.\n"
+    empty("migrate", "--check")
+    assert empty("migrate") == f"The tables are already at revision {HEAD}, which is head.\n"
 
 
 def test_after_another_deploy_was_waited_for_it_claims_none_of_the_work(
-    run: Run, offsetstore_empty_database: str
+    empty: Here, offsetstore_empty_database: str
 ) -> None:
-    url = offsetstore_empty_database
-    engine = make_engine(url)
-    with psycopg.connect(url, autocommit=True) as looking, engine.begin() as other:
+    engine = make_engine(offsetstore_empty_database)
+    with psycopg.connect(offsetstore_empty_database, autocommit=True) as looking, engine.begin() as other:
         upgrade(other)
-        waiting = in_background(lambda: run("migrate", url=url))
+        waiting = in_background(lambda: empty("migrate"))
         wait_until(lambda: looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
     engine.dispose()
-    assert waiting.result(60).stdout == f"The tables are already at revision {HEAD}, which is head.\n"
+    assert waiting.result(60) == f"The tables are already at revision {HEAD}, which is head.\n"
 
 
 @pytest.fixture
@@ -80,57 +74,53 @@ def test_it_tries_again_for_a_while_and_says_whom_it_waits_for(
 
 
 @pytest.mark.behaviour("OPS-23")
-def test_a_second_store_in_one_database_has_to_be_meant(run: Run, offsetstore_database: str) -> None:
-    url = offsetstore_database
-    refused = run("migrate", "--schema", "jobs", url=url)
-    assert refused.exit_code == 3
-    assert 'found:     tables in "public"\n' in refused.stderr
-    assert "--schema public; to make a second one, add --force." in refused.stderr
-    assert run("migrate", "--schema", "jobs", "--check", url=url).exit_code == 1
-    assert run("migrate", "--schema", "public", url=url).exit_code == 0
-    assert run("migrate", "--schema", "Our Jobs", "--force", url=url).exit_code == 0
-    assert run("migrate", "--schema", "Our Jobs", url=url).exit_code == 0
-    assert run("migrate", "--schema", "Our Jobs", "--check", url=url).exit_code == 0
-    result = run("status", "-g", "nobody", "--schema", "Our Jobs", url=url)
-    assert result.stderr.startswith("Error: the store has no group 'nobody'\n")
+def test_a_second_store_in_one_database_has_to_be_meant(here: Here) -> None:
+    refused = here.fail(3, "migrate", "--schema", "jobs")
+    assert 'found:     tables in "public"\n' in refused
+    assert "--schema public; to make a second one, add --force." in refused
+    here.fail(1, "migrate", "--schema", "jobs", "--check")
+    ours = ("--schema", "Our Jobs")
+    for options in (("--schema", "public"), (*ours, "--force"), ours, (*ours, "--check")):
+        here("migrate", *options)
+    assert here.fail(1, "status", "-g", "nobody", *ours).startswith("Error: the store has no group 'nobody'\n")
 
 
 @pytest.mark.behaviour("OPS-23")
 def test_schema_and_group_may_be_variables(
-    run: Run, offsetstore_empty_database: str, monkeypatch: pytest.MonkeyPatch
+    empty: Here, offsetstore_empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OFFSETSTORE_SCHEMA", "jobs")
     monkeypatch.setenv("OFFSETSTORE_GROUP", "billing")
-    assert run("migrate", url=offsetstore_empty_database).exit_code == 0
+    empty("migrate")
     assert "kafka_partitions" in tables(offsetstore_empty_database, "jobs")
-    assert 'SET LOCAL search_path TO "jobs"' in run("migrate", "--sql").stdout
-    assert 'GRANT USAGE ON SCHEMA "jobs" TO "job";' in run("grants", "--role", "job").stdout
+    assert 'SET LOCAL search_path TO "jobs"' in empty("migrate", "--sql")
+    assert 'GRANT USAGE ON SCHEMA "jobs" TO "job";' in empty("grants", "--role", "job")
     with OffsetStore.connect(offsetstore_empty_database) as store:
         store.claim("billing", topics=["payments"])
-    assert "takeover=fence" in run("history", url=offsetstore_empty_database).stdout
+    assert "takeover=fence" in empty("history")
 
 
 @pytest.mark.behaviour("OPS-17")
 def test_tables_that_a_later_version_has_changed_are_left_alone(
-    run: Run, offsetstore_database: str, offsetstore_postgres: PostgresServer
+    here: Here, offsetstore_database: str, offsetstore_postgres: PostgresServer
 ) -> None:
-    later(offsetstore_postgres, offsetstore_database, "9999")
+    def migrated_by_a_later_version(revision: str) -> None:
+        name = offsetstore_database.rpartition("/")[2]
+        offsetstore_postgres.sql(f"UPDATE offsetstore_version SET version_num = '{revision}'", database=name)
+
+    migrated_by_a_later_version("9999")
     words = "revision 9999, a later one, on which this version runs.\n"
-    for arguments, printed in ((), "already at"), (("--check",), "at"):
-        result = run("migrate", *arguments, url=offsetstore_database)
-        assert (result.exit_code, result.stdout) == (0, f"The tables are {printed} {words}")
-    later(offsetstore_postgres, offsetstore_database, "1.9999")
-    result = run("migrate", url=offsetstore_database)
-    assert result.exit_code == 3
-    assert "  found:     revision 1.9999\n" in result.stderr
-    assert "Update offsetstore" in result.stderr
-    assert run("migrate", "--check", url=offsetstore_database).exit_code == 1
+    assert here("migrate") == f"The tables are already at {words}"
+    assert here("migrate", "--check") == f"The tables are at {words}"
+    migrated_by_a_later_version("1.9999")
+    told = here.fail(3, "migrate")
+    assert "  found:     revision 1.9999\n" in told
+    assert "Update offsetstore" in told
+    here.fail(1, "migrate", "--check")
 
 
 @pytest.mark.behaviour("OPS-17")
-def test_a_revision_that_contracts_says_so(
-    run: Run, offsetstore_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_revision_that_contracts_says_so(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "migrations", tmp_path / "migrations")
     (tmp_path / "migrations" / "versions" / "9999.py").write_text(
         f"revision, down_revision = '1.9999', '{HEAD}'\ndef upgrade(): pass\n"
@@ -139,7 +129,7 @@ def test_a_revision_that_contracts_says_so(
     made.set_main_option("script_location", str(tmp_path / "migrations"))
     monkeypatch.setattr("offsetstore.postgres.migrate.config", lambda: made)
     monkeypatch.setattr(migrate, "HEAD", "1.9999")
-    assert run("migrate", url=offsetstore_database).stdout == (
+    assert here("migrate") == (
         f"Migrated from revision {HEAD} to revision 1.9999, which is head.\n"
         "Earlier versions of offsetstore do not run on these tables: start every job with this one.\n"
     )
@@ -149,53 +139,37 @@ READ_ONLY = "?options=-c%20default_transaction_read_only%3Don"
 
 
 def test_check_writes_nothing_and_tells_an_older_revision_and_an_unreachable_database_apart(
-    run: Run, offsetstore_database: str, offsetstore_empty_database: str
+    run: Run, empty: Here, offsetstore_database: str, offsetstore_empty_database: str
 ) -> None:
-    assert run("migrate", "--check", url=offsetstore_database + READ_ONLY).exit_code == 0
-    result = run("migrate", "--check", url=offsetstore_empty_database + READ_ONLY)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert f"  expected:  revision {HEAD}\n" in result.stderr
-    result = run("migrate", url=offsetstore_empty_database + READ_ONLY)
-    assert result.exit_code == 3
-    assert "SQLSTATE 25006" in result.stderr
+    Here(run, offsetstore_database + READ_ONLY)("migrate", "--check")
+    Here(run, offsetstore_empty_database + READ_ONLY).fail(1, "migrate", "--check")
+    assert "SQLSTATE 25006" in Here(run, offsetstore_empty_database + READ_ONLY).fail(3, "migrate")
     with psycopg.connect(offsetstore_empty_database, autocommit=True) as connection:
-        connection.execute(run("migrate", "--sql").stdout.encode())
+        connection.execute(empty("migrate", "--sql").encode())
         connection.execute("UPDATE offsetstore_version SET version_num = '0001'")
-    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
-    assert run("migrate", "--check", url=f"postgresql://nobody@127.0.0.1:{free_port()}/none").exit_code == 3
+    empty.fail(1, "migrate", "--check")
+    Here(run, f"postgresql://nobody@127.0.0.1:{free_port()}/none").fail(3, "migrate", "--check")
 
 
 @pytest.mark.parametrize("schema", [None, "jobs"])
-def test_the_sql_runs_nothing_and_makes_the_same_tables(
-    run: Run, offsetstore_database: str, offsetstore_empty_database: str, schema: str | None
+def test_the_sql_runs_nothing_makes_the_same_tables_and_may_begin_where_they_are(
+    empty: Here, offsetstore_database: str, offsetstore_empty_database: str, schema: str | None
 ) -> None:
     options = () if schema is None else ("--schema", schema)
-    result = run("migrate", "--sql", *options, url=offsetstore_empty_database)
-    assert run("migrate", "--check", url=offsetstore_empty_database).exit_code == 1
-    assert (result.exit_code, result.stderr) == (0, "")
+    from_nothing = empty("migrate", "--sql", *options)
+    since = empty("migrate", "--sql", "--since", "0001", *options)
+    empty.fail(1, "migrate", "--check", *options)
+    before, step, _ = from_nothing.partition("-- Running upgrade 0001 -> 0002")
+    assert step
     with psycopg.connect(offsetstore_empty_database, autocommit=True) as connection:
-        connection.execute(result.stdout.encode())
+        connection.execute(f"{before}COMMIT;".encode())
+        connection.execute(since.encode())
     assert shape(offsetstore_empty_database, schema or "public") == shape(offsetstore_database)
-    assert run("migrate", "--check", *options, url=offsetstore_empty_database).exit_code == 0
+    empty("migrate", "--check", *options)
     with OffsetStore.connect(offsetstore_empty_database, schema=schema) as store:
         store.claim("billing", topics=["payments"])
 
 
-def test_the_sql_begins_where_the_tables_are(
-    run: Run, offsetstore_database: str, offsetstore_empty_database: str
-) -> None:
-    from_nothing = run("migrate", "--sql").stdout
-    since = run("migrate", "--sql", "--since", "0001").stdout
-    step = "-- Running upgrade 0001 -> 0002"
-    before = from_nothing.partition(step)[0]
-    with psycopg.connect(offsetstore_empty_database, autocommit=True) as connection:
-        connection.execute(f"{before}COMMIT;".encode())
-        connection.execute(since.encode())
-    assert step in from_nothing
-    assert "CREATE TABLE kafka_partitions" not in since
-    assert shape(offsetstore_empty_database) == shape(offsetstore_database)
-
-
-def test_what_does_not_go_together_is_a_usage_error(run: Run) -> None:
+def test_what_does_not_go_together_is_a_usage_error(here: Here) -> None:
     for options in (("--check", "--sql"), ("--since", "0001"), ("--sql", "--since", "9999")):
-        assert run("migrate", *options).exit_code == 2, options
+        here.fail(2, "migrate", *options)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,15 +13,14 @@ from offsetstore import OffsetStore, errors
 from offsetstore.operations.outbox import SetAside
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import DOCS, Here, words
 from tests.integration.conftest import Query
 from tests.support.background import in_background
 from tests.support.outbox import numbered, put
 from tests.support.waiting import wait_until
 
-PAGE = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
 GROUP = "billing"
-REASON = ("--reason", "ticket 17")
+OF_GROUP = ("-g", GROUP, "--reason", "ticket 17")
 SET_ASIDE = """
 WITH gone AS (DELETE FROM outbox RETURNING *)
 INSERT INTO outbox_refused (id, consumer_group, topic, key, value, headers, created_at, error)
@@ -43,57 +39,61 @@ def store(offsetstore_database: str, query: Query) -> Generator[OffsetStore]:
 
 
 @pytest.fixture
-def call(run: Run, store: OffsetStore, offsetstore_database: str) -> Callable[..., Any]:
-    """Return what a command prints as JSON."""
-    del store
-
-    def called(*words: str, exit_code: int = 0) -> Any:
-        result = run(*words, "-g", GROUP, "--format", "json", url=offsetstore_database)
-        assert result.exit_code == exit_code, result.output
-        return json.loads(result.stdout)
-
-    return called
+def decide(here: Here) -> Callable[..., Any]:
+    """Decide, or plan it, and return the document."""
+    return lambda *words: here.json("outbox", *words, *OF_GROUP)
 
 
-def ids(found: Any) -> list[int]:
-    return [row["id"] for row in found["rows"]]
+@pytest.fixture
+def listed(here: Here, store: OffsetStore) -> Callable[..., list[dict[str, Any]]]:
+    """The rows that are set aside."""
+    return lambda *words: here.json("outbox", "list", "-g", GROUP, *words)["rows"]
+
+
+def ids(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["id"] for row in rows]
 
 
 @pytest.mark.behaviour("OUT-6")
-def test_they_are_listed_and_a_retry_puts_them_back_after_all_others_in_their_order_and_wakes_the_relay(
-    call: Callable[..., Any], query: Query, offsetstore_database: str, store: OffsetStore
+def test_they_are_listed_put_back_after_all_others_in_their_order_which_wakes_the_relay_or_discarded(
+    decide: Callable[..., Any], listed: Callable[..., Any], query: Query, offsetstore_database: str, store: OffsetStore
 ) -> None:
-    assert ids(call("outbox", "list")) == [1, 2, 3, 4]
-    assert ids(call("outbox", "list", "--limit", "2", "--after", "2")) == [3, 4]
-    [row] = call("outbox", "list", "--topic", "others")["rows"]
+    assert ids(listed()) == [1, 2, 3, 4]
+    assert ids(listed("--limit", "2", "--after", "2")) == [3, 4]
+    [row] = listed("--topic", "others")
     assert row.keys() == {"id", "topic", "error", "created_at", "refused_at"}
     assert row["error"] == "Kafka has no topic others"
     with psycopg.connect(offsetstore_database, autocommit=True) as listening:
         listening.execute("LISTEN offsetstore_outbox")
-        planned = call("outbox", "retry", "--topic", "events", *REASON)
-        assert (ids(planned), planned["executed"]) == ([1, 2, 3], False)
-        done = call("outbox", "retry", "--topic", "events", *REASON, "--execute", "--if-plan", planned["plan"])
-        assert (ids(done), done["executed"], done["plan"]) == ([1, 2, 3], True, planned["plan"])
+        planned = decide("retry", "--topic", "events")
+        assert (ids(planned["rows"]), planned["executed"]) == ([1, 2, 3], False)
+        done = decide("retry", "--topic", "events", "--execute", "--if-plan", planned["plan"])
+        assert done == planned | {"executed": True}
         assert len(list(listening.notifies(timeout=5, stop_after=1))) == 1
 
     assert query("SELECT id, topic, convert_from(key, 'UTF8'), encode(value, 'escape') FROM outbox ORDER BY id") == [
         (5, "events", "key 1", "4"), *((6 + one, "events", f"key {one}", str(one)) for one in range(3))
     ]  # fmt: skip
-    assert query("SELECT id FROM outbox_refused") == [(4,)]
     last = store.history(GROUP)[-1]
     assert (last.event, last.reason) == ("outbox-retry", "rows 1, 2, 3 put back into the outbox: ticket 17")
 
+    query(SET_ASIDE)
+    assert ids(decide("discard", "4", "--execute")["rows"]) == [4]
+    for row_id, more in ((5, 3), (6, 2)):
+        done = decide("discard", "--all", "--limit", "1", "--execute")
+        assert (ids(done["rows"]), done["more"]) == ([row_id], more)
+    assert ids(listed()) == [7, 8]
+    assert [line.event for line in store.history(GROUP)][-3:] == ["outbox-discard"] * 3
+    assert decide("discard", "--topic", "none", "--execute")["executed"] is False
+
 
 @pytest.mark.behaviour("OUT-6")
-def test_the_commands_of_the_page_do_what_it_says(
-    run: Run, store: OffsetStore, query: Query, offsetstore_database: str
-) -> None:
+def test_the_commands_of_the_page_do_what_it_says(here: Here, store: OffsetStore, query: Query) -> None:
     query("UPDATE outbox_refused SET topic = 'payment-events' WHERE id < 3")
     query("UPDATE outbox_refused SET id = 17 WHERE id = 4")
     query("INSERT INTO outbox (id, consumer_group, topic) OVERRIDING SYSTEM VALUE VALUES (19, 'billing', 'small')")
-    for line in re.findall(r"^\$ offsetstore (outbox .*)$", PAGE, re.MULTILINE):
-        done = run(*shlex.split(line), url=offsetstore_database)
-        assert done.exit_code == 0, done.output
+    for line in re.findall(r"^\$ offsetstore outbox .*$", (DOCS / "outbox.md").read_text("utf-8"), re.MULTILINE):
+        here(*words(line))
     assert query("SELECT id FROM outbox_refused ORDER BY id") == [(3,), (19,)]
     assert query("SELECT topic FROM outbox ORDER BY id") == [("events",), *[("payment-events",)] * 2]
     assert {line.event for line in store.history(GROUP)[-3:]} == {"outbox-retry", "outbox-discard", "outbox-set-aside"}
@@ -101,23 +101,22 @@ def test_the_commands_of_the_page_do_what_it_says(
 
 @pytest.mark.behaviour("OUT-10")
 def test_rows_that_wait_are_set_aside_with_the_reason_but_not_those_of_a_batch(
-    call: Callable[..., Any], query: Query, store: OffsetStore, run: Run, offsetstore_database: str
+    decide: Callable[..., Any], listed: Callable[..., Any], query: Query, store: OffsetStore, here: Here
 ) -> None:
     """They may be in Kafka already. What is set aside can be put back or discarded as the others can."""
     put(store, numbered("events", [5, 6]))
     query("INSERT INTO outbox_relays (shard, token, owner, ids) VALUES (0, gen_random_uuid(), 'relay', '{6}')")
-    planned = call("outbox", "set-aside", "--topic", "events", *REASON)
-    assert (ids(planned), planned["executed"]) == ([5, 7], False)
-    assert {row["refused_at"] for row in planned["rows"]} == {None}
-    ended = run("outbox", "set-aside", "6", "-g", GROUP, *REASON, "--execute", url=offsetstore_database)
-    assert ended.exit_code != 0
-    assert "A row that a relay is sending may be in Kafka already" in " ".join(ended.stderr.split())
-    assert ids(call("outbox", "set-aside", "5", *REASON, "--execute")) == [5]
+    planned = decide("set-aside", "--topic", "events")
+    assert [(row["id"], row["refused_at"]) for row in planned["rows"]] == [(5, None), (7, None)]
+    assert planned["executed"] is False
+    told = here.fail(2, "outbox", "set-aside", "6", *OF_GROUP, "--execute")
+    assert "A row that a relay is sending may be in Kafka already" in " ".join(told.split())
+    assert ids(decide("set-aside", "5", "--execute")["rows"]) == [5]
     assert query("SELECT id FROM outbox ORDER BY id") == [(6,), (7,)]
-    [error] = [row["error"] for row in call("outbox", "list")["rows"] if row["id"] == 5]
+    [error] = [row["error"] for row in listed() if row["id"] == 5]
     assert re.fullmatch(r"set aside by .+: ticket 17", error)
     assert store.history(GROUP)[-1].reason == "rows 5 of the outbox set aside: ticket 17"
-    assert ids(call("outbox", "retry", "5", *REASON, "--execute")) == [5]
+    assert ids(decide("retry", "5", "--execute")["rows"]) == [5]
     assert query("SELECT id FROM outbox ORDER BY id") == [(6,), (7,), (8,)]
 
 
@@ -144,62 +143,36 @@ def test_a_row_is_not_set_aside_while_the_first_relay_ever_takes_it(
     assert query("SELECT id FROM outbox") == [(5,)]
 
 
-@pytest.mark.behaviour("OUT-6")
-def test_what_is_discarded_is_gone_and_the_history_says_so(
-    call: Callable[..., Any], query: Query, store: OffsetStore
-) -> None:
-    assert ids(call("outbox", "discard", "4", *REASON, "--execute")) == [4]
-    done = call("outbox", "discard", "--all", "--limit", "1", *REASON, "--execute")
-    assert (ids(done), done["more"]) == ([1], 2)
-    done = call("outbox", "discard", "--all", "--limit", "1", *REASON, "--execute")
-    assert (ids(done), done["more"]) == ([2], 1)
-    assert query("SELECT id FROM outbox_refused") == [(3,)]
-    assert [line.event for line in store.history(GROUP)][-2:] == ["outbox-discard"] * 2
-    assert store.discard_refused(GROUP, limit=1, reason="ticket 17", dry_run=True).more == 0
-    assert call("outbox", "discard", "--topic", "none", *REASON, "--execute")["executed"] is False
-
-
-@pytest.mark.behaviour("OUT-6")
-def test_rows_that_something_in_the_database_keeps_are_not_said_to_be_discarded(
-    store: OffsetStore, query: Query
-) -> None:
+def test_what_cant_be_decided_is_refused(store: OffsetStore, here: Here, query: Query) -> None:
+    for ids, topic in (([1], "events"), ([], None)):
+        with pytest.raises(errors.ConfigurationError, match="names ids, a topic, or neither"):
+            store.retry_refused(GROUP, ids, topic=topic, reason="ticket 17")
+    with pytest.raises(errors.ConfigurationError, match=r"no such rows of group 'billing'.*found 5, 7"):
+        store.discard_refused(GROUP, [1, 5, 7], reason="ticket 17")
+    with pytest.raises(errors.UnknownGroup):
+        store.retry_refused("nobody", reason="ticket 17")
+    assert "one of the three" in here.fail(2, "outbox", "retry", "1", "--all", *OF_GROUP)
+    with InMemoryOffsetStore() as memory, pytest.raises(errors.ConfigurationError, match="job's side only"):
+        memory.refused_rows(GROUP)
     query("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
     query("CREATE TRIGGER keep BEFORE DELETE ON outbox_refused FOR EACH ROW EXECUTE FUNCTION keep()")
     with pytest.raises(errors.ConfigurationError, match=r"not all rows could be discarded.*0 rows"):
         store.discard_refused(GROUP, [4], reason="ticket 17")
+    query("DROP TRIGGER keep ON outbox_refused")
     assert "outbox-discard" not in [line.event for line in store.history(GROUP)]
-
-
-def test_bad_arguments_are_refused(store: OffsetStore, run: Run, offsetstore_database: str) -> None:
-    with pytest.raises(errors.ConfigurationError, match=r"no such rows of group 'billing'.*found 5, 7"):
-        store.discard_refused(GROUP, [1, 5, 7], reason="ticket 17")
-    with pytest.raises(errors.ConfigurationError, match="names ids, a topic, or neither"):
-        store.retry_refused(GROUP, [1], topic="events", reason="ticket 17")
-    with pytest.raises(errors.ConfigurationError, match="names ids, a topic, or neither"):
-        store.retry_refused(GROUP, [], reason="ticket 17")
-    with pytest.raises(errors.UnknownGroup):
-        store.retry_refused("nobody", reason="ticket 17")
     store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=10), mirror_every=None).close()
     store.rename_group(GROUP, "invoicing", reason="ticket 17")
     assert store.retry_refused(GROUP, [4], reason="ticket 17").executed, "a renamed group's rows stay its own"
-    with InMemoryOffsetStore() as memory, pytest.raises(errors.ConfigurationError, match="job's side only"):
-        memory.refused_rows(GROUP)
-    ended = run("outbox", "retry", "1", "--all", "-g", GROUP, *REASON, url=offsetstore_database)
-    assert (ended.exit_code, "one of the three" in ended.stderr) == (2, True)
 
 
 @pytest.mark.behaviour("OUT-6", "OUT-7")
 def test_status_says_how_many_rows_wait_for_how_long_and_how_many_kafka_refuses(
-    call: Callable[..., Any], run: Run, offsetstore_database: str, query: Query
+    here: Here, store: OffsetStore, query: Query
 ) -> None:
     query("UPDATE outbox SET created_at = clock_timestamp() - interval '150 min'")
-    found = call("status")["outbox"]
-    assert (found["rows"], found["refused"]) == (1, 4)
-    assert found["oldest"]
-    text = run("status", "-g", GROUP, url=offsetstore_database).stdout
+    found = here.json("status", "-g", GROUP)["outbox"]
+    assert found.pop("oldest")
+    assert found == {"rows": 1, "row": 5, "topic": "events", "refused": 4, "more": False}
+    text = here("status", "-g", GROUP)
     assert "1 row in the outbox, the oldest for 2h. The first is row 5, for topic events." in text
-    assert (found["row"], found["topic"]) == (5, "events")
     assert f"Kafka refuses 4 rows of the outbox: `offsetstore outbox list -g {GROUP}` names them." in text
-    query("DELETE FROM outbox")
-    query("DELETE FROM outbox_refused")
-    assert call("status")["outbox"] is None

@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from offsetstore import OffsetStore
-from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.testing.fixtures import NewTopic
 from offsetstore.testing.job_process import JobProcess
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import DOCS, Run
 from tests.integration.conftest import Query
 from tests.support.outbox import numbered, put, values
 from tests.support.waiting import wait_until
 
-PAGE = (Path(__file__).parents[3] / "docs" / "outbox.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "outbox.md").read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -36,9 +35,9 @@ def relay(url: str, servers: str, anchor: str, log: Path) -> Generator[JobProces
 
 @pytest.mark.behaviour("OUT-4")
 def test_the_first_ends_when_a_second_takes_over_and_that_one_ends_well_at_sigterm(
-    offsetstore_database: str, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, tmp_path: Path, query: Query
+    offsetstore_database: str, servers: str, offsetstore_topic: NewTopic, tmp_path: Path, query: Query
 ) -> None:
-    servers, topic, anchor = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1), offsetstore_topic(1)
+    topic, anchor = offsetstore_topic(1), offsetstore_topic(1)
     logs = tmp_path / "first", tmp_path / "second"
     with (
         OffsetStore.connect(offsetstore_database) as store,
@@ -63,9 +62,9 @@ def test_the_first_ends_when_a_second_takes_over_and_that_one_ends_well_at_sigte
 
 @pytest.mark.behaviour("OUT-5")
 def test_a_lost_number_ends_it_with_code_1_and_the_options_that_decide(
-    run: Run, offsetstore_database: str, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, query: Query
+    run: Run, offsetstore_database: str, servers: str, offsetstore_topic: NewTopic, query: Query
 ) -> None:
-    servers, anchor = offsetstore_kafka.bootstrap_servers, offsetstore_topic(1)
+    anchor = offsetstore_topic(1)
     query(
         "INSERT INTO outbox_relays (shard, token, owner, batch, ids) "
         "VALUES (0, '00000000-0000-0000-0000-000000000000', 'ana', 5, '{7,8}')"
@@ -77,9 +76,8 @@ def test_a_lost_number_ends_it_with_code_1_and_the_options_that_decide(
     assert signal.getsignal(signal.SIGTERM) is before
     assert ended.exit_code == 1, ended.output
     assert "another cluster" in ended.stderr
-    assert "--on-uncertain skip if they are there, or --on-uncertain repeat if they are not" in ended.stderr.replace(
-        "\n", " "
-    ).replace("  ", " ")
+    told = " ".join(ended.stderr.split())
+    assert "--on-uncertain skip if they are there, or --on-uncertain repeat if they are not" in told
     assert values(servers, anchor) == []
     query("INSERT INTO outbox (consumer_group, topic) SELECT 'billing', 'events' FROM generate_series(1, 8)")
     [look] = re.findall(r"`(SELECT \* FROM outbox .*?)`", PAGE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import textwrap
 from pathlib import Path
 
 import psycopg
@@ -13,11 +12,10 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.local.kafka.server import KafkaBroker
-from tests.integration.cli.conftest import Run
+from tests.integration.cli.conftest import DOCS, Here, blocks
 from tests.integration.conftest import Query
 from tests.support.kafka_tools import install_kafka_tools
 
-DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "runbook.md").read_text(encoding="utf-8")
 
 OUTBOX = """
@@ -27,12 +25,6 @@ SELECT id, '{group}', topic, now(), 'Kafka refuses it'
 FROM (VALUES (16, 'payment-events'), (17, 'tests')) AS rows (id, topic);
 INSERT INTO outbox (id, consumer_group, topic) OVERRIDING SYSTEM VALUE VALUES (19, '{group}', 'small')
 """
-
-
-def blocks() -> list[tuple[str, str]]:
-    """Each block's language and text."""
-    found = re.findall(r"^ *```(console|sql)\n(.*?)^ *```$", PAGE, re.DOTALL | re.MULTILINE)
-    return [(language, textwrap.dedent(text)) for language, text in found]
 
 
 @pytest.fixture
@@ -45,7 +37,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.behaviour("OPS-13")
 def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
-    run: Run, billing: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker, tools: Path, query: Query
+    here: Here, billing: str, offsetstore_database: str, offsetstore_kafka: KafkaBroker, tools: Path, query: Query
 ) -> None:
     names = {"billing": billing, "localhost:9092": offsetstore_kafka.bootstrap_servers}
     printed: dict[str, str] = {}
@@ -53,7 +45,7 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
         store.pause(billing, reason="a night's load")
         [names["payments"]] = {tp.topic for tp in store.offsets(billing)}
     query(OUTBOX.format(group=billing))
-    for language, text in blocks():
+    for language, text in blocks("runbook.md", "console", "sql"):
         if language == "sql":
             with psycopg.connect(offsetstore_database) as connection:
                 assert connection.execute(text.replace("'billing'", f"'{billing}'").encode()).fetchall()
@@ -63,9 +55,7 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
             arguments = [names.get(word, word) for word in words]
             assert prompt == "$"
             if program == "offsetstore":
-                result = run(*arguments, url=offsetstore_database)
-                assert result.exit_code == 0, f"{line}\n{result.output}"
-                printed[line] = result.stdout
+                printed[line] = here(*arguments)
                 continue
             done = subprocess.run(
                 [tools / program, *arguments], capture_output=True, text=True, check=False, timeout=120
@@ -83,18 +73,12 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
 
 
 @pytest.mark.behaviour("OPS-13")
-def test_each_alert_has_a_section_in_the_same_order() -> None:
+def test_each_alert_has_a_section_in_the_same_order_and_its_links_lead_somewhere() -> None:
     rules = (DOCS.parent / "offsetstore" / "assets" / "prometheus" / "offsetstore.rules.yml").read_text("utf-8")
     assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == re.findall(r"^ *- alert: (\w+)$", rules, re.MULTILINE)
-
-
-def test_its_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", PAGE)
     assert len(links) > 15
     for file, anchor in links:
         target = (DOCS / file).read_text(encoding="utf-8") if file else PAGE
-        titles = {
-            re.sub(r"[^\w -]", "", one).lower().replace(" ", "-")
-            for one in re.findall(r"^#+ (.*)$", target, re.MULTILINE)
-        }
-        assert not anchor or anchor in titles
+        titles = re.findall(r"^#+ (.*)$", target, re.MULTILINE)
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in titles}

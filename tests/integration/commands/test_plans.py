@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from click.testing import Result
 
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.operations.home import set_identity
-from offsetstore.operations.people import people
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
+from tests.integration.commands.conftest import Run
 
 pytestmark = pytest.mark.behaviour("DLQ-18", "OPS-10", "OPS-21")
 
@@ -79,36 +75,18 @@ def decisions(store: OffsetStore) -> list[str]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_plan_prints_its_digest_with_which_it_is_done_while_it_holds(
-    run: Callable[..., Result], store: OffsetStore, name: str
-) -> None:
-    text = run(*plan_of(name))
-    assert text.exit_code == 0, text.output
-    *_, nothing, last = text.stdout.splitlines()
+def test_another_plan_is_printed_and_fails_like_a_check(run: Run, store: OffsetStore, name: str) -> None:
+    """A plan ends with the options that do it, or nothing."""
+    *_, nothing, last = run.lines(*plan_of(name))
+    [digest] = re.findall(r"^Plan ([0-9a-f]{16}): ", last)
     assert nothing.startswith("Nothing was ")
-    [(digest, options)] = re.findall(r"^Plan ([0-9a-f]{16}): (.*) does this, or nothing\.$", last)
-    assert f"{options} ".startswith("--execute ") is (name not in AT_ONCE)
-    document: dict[str, Any] = json.loads(run(*plan_of(name), "--format", "json").stdout)
-    assert (document["plan"], document["executed"]) == (digest, False)
-    before = decisions(store)
-
-    done = run(*arguments(name), *options.split())
-    assert done.exit_code == 0, done.output
-    assert "Plan " not in done.stdout
-    assert len(decisions(store)) > len(before)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_another_plan_is_printed_and_fails_like_a_check(
-    run: Callable[..., Result], store: OffsetStore, name: str
-) -> None:
-    digest = json.loads(run(*plan_of(name), "--format", "json").stdout)["plan"]
     change(store)
     before = decisions(store)
     refused = run(*done_of(name, digest))
     assert refused.exit_code == 1
     assert refused.stdout == run(*plan_of(name)).stdout
-    [new] = re.findall(r"^Plan ([0-9a-f]{16}):", refused.stdout, re.MULTILINE)
+    [(new, options)] = re.findall(r"^Plan (\w+): (.*) does this, or nothing\.$", refused.stdout, re.MULTILINE)
+    assert f"{options} ".startswith("--execute ") is (name not in AT_ONCE)
     assert refused.stderr.splitlines() == [
         "Error: the plan has changed since it was shown, or the digest is another command's; nothing was done",
         f"  found:     {new}",
@@ -116,95 +94,51 @@ def test_another_plan_is_printed_and_fails_like_a_check(
         "  next step: Look at the new plan, printed above; to carry it out, pass its digest.",
     ]
     as_json = run(*done_of(name, digest), "--format", "json")
-    assert as_json.exit_code == 1
-    assert (json.loads(as_json.stdout)["plan"], json.loads(as_json.stdout)["executed"]) == (new, False)
+    document = json.loads(as_json.stdout)
+    assert (as_json.exit_code, document["plan"], document["executed"]) == (1, new, False)
     assert decisions(store) == before
-    assert run(*done_of(name, new)).exit_code == 0
+    assert "Plan " not in "".join(run.lines(*arguments(name), *options.split()))
     assert len(decisions(store)) > len(before)
 
 
-@pytest.mark.parametrize("name", ["reset"])  # they share the option
-def test_a_condition_without_execute_is_wrong_usage(run: Callable[..., Result], store: OffsetStore, name: str) -> None:
-    before = decisions(store)
-    refused = run(*arguments(name), "--if-plan", "0" * 16)
-    assert refused.exit_code == 2
-    assert "--if-plan goes with --execute: without it nothing is done." in refused.stderr
-    assert decisions(store) == before
-
-
-@pytest.mark.parametrize("name", ["pause"])
-def test_a_condition_of_a_dry_run_is_wrong_usage(run: Callable[..., Result], name: str) -> None:
-    refused = run(*plan_of(name), "--if-plan", "0" * 16)
-    assert refused.exit_code == 2
-    assert "--if-plan does not go with --dry-run, which does nothing." in refused.stderr
-
-
-@pytest.mark.parametrize("digest", ["", "0000", "0" * 17, "G" * 16], ids=["empty variable", "short", "long", "letters"])
-def test_what_is_no_digest_is_no_plan_that_has_changed(
-    run: Callable[..., Result], store: OffsetStore, digest: str
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*arguments("reset"), "--if-plan", "0" * 16], "--if-plan goes with --execute: without it nothing is done."),
+        ([*plan_of("pause"), "--if-plan", "0" * 16], "--if-plan does not go with --dry-run, which does nothing."),
+        ([*done_of("reset", "0" * 16), "--format", "csv"], "--if-plan does not go with --format csv"),
+        *(
+            (
+                done_of("discard", digest),
+                f"Error: not the digest of a plan; nothing was done found: {digest!r} expected:",
+            )
+            for digest in ("", "0000", "0" * 17, "G" * 16)
+        ),
+    ],
+    ids=["reset", "pause", "csv", "empty", "short", "long", "letters"],
+)
+def test_a_condition_that_cant_be_meant_is_wrong_usage(
+    run: Run, store: OffsetStore, words: list[str], told: str
 ) -> None:
     before = decisions(store)
-    refused = run(*done_of("discard", digest))
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.splitlines() == [
-        "Error: not the digest of a plan; nothing was done",
-        f"  found:    {digest!r}",
-        "  expected: 16 hexadecimal digits, as a plan shows them",
-    ]
+    assert told in run.fail(2, *words)
     assert decisions(store) == before
-
-
-@pytest.mark.behaviour("START-27")
-def test_a_store_that_was_moved_is_told_so_as_planned_and_one_at_home_has_nothing_to_do(
-    run: Callable[..., Result], store: OffsetStore
-) -> None:
-    with transaction(store.database, name="test") as session:
-        set_identity(people(session), session.identity().store_id, "elsewhere")
-    moved = ("store", "moved", "--reason", "ticket 17")
-    plan = run(*moved).stdout.splitlines()
-    assert plan[0].startswith(f"Store {store.identity().store_id} would move from database elsewhere to this one, ")
-    assert plan[0].endswith(", with 1 group.")
-    assert plan[1] == "No job and no relay may run on the other database any more."
-    [(digest, options)] = re.findall(r"^Plan (\w+): (.*) does this, or nothing\.$", plan[-1])
-    assert run(*moved, "--execute", "--if-plan", "0" * 16).exit_code == 1
-    document: dict[str, Any] = json.loads(run(*moved, "--format", "json").stdout)
-    assert (document["plan"], document["executed"]) == (digest, False)
-    assert document["groups"] == [{"group": "billing", "live": False}]
-    assert "moved" not in decisions(store)
-
-    assert run(*moved, *options.split()).stdout.splitlines()[-1] == "Start its jobs."
-    assert decisions(store)[-1] == "moved"
-    again = f"Store {store.identity().store_id} is at home in this database already; nothing was written.\n"
-    assert run(*moved).stdout == run(*moved, "--execute").stdout == again
-    assert decisions(store).count("moved") == 1
 
 
 @pytest.mark.parametrize("name", ["reset", "rename", "delete"])
-def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(
-    run: Callable[..., Result], store: OffsetStore, name: str
-) -> None:
+def test_the_options_that_a_plan_of_a_live_group_names_carry_it_out(run: Run, store: OffsetStore, name: str) -> None:
     store.claim("billing", topics=["payments"], mirror_every=None)
     shown = run(*plan_of(name)).stdout
     assert "Add --execute" not in shown
     [options] = re.findall(r"^Plan \w+: (.*) does this", shown, re.MULTILINE)
-    assert run(*arguments(name), *options.split()).exit_code == 0
+    run.lines(*arguments(name), *options.split())
     assert len(store.history("billing", events=[name])) > 0
 
 
-def test_the_csv_which_shows_neither_digest_nor_losses_takes_no_condition(
-    run: Callable[..., Result], store: OffsetStore
-) -> None:
-    refused = run(*done_of("reset", "0" * 16), "--format", "csv")
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "--if-plan does not go with --format csv" in refused.stderr
-    assert store.offsets("billing")[P0].next_offset == 5
-    assert store.letter("billing", *LetterKey(P0, 1)).state == "dead"
-
-
-def test_a_delete_shows_the_evidence_that_goes_with_the_group(run: Callable[..., Result], store: OffsetStore) -> None:
+def test_a_delete_shows_the_evidence_that_goes_with_the_group(run: Run, store: OffsetStore) -> None:
     what = "the log ended at 4, below the stored offset 5"
     with transaction(store.database, name="someone-else") as session:
         session.lock_partitions("billing", [P0])
         session.write_suspects("billing", store.offsets("billing")[P0].token, {P0: what})
-    shown = json.loads(run(*plan_of("delete"), "--format", "json").stdout)
+    shown = run.json(*plan_of("delete"))
     assert shown["suspects"] == [{"topic": "payments", "partition": 0, "suspect": what}]

@@ -51,12 +51,12 @@ def all_are_there(query: Query, cluster: Cluster) -> None:
     assert numbers(query) == list(range(cluster.count))
 
 
-@pytest.mark.behaviour("CONS-8", "CONS-11")
-def test_processes_share_the_partitions_one_that_ends_is_replaced_and_none_outlives_the_supervisor(
-    cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
+@pytest.mark.behaviour("CONS-4", "CONS-8", "CONS-11", "OPS-25")
+def test_processes_share_the_partitions_one_that_ends_is_replaced_and_a_claim_ends_all(
+    store: OffsetStore, cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
 ) -> None:
-    cluster.produce(500)
-    with consumes("--processes", "2", "--port", "0") as consuming:
+    cluster.produce(200)
+    with consumes("--processes", "2", "--static", "--port", "0") as consuming:
         soon(consuming.is_ready)
         soon(lambda: owners(query) == 2)
         all_are_there(query, cluster)
@@ -64,33 +64,23 @@ def test_processes_share_the_partitions_one_that_ends_is_replaced_and_none_outli
         os.kill(killed, signal.SIGKILL)
         soon(lambda: not consuming.is_ready())
         assert consuming.get("/livez")[0] == 200
-        cluster.produce(500)
+        cluster.produce(200)
         soon(consuming.is_ready)
-        assert killed not in consuming.children
-        assert other in consuming.children
         all_are_there(query, cluster)
+        members = consuming.children
+        assert killed not in members
+        assert other in members
         metrics = consuming.get("/metrics")[1]
         assert metrics.count("# TYPE offsetstore_offsets_total counter") == 1
         assert {f'process="{number}"' in metrics for number in range(2)} == {True}
-        cluster.produce(40)
-        assert consuming.end() == 0
         assert "process 0 has ended with SIGKILL (someone killed it, or the kernel did for want of" in consuming.said
-        assert "ending, within 70 s" in consuming.said
-        assert query("SELECT count(*) FROM group_members") == [(1,)]  # that of the killed one
-    cluster.produce(10)
-    with consumes() as again:
-        all_are_there(query, cluster)
-        # As one does that founds the fleet anew, since where a partition starts has to be decided.
-        query(
-            "WITH fresh AS MATERIALIZED (SELECT gen_random_uuid() AS id) "
-            "UPDATE consumer_groups SET epoch = epoch + 1, claim_id = fresh.id, fleet_id = fresh.id FROM fresh"
-        )
-        soon(lambda: "process 0 has ended with exit code 6; the next one starts in 1 s" in again.said)
-        cluster.produce(100)
-        all_are_there(query, cluster)
-        [child] = again.children
-        again.process.kill()
-        soon(lambda: has_ended(child))
+        assert "Error" not in consuming.said
+        with store.claim("billing", topics=[cluster.topic]) as claim:
+            assert claim.fenced is not None
+            assert all(f":{pid}" in claim.fenced for pid in members)
+            assert consuming.process.wait(SECONDS) == 6
+            assert f"claimed by {claim.owner}, {claim.token}, since " in consuming.said
+            assert "has ended with exit code 6, and a restart does not help: ending" in consuming.said
 
 
 def has_ended(pid: int) -> bool:
@@ -98,33 +88,6 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-@pytest.mark.behaviour("CONS-4", "CONS-11", "OPS-25")
-def test_a_static_member_is_replaced_in_its_place_a_claim_ends_all_and_while_it_lives_none_start(
-    store: OffsetStore, cluster: Cluster, query: Query, consumes: Callable[..., Consuming]
-) -> None:
-    cluster.produce(100)
-    with consumes("--processes", "2", "--static", "--port", "0") as consuming:
-        soon(consuming.is_ready)
-        soon(lambda: owners(query) == 2)
-        all_are_there(query, cluster)
-        os.kill(consuming.children[0], signal.SIGKILL)
-        soon(lambda: not consuming.is_ready())
-        cluster.produce(100)
-        soon(consuming.is_ready)
-        all_are_there(query, cluster)
-        assert "Error" not in consuming.said
-        members = consuming.children
-        with store.claim("billing", topics=[cluster.topic]) as claim:
-            assert claim.fenced is not None
-            assert all(f":{pid}" in claim.fenced for pid in members)
-            assert consuming.process.wait(SECONDS) == 6
-            assert f"claimed by {claim.owner}, {claim.token}, since " in consuming.said
-            assert "has ended with exit code 6, and a restart does not help: ending" in consuming.said
-            with consumes("--processes", "2") as refused:
-                assert refused.process.wait(SECONDS) == 1
-                assert refused.said.count("Error: ") == 1
 
 
 @pytest.mark.behaviour("CONS-11", "CONS-12")
@@ -192,7 +155,7 @@ def test_a_start_that_can_not_succeed_ends_with_its_code(
 ) -> None:
     cluster.produce(40)
     soon_given_up = "from offsetstore.monitoring import processes; processes._TRIES = 2; "
-    with consumes("--processes", "2", given={"column": "recrod"}, before=soon_given_up) as consuming:
+    with consumes(given={"column": "recrod"}, before=soon_given_up) as consuming:
         assert consuming.process.wait(SECONDS) == 5
     ends = r"exit code 5, again: .+, 2 times in a row, and a restart does not help: ending"
     assert re.search(ends, consuming.said)
@@ -201,16 +164,16 @@ def test_a_start_that_can_not_succeed_ends_with_its_code(
     assert (owner and owner.state) == "failed"
 
 
-@pytest.mark.behaviour("CONS-17")
-def test_a_record_that_kills_its_process_is_named_with_the_command_that_skips_it(
+@pytest.mark.behaviour("CONS-8", "CONS-11", "CONS-17")
+def test_a_process_that_dies_of_a_record_names_it_with_the_command_that_skips_it_and_none_outlives_its_supervisor(
     cluster: Cluster, query: Query, offsetstore_database: str, consumes: Callable[..., Consuming]
 ) -> None:
     deadly, (tp, *_), env = 20, cluster.tps, {"OFFSETSTORE_URL": offsetstore_database}
     given = {"deadly": deadly, "how": "handler"}
     cluster.produce(40)
-    with consumes("--processes", "2", given=given) as consuming:
+    with consumes(given=given) as consuming:
         soon(lambda: "To skip only this record" in consuming.said)
-        # The others are handled nevertheless, whichever process has their partitions.
+        # The others are handled nevertheless.
         soon(lambda: numbers(query) == [number for number in range(40) if number % 4 or number < deadly])
         consuming.end()
         named = next(line for line in consuming.said.splitlines() if "To skip only this record" in line)
@@ -223,8 +186,19 @@ def test_a_record_that_kills_its_process_is_named_with_the_command_that_skips_it
     died = [one for one in met if one["error_class"] == "ProcessDied"]
     assert len(died) >= 2
     assert all(f"{tp} [" in one["ranges"] and "SIGSEGV" in one["text"] for one in died)
+
     with consumes(given=given) as again:
         cluster.produce(40)
         soon(lambda: numbers(query) == [number for number in range(80) if number != deadly])
-        assert again.end() == 0
-    assert "SIGSEGV" not in again.said
+        assert "SIGSEGV" not in again.said
+        # As one does that founds the fleet anew, since where a partition starts has to be decided.
+        query(
+            "WITH fresh AS MATERIALIZED (SELECT gen_random_uuid() AS id) "
+            "UPDATE consumer_groups SET epoch = epoch + 1, claim_id = fresh.id, fleet_id = fresh.id FROM fresh"
+        )
+        soon(lambda: "process 0 has ended with exit code 6; the next one starts in 1 s" in again.said)
+        cluster.produce(40)
+        soon(lambda: numbers(query) == [number for number in range(120) if number != deadly])
+        [child] = again.children
+        again.process.kill()
+        soon(lambda: has_ended(child))

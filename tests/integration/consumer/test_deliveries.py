@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -165,6 +164,12 @@ class Polling:
 
         self.runner.run(delivery.number, take)
 
+    def replay(self, **given: Any) -> None:
+        """Replay the letters that are requested, as the consumer does between two flushes."""
+        requests = Requests(self.member, DeadLetters())
+        requests.compute = partial(computed_letters, self.outputs, self.member, **given)
+        requests.look(lambda: None)
+
     def is_running(self) -> bool:
         return True
 
@@ -186,9 +191,9 @@ class Polls(Protocol):
 
 @pytest.fixture
 def polls(joins: Callable[[], Member]) -> Polls:
-    """Make `Polling` with these arguments, of one member that has the first partition."""
+    """Make `Polling` with these arguments, of one member that has both partitions."""
     member = joins()
-    member.assign([P0])
+    member.assign([P0, P1])
     return partial(Polling, member)
 
 
@@ -241,22 +246,29 @@ def stored(store: OffsetStore) -> dict[TopicPartition, int]:
     return {tp: row.next_offset for tp, row in store.offsets("billing").items()}
 
 
-@pytest.mark.behaviour("CONS-1")
-def test_rows_offsets_and_metadata_are_written_together_also_where_only_gaps_are_left(
-    store: OffsetStore, joins: Callable[[], Member], query: Query
+@pytest.mark.behaviour("CONS-1", "DX-9")
+def test_rows_letters_offsets_and_metadata_are_written_together_also_where_only_gaps_are_left(
+    store: OffsetStore, polls: Polls, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
-    member = joins()
-    member.assign([P0, P1])
-
     def note(info: BatchInfo) -> object:
         return {"rows": dict(info.rows or {})}
 
-    polling = Polling(member, metadata=note)
-    polling.write(polling.polled({P0: ["1", "2"], P1: ["20"]}, beyond=1))
-    polling.write(polling.polled({P1: []}, begin=2, beyond=3))
-    assert numbers(query) == [1, 2, 20]
-    assert stored(store) == {P0: 3, P1: 5}
-    assert store.metadata("billing") == {P0: {"rows": {"": 3}}, P1: {"rows": {"": 0}}}
+    polling = polls(metadata=note, dead_letters=DeadLetters(max_retries=0))
+    caplog.clear()
+    polling.write(polling.polled({P0: ["1", "13", "bad", "?", "5"], P1: ["20", "worse", "22"]}, beyond=2))
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) <= 4, caplog.text
+    assert numbers(query) == [1, 5, 20, 22]
+    assert query(LETTERS) == [
+        (0, 1, "refused", "dead", "RowsRefused"),
+        (0, 2, "raised", "dead", "ValueError"),
+        (0, 3, "rejected", "dead", "Rejected"),
+        (1, 1, "raised", "dead", "ValueError"),
+    ]
+    assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
+    assert stored(store) == {P0: 7, P1: 5}
+    polling.write(polling.polled({P1: []}, begin=5, beyond=3))
+    assert stored(store) == {P0: 7, P1: 8}
+    assert store.metadata("billing") == {P0: {"rows": {"": 4}}, P1: {"rows": {"": 0}}}
 
 
 def without_columns(records: Any) -> Any:
@@ -269,25 +281,18 @@ def ignoring(work: Work, batches: Iterable[pa.RecordBatch]) -> None: ...
 
 
 @pytest.mark.behaviour("CONS-1", "DX-9")
-@pytest.mark.parametrize("into", [Append("results"), Upsert("results", key=["record"]), {"": Execute(ignoring)}])
+@pytest.mark.parametrize("into", [Append("results"), Execute(ignoring)])
 def test_a_transform_may_return_no_columns_where_it_returns_no_rows(
-    store: OffsetStore, polls: Polls, query: Query, into: Any
+    store: OffsetStore, polls: Polls, query: Query, into: Writer
 ) -> None:
-    query("ALTER TABLE results ADD UNIQUE (record)")
     polling = polls(without_columns, into, dead_letters=DeadLetters(max_retries=0))
     polling.write(polling.polled({P0: ["0", "0"]}))
     assert stored(store)[P0] == 2
     polling.write(polling.polled({P0: ["0", "7", "x", "0"]}, begin=2))  # one by one, since one can't be computed
     polling.write(polling.polled({P0: ["0"]}, begin=6))
-    assert numbers(query) == ([7] if isinstance(into, Append | Upsert) else [])
+    assert numbers(query) == ([7] if isinstance(into, Append) else [])
     assert stored(store)[P0] == 7
     assert [one.offset for one in store.letters("billing").letters] == [4]
-    if not isinstance(into, dict):
-        arrow: Any = pa
-        none = arrow.array([{}], pa.struct([]))
-        polling = polls(lambda _: arrow.RecordBatch.from_struct_array(none), into)
-        with pytest.raises(ColumnMismatch, match=r"the rows have no columns to write to public\.results"):
-            polling.write(polling.polled({P0: ["1"]}, begin=7))
 
 
 @pytest.mark.behaviour("CONS-3")
@@ -322,10 +327,9 @@ def test_what_another_member_has_taken_is_left_out_and_the_rest_is_written(
     ids=["not computed", "refused", "rejected", "by chance"],
 )
 def test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_made_each_time(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, bad: str, *, chance: bool
+    store: OffsetStore, polls: Polls, query: Query, bad: str, *, chance: bool
 ) -> None:
-    member, calls = joins(), count()
-    member.assign([P0])
+    calls = count()
 
     def by_chance(records: Any) -> Any:
         rows = parse(records)
@@ -333,7 +337,7 @@ def test_the_error_gives_the_command_that_skips_the_record_if_the_same_rows_are_
         return rows.append_column("by_chance", column)
 
     query("ALTER TABLE results ADD by_chance bigint")
-    polling = Polling(member, by_chance if chance else parse)
+    polling = polls(by_chance if chance else parse)
     with pytest.raises(RowsRefused, match="first refused at record payments-0@2") as refused:
         polling.write(polling.polled({P0: ["1", "2", bad, "4"]}))
     skips = "offsetstore reset -g billing -t payments:0 --from-offset 2 --to-offset 3" in refused.value.next_step
@@ -393,10 +397,9 @@ def test_a_commit_whose_outcome_is_unknown_ends_no_member_where_others_have_gone
     assert stored(store) == {P0: 4, P1: 4}
 
 
-@pytest.mark.behaviour("CONS-4", "TX-11")
-@pytest.mark.parametrize("by", ["a job", "the member"])
+@pytest.mark.behaviour("TX-11")
 def test_a_commit_stays_unknown_where_no_other_member_has_gone_on(
-    offsetstore_database: str, store: OffsetStore, query: Query, by: str
+    offsetstore_database: str, store: OffsetStore, query: Query
 ) -> None:
     with (
         CommitProxy(offsetstore_database) as proxy,
@@ -405,8 +408,7 @@ def test_a_commit_stays_unknown_where_no_other_member_has_gone_on(
     ):
 
         def go_on() -> None:
-            claim = late if by == "the member" else store.claim("billing", request().broker, topics=["payments"])
-            with behind.transaction(claim) as tx:
+            with behind.transaction(late) as tx:
                 tx.advance({P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining})
 
         late.assign([P0])
@@ -414,21 +416,6 @@ def test_a_commit_stays_unknown_where_no_other_member_has_gone_on(
         with proxy.losing(Lost.COMMIT, then=go_on), pytest.raises(CommitUnknown, match="moved or removed since"):
             polling.write(polling.polled({P0: ["1", "2"]}))
     assert (numbers(query), stored(store)[P0]) == ([], 5)
-
-
-@pytest.mark.behaviour("CONS-4")
-def test_a_claim_ends_a_member(store: OffsetStore, joins: Callable[[], Member], query: Query) -> None:
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member)
-    delivery = polling.polled({P0: ["1"]})
-    with (
-        store.claim("billing", StaticBroker.with_topics({"payments": 2}, end=1000), topics=["payments"]),
-        pytest.raises(StaleClaim) as stale,
-    ):
-        polling.write(delivery)
-    assert not isinstance(stale.value, PartitionLost)
-    assert (numbers(query), member.is_lost) == ([], True)
 
 
 @pytest.mark.behaviour("CONS-1", "MARK-1")
@@ -441,27 +428,6 @@ def test_a_function_that_marks_is_told_what_to_do_in_a_consumer(polls: Polls, qu
     with pytest.raises(ProtocolMisuse, match=r"A consumer stores the end of each flush.*a table of your own"):
         polling.write(polling.polled({P0: ["1", "2"]}))
     assert numbers(query) == []
-
-
-@pytest.mark.behaviour("CONS-1", "DX-9")
-def test_bad_records_become_letters_in_few_lines_of_the_log(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, caplog: pytest.LogCaptureFixture
-) -> None:
-    member = joins()
-    member.assign([P0, P1])
-    polling = Polling(member, dead_letters=DeadLetters(max_retries=0))
-    caplog.clear()
-    polling.write(polling.polled({P0: ["1", "13", "bad", "?", "5"], P1: ["20", "worse", "22"]}, beyond=2))
-    assert numbers(query) == [1, 5, 20, 22]
-    assert query(LETTERS) == [
-        (0, 1, "refused", "dead", "RowsRefused"),
-        (0, 2, "raised", "dead", "ValueError"),
-        (0, 3, "rejected", "dead", "Rejected"),
-        (1, 1, "raised", "dead", "ValueError"),
-    ]
-    assert stored(store) == {P0: 7, P1: 5}
-    assert store.letter("billing", P0, 3).payload == Payload(b"k", b"?", (), 0, 0)
-    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) <= 4, caplog.text
 
 
 class Leaves(BaseException):
@@ -496,28 +462,16 @@ def leaving_writer(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
             work.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (leaving(value.decode()),))
 
 
-def by_key(record: handling.Record) -> int:
-    return leaving((record.value or b"").decode())
+async def leaving_handler(record: handling.Record) -> tuple[int]:
+    return (leaving((record.value or b"").decode()),)
 
 
 def functions() -> dict[str, tuple[Transform | Handler, Writer]]:
     """The transform and the writer with a function of the user's that calls `leaving`, by the name of that."""
-
-    def row(record: handling.Record) -> tuple[int]:
-        return (by_key(record),)
-
-    async def later(record: handling.Record) -> tuple[int]:
-        return row(record)
-
-    def fine(record: handling.Record) -> tuple[int]:
-        return (int((record.value or b"").decode().removeprefix("leave")),)
-
-    once, table = Retries(attempts=1), Append("results")
+    table = Append("results")
     return {
         "transform": (leaving_transform, table),
-        "handler": (Handler(row, "record long", retries=once), table),
-        "async handler": (Handler(later, "record long", retries=once), table),
-        "key": (Handler(fine, "record long", key=by_key), table),
+        "handler": (Handler(leaving_handler, "record long", retries=Retries(attempts=1)), table),
         "Execute": (lambda records: records.select(["value"]), Execute(leaving_writer, splittable=True)),
     }
 
@@ -532,11 +486,9 @@ def _in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.behaviour("CONS-15", "DLQ-1")
 @pytest.mark.parametrize("function", functions())
 def test_whatever_a_function_raises_is_its_records_also_in_a_replay_or_a_bug_if_all_meet_it(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, function: str
+    store: OffsetStore, polls: Polls, query: Query, function: str
 ) -> None:
-    member = joins()
-    member.assign([P0])
-    polling = Polling(member, *functions()[function], dead_letters=DeadLetters(max_retries=0))
+    polling = polls(*functions()[function], dead_letters=DeadLetters(max_retries=0))
     polling.write(polling.polled({P0: ["100", *(f"leave {n}" for n in range(len(ENDS))), "101"]}))
     assert numbers(query) == [100, 101]
     expected = [(0, 1 + n, "raised", "dead", type(one).__name__) for n, one in enumerate(ENDS)]
@@ -544,13 +496,11 @@ def test_whatever_a_function_raises_is_its_records_also_in_a_replay_or_a_bug_if_
     assert stored(store)[P0] == 2 + len(ENDS)
 
     store.request_replay("billing", LetterFilter(), reason="another try")
-    requests = Requests(member, DeadLetters())
-    requests.compute = partial(computed_letters, polling.outputs, member)
-    requests.look(lambda: None)
+    polling.replay()
     assert query(LETTERS) == expected
 
     begin = stored(store)[P0]
-    polling = Polling(member, *functions()[function])
+    polling = polls(*functions()[function])
     for bad, code in ((range(len(ENDS)), ExitCode.BUG), ([2], ExitCode.OTHER)):
         values = [f"leave {n}" if n in bad else f"20{n}" for n in range(len(ENDS))]
         with pytest.raises(FunctionFailed) as failed:
@@ -603,71 +553,6 @@ def test_a_tick_is_called_once_a_group_however_many_members_there_are(
     assert min(gap for (gap,) in gaps if gap is not None) >= 0.5
 
 
-def inferring(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Each value is a number with a note, or without; the types are left to Arrow."""
-    found = [value.decode().partition(" ") for value in values_of(records)]
-    numbers: list[Any] = [int(number) for number, _, _ in found]
-    notes: Any = [note or None for _, _, note in found]
-    match [note for note in notes if note in {"struct", "decimal", "left out"}]:
-        case ["struct"]:
-            notes = [{"a": "struct"}] * len(notes)
-        case ["decimal"]:  # which Arrow would make a float of, beside another one
-            numbers = [Decimal("12345678901234567890.12")] * len(notes)
-        case ["left out"]:
-            return pa.record_batch({"record": numbers})
-        case _:
-            numbers = [number / 1 if number > 100 else number for number in numbers]
-    return pa.record_batch({"record": numbers, "note": notes})
-
-
-@pytest.mark.behaviour("CONS-1", "DLQ-1")
-def test_a_bad_record_is_found_where_the_types_of_single_records_differ(
-    store: OffsetStore, polls: Polls, query: Query
-) -> None:
-    query("ALTER TABLE results ADD note text")
-    polling = polls(inferring, dead_letters=DeadLetters(max_retries=0))
-    polling.write(polling.polled({P0: ["1 a", "2", "13 b", "4 c"]}))
-    assert query("SELECT record, note FROM results ORDER BY 1") == [(1, "a"), (2, None), (4, "c")]
-    assert query(LETTERS) == [(0, 2, "refused", "dead", "RowsRefused")]
-
-    query("ALTER TABLE results ALTER record TYPE numeric")
-    for other in ("struct", "decimal", "left out"):
-        with pytest.raises(ColumnMismatch):
-            polling.write(polling.polled({P0: ["500 a", "13 b", f"6 {other}"]}, begin=4))
-    assert (numbers(query), stored(store)[P0]) == ([1, 2, 4], 4)
-
-
-@pytest.mark.behaviour("DLQ-1")
-@pytest.mark.parametrize("into", [Append("results"), Outbox("events")])
-def test_text_that_is_not_utf_8_makes_a_letter_and_its_reason_is_shown(
-    store: OffsetStore, polls: Polls, query: Query, into: Writer
-) -> None:
-    """As Spark makes it of bytes, without a look at them."""
-    query("ALTER TABLE results DROP COLUMN record, ADD key text, ADD value text")
-
-    def unchecked(records: pa.RecordBatch) -> pa.RecordBatch:
-        texts = pa.array(values_of(records)).view(pa.string())
-        bad = [value.startswith(b"no") for value in values_of(records)]
-        reasons = [value if one else None for value, one in zip(values_of(records), bad, strict=True)]
-        reject: Any = pa.array(reasons, pa.binary()).view(pa.string())
-        return pa.record_batch({"key": ["k"] * len(bad), "value": texts, "_reject": reject})
-
-    polling = polls(unchecked, into, dead_letters=DeadLetters(max_retries=0))
-    delivery = polling.polled({P0: ["a", "b", "c", "d"]})
-    records: Any = delivery.polled[P0].records
-    for place, value in {1: b"no: \xff", 2: b"\xff\xfe"}.items():
-        records[place] = Record(P0, place, Payload(b"k", value, (), 0, 0))
-    polling.write(delivery)
-
-    assert store.letter("billing", P0, 1).error.text == "no: \ufffd"
-    if isinstance(into, Append):
-        assert query("SELECT value FROM results ORDER BY 1") == [("a",), ("d",)]
-        assert [one[1] for one in query(LETTERS)] == [1, 2]
-    else:
-        assert query("SELECT value FROM outbox ORDER BY id") == [(b"a",), (b"\xff\xfe",), (b"d",)]
-    assert stored(store)[P0] == 4
-
-
 @pytest.mark.behaviour("CONS-1", "DX-1")
 def test_a_transform_that_can_do_nothing_without_records_is_told_so_only_where_there_are_none(
     store: OffsetStore, polls: Polls, query: Query
@@ -676,30 +561,25 @@ def test_a_transform_that_can_do_nothing_without_records_is_told_so_only_where_t
         assert values_of(records)[0] is not None
         return parse(records)
 
-    for dead_letters in (None, DeadLetters(max_retries=0)):
-        polling = polls(needs_one, dead_letters=dead_letters)
-        with pytest.raises(FunctionFailed, match=r"transform raised IndexError.*; found a batch without records"):
-            polling.write(polling.polled({P0: []}, beyond=3))
+    polling = polls(needs_one, dead_letters=DeadLetters(max_retries=0))
     polling.write(polling.polled({P0: ["1", "bad", "3"]}))
     assert (numbers(query), stored(store)[P0]) == ([1, 3], 3)
-    with pytest.raises(FunctionFailed, match="found a batch without records"):
-        polling.write(polling.polled({P0: ["worse"]}, begin=3))
+    for values in ([], ["worse"]):
+        with pytest.raises(FunctionFailed, match=r"transform raised IndexError.*; found a batch without records"):
+            polling.write(polling.polled({P0: values}, begin=3, beyond=3))
     assert stored(store)[P0] == 3
 
 
 @pytest.mark.behaviour("CONS-1", "HAND-2", "HAND-3", "HAND-5", "HAND-9")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder, *, is_async: bool
+    store: OffsetStore, polls: Polls, query: Query, recorder: Recorder, *, is_async: bool
 ) -> None:
-    member = joins()
-    member.assign([P0, P1])
-    calls, letters = Calls(), DeadLetters(max_retries=0)
-
     def counted(batch: BatchInfo) -> str:
         return str(dict(batch.rows or {})[""])
 
-    polling = Polling(member, calls.handler(is_async=is_async), dead_letters=letters, metadata=counted)
+    calls = Calls()
+    polling = polls(calls.handler(is_async=is_async), dead_letters=DeadLetters(max_retries=0), metadata=counted)
     polling.write(polling.polled({P0: ["10", "bad", "none", "13", "unfit"], P1: ["twice"]}, beyond=2))
     assert numbers(query) == [1, 2, 10]
     assert query(LETTERS) == [
@@ -715,7 +595,7 @@ def test_a_handler_s_rows_are_written_and_records_that_fail_become_letters(
     assert (sum(one.calls for one in told), sum(one.retries for one in told)) == (7, 1)
     assert recorder.events.index(told[-1]) < recorder.events.index(recorder.of(BatchEnded)[0])
     polling.write(polling.polled({P0: []}, begin=7, beyond=3))
-    assert (stored(store)[P0], member.metadata(P0, cache=False)) == (10, "0")
+    assert (stored(store)[P0], polling.member.metadata(P0, cache=False)) == (10, "0")
 
 
 @pytest.mark.behaviour("OUT-1")
@@ -757,12 +637,10 @@ def test_without_dead_letters_the_first_record_that_fails_is_named_and_none_is_c
 
 @pytest.mark.behaviour("HAND-7", "CONS-3")
 def test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_called(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, recorder: Recorder
+    store: OffsetStore, polls: Polls, query: Query, recorder: Recorder
 ) -> None:
-    member = joins()
-    member.assign([P0, P1])
-    calls = Calls(now=lambda: member.assign([P1]))  # anew: what was polled before is not its any more
-    polling = Polling(member, calls.handler(concurrency=1))
+    calls = Calls(now=lambda: polling.member.assign([P1]))  # anew: what was polled before is not its any more
+    polling = polls(calls.handler(concurrency=1))
     many = [str(number) for number in range(100, 1000)]
     polling.write(polling.polled({P0: ["1", "now", "3"], P1: many}))
     assert numbers(query) == [1, 3]
@@ -774,7 +652,7 @@ def test_what_is_planned_again_calls_no_handler_again_and_lost_records_are_not_c
 
 @pytest.mark.behaviour("META-10")
 def test_a_delivery_s_note_is_that_of_the_record_below_its_end_whichever_finished_last(
-    store: OffsetStore, joins: Callable[[], Member]
+    store: OffsetStore, polls: Polls
 ) -> None:
     """The records finish in reverse. One that fails ends the second delivery before it."""
     finished: list[int] = []
@@ -790,20 +668,18 @@ def test_a_delivery_s_note_is_that_of_the_record_below_its_end_whichever_finishe
     def of_the_record_below(info: BatchInfo) -> object:
         return {tp: f"record {range_.until - 1}, of {len(finished)}" for tp, range_ in info.ranges.items()}
 
-    member = joins()
-    member.assign([P0])
     handler = Handler(handle, "record long", ordering="none", retries=Retries(attempts=1))
-    polling = Polling(member, handler, metadata=of_the_record_below)
+    polling = polls(handler, metadata=of_the_record_below)
     polling.write(polling.polled({P0: ["a", "b", "c", "d"]}))
     assert finished == [3, 2, 1, 0]
-    assert member.metadata(P0, cache=False) == "record 3, of 4"
+    assert polling.member.metadata(P0, cache=False) == "record 3, of 4"
 
     last = 7
     with pytest.raises(FunctionFailed, match="payments-0@6"):
         polling.write(polling.polled({P0: ["e", "f", "bad", "g"]}, begin=4))
     assert finished[4:8] == [7, 6, 5, 4]
     assert stored(store)[P0] == 6
-    assert str(member.metadata(P0, cache=False)).startswith("record 5, of ")
+    assert str(polling.member.metadata(P0, cache=False)).startswith("record 5, of ")
 
 
 @pytest.mark.behaviour("HAND-7", "CONS-3")
@@ -831,19 +707,13 @@ def test_bad_records_among_many_for_which_a_handler_returns_nothing(
 
 @pytest.mark.behaviour("HAND-4", "CONS-4", "CONS-8")
 @pytest.mark.parametrize("closed", [False, True])
-def test_calls_end_with_the_claim(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, *, closed: bool
-) -> None:
-    member = joins()
-    member.assign([P0])
-    broker = StaticBroker.with_topics({"payments": 2}, end=1000)
-
+def test_calls_end_with_the_claim(store: OffsetStore, polls: Polls, query: Query, *, closed: bool) -> None:
     def end() -> None:
         if closed:
-            member.close()
+            polling.member.close()
         else:
-            store.claim("billing", broker, topics=["payments"], takeover="fence").close()
-            member.lose()
+            store.claim("billing", request().broker, topics=["payments"], takeover="fence").close()
+            polling.member.lose()
 
     class Slowly(Calls):
         def handle(self, record: handling.Record) -> Any:
@@ -851,7 +721,7 @@ def test_calls_end_with_the_claim(
             return super().handle(record)
 
     calls = Slowly(now=end)
-    polling = Polling(member, calls.handler(concurrency=1))
+    polling = polls(calls.handler(concurrency=1))
     many = [str(number) for number in range(900)]
     with pytest.raises(ProtocolMisuse if closed else StaleClaim):
         polling.write(polling.polled({P0: ["now", *many]}))
@@ -938,35 +808,27 @@ def test_tables_are_compared_before_any_call(polls: Polls, query: Query) -> None
 def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
     store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
 ) -> None:
-    members = {P0: joins(), P1: joins()}
-    calls, requests, computes = Calls(), list[Requests](), list[partial[Any]]()
+    members, calls, pollings = {P0: joins(), P1: joins()}, Calls(), list[Polling]()
     for tp, member in members.items():
         member.assign([tp])
         transform = calls.handler(ordering="partition") if has_handler else parse
-        polling = Polling(member, transform, dead_letters=DeadLetters(max_retries=0))
+        pollings.append(polling := Polling(member, transform, dead_letters=DeadLetters(max_retries=0)))
         polling.write(polling.polled({tp: ["1", "13", "5"]}))
         assert polling.runner.requests is not None
-        requests.append(Requests(member, DeadLetters()))
-        computes.append(partial(computed_letters, polling.outputs, member))
-        requests[-1].compute = computes[-1]
     query("ALTER TABLE results DROP CONSTRAINT unlucky")
     store.request_replay("billing", LetterFilter(), reason="the constraint is gone")
-    requests[0].look(lambda: None)
+    pollings[0].replay()
     assert query(LETTERS) == [
         (0, 1, "refused", "replayed", "RowsRefused"),
         (1, 1, "refused", "requested", "RowsRefused"),
     ]
     members[P1].release([P1])
-    requests[1].look(lambda: None)  # its row still has the token
+    pollings[1].replay()  # its row still has the token
     assert query(LETTERS)[1][3] == "requested"
     members[P1].assign([P1])
-    late = Requests(members[P1], DeadLetters())
-    late.compute = partial(computes[1], is_running=lambda: False)
-    late.look(lambda: None)  # the consumer is being stopped
+    pollings[1].replay(is_running=lambda: False)  # the consumer is being stopped
     assert query(LETTERS)[1][3] == "requested"
-    late = Requests(members[P1], DeadLetters())
-    late.compute = computes[1]
-    late.look(lambda: None)
+    pollings[1].replay()
     assert query(LETTERS)[1][3] == "replayed"
     assert numbers(query) == [1, 1, 5, 5, 13, 13]
     assert calls.of["13"] == (4 if has_handler else 0)  # not for the partition that was given back
@@ -975,10 +837,8 @@ def test_a_letter_is_replayed_by_the_member_that_has_its_partition(
 @pytest.mark.behaviour("CTX-1")
 @pytest.mark.parametrize("has_handler", [False, True])
 def test_named_headers_follow_a_record_into_the_outbox_also_when_its_letter_is_replayed(
-    store: OffsetStore, joins: Callable[[], Member], query: Query, *, has_handler: bool
+    store: OffsetStore, polls: Polls, query: Query, *, has_handler: bool
 ) -> None:
-    member = joins()
-    member.assign([P0])
     bad = {b"bad"}
 
     def handle(record: handling.Record) -> dict[str, Any]:
@@ -993,14 +853,12 @@ def test_named_headers_follow_a_record_into_the_outbox_also_when_its_letter_is_r
 
     transform = Handler(handle, "value binary") if has_handler else choose
     letters = DeadLetters(max_retries=0)
-    polling = Polling(member, transform, Outbox("events"), dead_letters=letters, propagate=("trace", "tenant"))
+    polling = polls(transform, Outbox("events"), dead_letters=letters, propagate=("trace", "tenant"))
     sent = (("trace", b"7f"), ("secret", b"s"), ("tenant", None), ("trace", b""))
     polling.write(polling.polled({P0: ["good", "bad"]}, headers=sent))
     bad.clear()
-    requests = Requests(member, DeadLetters())
-    requests.compute = partial(computed_letters, polling.outputs, member)
     store.request_replay("billing", LetterFilter(), reason="it is good now")
-    requests.look(lambda: None)
+    polling.replay()
 
     found = query("SELECT value, headers FROM outbox ORDER BY id")
     followed = (("trace", b"7f"), ("tenant", None), ("trace", b""))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
@@ -9,7 +9,6 @@ from playwright.sync_api import Browser
 
 from offsetstore import OffsetStore
 from offsetstore.postgres.grants import grant_dashboard
-from offsetstore.postgres.schema import quoted
 from tests.integration.conftest import Query
 from tests.support.browser import Pages, browse
 
@@ -39,15 +38,22 @@ def pages(browser: Browser) -> Iterator[Pages]:
         yield opened
 
 
+@contextmanager
+def role_with(grant: Callable[..., Iterable[str]], url: str, query: Query) -> Generator[str]:
+    """The database, for a role that has what is granted, and nothing else."""
+    role = f"{grant.__name__}_{uuid4().hex}"
+    query(f"CREATE ROLE {role} LOGIN")
+    for statement in grant(role, schema="public"):
+        query(statement)
+    yield url.replace("postgres@", f"{role}@")
+    query(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 @pytest.fixture
 def reader_url(offsetstore_database: str, query: Query) -> Iterator[str]:
     """The database, for a role that has what ``offsetstore grants --dashboard-role`` prints, and nothing else."""
-    role = f"reader_{uuid4().hex}"
-    query(f"CREATE ROLE {role} LOGIN")
-    for statement in grant_dashboard(role, schema="public"):
-        query(statement)
-    yield offsetstore_database.replace("postgres@", f"{role}@")
-    query(f"DROP OWNED BY {quoted(role)}; DROP ROLE {quoted(role)}")
+    with role_with(grant_dashboard, offsetstore_database, query) as url:
+        yield url
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.context import SPANS, Deciding
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.monitoring.dashboard.views import history
@@ -18,13 +18,17 @@ from offsetstore.operations.letters import MOST
 from offsetstore.operations.samples import RINGS
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.postgres.schema import quoted
+from offsetstore.postgres.stored_letters import LOCK_FITTING
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.dashboard.conftest import GROUP
+from tests.integration.pages.conftest import give
 from tests.support.page_forms import Browser
+from tests.support.plans import executed_plan
 
 SMALL = "small"
-TP = TopicPartition("payments", 0)
+PARTITIONS = 1_000  # of the one group; the other has one
+LARGEST = 10_000  # bytes of a page, compressed
 
 PLANT = f"""
 INSERT INTO dead_letters (consumer_group, topic, partition, record_offset, state, cause, payload, error_class, sqlstate,
@@ -89,12 +93,12 @@ def explained(reader_url: str, query: Query) -> Iterator[tuple[OffsetStore, list
 
 
 def most_of(page: tuple[Any, ...], table: str) -> int:
-    """How many rows a scan for a page may read of a table that has 40,000 or 20,000 of the group."""
+    """How many rows a scan for a page may read of a table that has 40,000 or 21,000 of the group."""
     if page[0] == "/letter" or ("rare" in str(page[1]) and "/plan" in page[0]):
         return 1
     if page[0] == "/history":
         return 10 * (history.ON_A_PAGE + 1)  # one line in ten is of the event
-    return {"dead_letters": 2 * MOST, "samples": 2_000, "job_runs": 10, "job_errors": 200}.get(table, 20_010)
+    return {"dead_letters": 2 * MOST, "samples": 2_000, "job_runs": 10, "job_errors": 200}.get(table, 21_010)
 
 
 def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
@@ -106,18 +110,28 @@ def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
         yield from scans(child)
 
 
+def lock_of(chosen: dict[str, str]) -> dict[str, object]:
+    """What the statement is told that locks the dead letters which a decision about an error is about."""
+    names = ("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")
+    fixed = {"group": GROUP, "states": ["dead"], "payloads": ["kept"], "limit": MOST + 1}
+    return {**dict.fromkeys(names), **fixed, **chosen}
+
+
+def costs(client: httpx.Client, path: str, asked: dict[str, Any]) -> None:
+    """Ask for a page, which is short."""
+    with client.stream("GET", path, params=asked) as answer:
+        assert answer.status_code == 200, (path, asked)
+        assert sum(map(len, answer.iter_raw())) < LARGEST, (path, asked)
+
+
 @pytest.mark.behaviour("DASH-1")
 def test_pages_read_a_bounded_number_of_rows_by_an_index_with_as_many_statements_whatever_the_group(
     store: OffsetStore, explained: tuple[OffsetStore, list[dict[str, Any]]], query: Query
 ) -> None:
     reader, plans = explained
-    broker = StaticBroker.with_topics({"payments": 1}, end=50_000)
-    for name in (GROUP, SMALL):
-        claim = store.claim(name, topics=["payments"], mirror_every=None)
-        with store.transaction(claim) as tx:
-            tx.lock({TP: OffsetRange(0, 41_000)})
-            tx.advance({TP: OffsetRange(0, 41_000)})
-        claim.close()
+    broker = StaticBroker.with_topics({"payments": PARTITIONS}, end=50_000)
+    for name, count in ((GROUP, PARTITIONS), (SMALL, 1)):
+        give(store, name, {TopicPartition("payments", number): 41_000 for number in range(count)}, stay=False)
         store.pause(name, reason="maintenance")
     query(PLANT)
     for ring in RINGS:
@@ -131,6 +145,7 @@ def test_pages_read_a_bounded_number_of_rows_by_an_index_with_as_many_statements
     pages: list[tuple[str, dict[str, Any], set[str]]] = [
         *(("/", {"span": span}, {"samples"}) for span in SPANS),
         *(("/group", {**group, "span": span}, {"samples", "job_runs", "offset_history"}) for span in SPANS),
+        *(("/group", {**group, **more}, set()) for more in ({"page": 10}, {"sort": "number"}, {"lagging": 1})),
         ("/partition", {**group, "topic": "payments", "partition": 0}, {"dead_letters", "offset_history"}),
         ("/runs", group, {"job_runs", "job_errors"}),
         ("/runs", {**group, "page": 3, "errors": 3, "source": "batch"}, {"job_runs", "job_errors"}),
@@ -178,10 +193,10 @@ def test_pages_read_a_bounded_number_of_rows_by_an_index_with_as_many_statements
 
         check(("snapshot",), {"dead_letters", "job_runs"})
         for path, asked, expected in pages:
-            assert client.get(path, params=asked).status_code == 200
+            costs(client, path, asked)
             count = check((path, asked), expected)
             if "group" in asked:
-                assert client.get(path, params={**asked, "group": SMALL}).status_code == 200
+                costs(client, path, {**asked, "group": SMALL})
                 assert check((path, SMALL), expected) == count
         for path, fields, expected in forms:
             assert Browser(client).open(path, **group, **fields).status == 200
@@ -189,3 +204,12 @@ def test_pages_read_a_bounded_number_of_rows_by_an_index_with_as_many_statements
             assert Browser(client).open(path, group=SMALL, **fields).status == 200
             assert check((path, SMALL), expected) == count
     assert through == []
+
+    for chosen, index, most in (
+        ({**error, "constraint": "rare"}, "dead_letters_error_idx", 1),
+        ({"constraint": "rare"}, "dead_letters_error_idx", 1),
+        ({**error, "constraint": "common"}, "dead_letters_pkey", 2 * MOST),
+    ):
+        found = [one for one in executed_plan(store, LOCK_FITTING, lock_of(chosen)) if "Relation Name" in one]
+        assert [one["Index Name"] for one in found] == [index], chosen
+        assert sum(one["Actual Rows"] + one.get("Rows Removed by Filter", 0) for one in found) <= most, chosen

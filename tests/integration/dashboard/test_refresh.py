@@ -16,9 +16,11 @@ from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard import snapshots
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
 from offsetstore.operations.lag import Lag
+from offsetstore.operations.samples import RINGS
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.pages.conftest import advance, give
 from tests.support.browser import Pages, axe
 from tests.support.waiting import wait_until
 
@@ -29,16 +31,6 @@ TP = TopicPartition("payments", 0)
 SOON = 60_000  # milliseconds: a snapshot, and a poll
 TIMES = 10  # as fast goes the time of a page, which polls every five seconds
 STEPS = r"((15|30|45|60|75|90|105)s|\d+m)"  # in which it says how long nothing has come; which, depends on when we look
-
-
-def give(store: OffsetStore, group: str, until: int) -> None:
-    """Let a job store an offset, and leave."""
-    claim = store.claim(group, topics=["payments"], mirror_every=None)
-    ranges = {TP: OffsetRange(0, until)}
-    with store.transaction(claim) as tx:
-        tx.lock(ranges)
-        tx.advance(ranges)
-    claim.close()
 
 
 @pytest.fixture
@@ -73,36 +65,37 @@ def row(page: Page, group: str) -> Locator:
     return page.locator(f'tr[data-key="{group}"]')
 
 
-def test_a_paused_group_s_lag_goes_on_moving(
+@pytest.mark.behaviour("DASH-5")
+def test_groups_come_move_and_change_on_a_page_that_had_none(
     store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
 ) -> None:
-    give(store, "billing", 40)
-    store.pause("billing", reason="maintenance")
-    page = open_now(pages, server)
-    expect(row(page, "billing")).to_contain_text("paused", timeout=SOON)
+    page = open_now(pages, server, "?sort=lag")
+    assert axe(page) == []
+    expect(page.locator("main")).to_contain_text("No group has been claimed yet")
+    give(store, "billing", {TP: 40}, stay=False)
+    give(store, "shipping", {TP: 50}, stay=False)
+    names = page.locator("tbody th a")
+    expect(names).to_have_text(["billing", "shipping"], timeout=SOON)
     expect(row(page, "billing")).to_contain_text("60")
+    page.get_by_role("link", name="shipping").focus()
+    store.reset("shipping", {TP: 0}, reason="again")
+    expect(names).to_have_text(["shipping", "billing"], timeout=SOON)
+    assert page.evaluate("document.activeElement.textContent") == "shipping"
+    give(store, "auditing", {TP: 10}, stay=False)
+    expect(names).to_have_text(["shipping", "auditing", "billing"], timeout=SOON)
+    store.pause("billing", reason="maintenance")
+    expect(row(page, "billing")).to_contain_text("paused", timeout=SOON)
     broker.set_log(TP, 0, 105)
     expect(row(page, "billing")).to_contain_text("65", timeout=SOON)
     store.resume("billing", reason="done")
     expect(row(page, "billing")).to_contain_text("ended", timeout=SOON)
 
 
-@pytest.mark.behaviour("DASH-5")
-def test_the_first_group_appears_on_a_page_that_had_none(
-    store: OffsetStore, server: DashboardServer, pages: Pages
-) -> None:
-    page = open_now(pages, server)
-    assert axe(page) == []
-    expect(page.locator("main")).to_contain_text("No group has been claimed yet")
-    give(store, "billing", 40)
-    expect(row(page, "billing")).to_contain_text("60", timeout=SOON)
-
-
 def test_focus_selection_and_scroll_survive(
     store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
 ) -> None:
     for number in range(45):
-        give(store, f"group-{number:02}", number)
+        give(store, f"group-{number:02}", {TP: number}, stay=False)
     page = open_now(pages, server, "?sort=group")
     row(page, "group-30").get_by_role("link").focus()
     page.evaluate("scrollTo(0, 500)")
@@ -120,24 +113,10 @@ def test_focus_selection_and_scroll_survive(
     assert page.evaluate("(row) => row.isConnected", is_same)
 
 
-def test_groups_come_move_and_go(store: OffsetStore, server: DashboardServer, pages: Pages) -> None:
-    give(store, "billing", 40)
-    give(store, "shipping", 50)
-    page = open_now(pages, server, "?sort=lag")
-    names = page.locator("tbody th a")
-    expect(names).to_have_text(["billing", "shipping"], timeout=SOON)
-    page.get_by_role("link", name="shipping").focus()
-    store.reset("shipping", {TP: 0}, reason="again")
-    expect(names).to_have_text(["shipping", "billing"], timeout=SOON)
-    assert page.evaluate("document.activeElement.textContent") == "shipping"
-    give(store, "auditing", 10)
-    expect(names).to_have_text(["shipping", "auditing", "billing"], timeout=SOON)
-
-
 def test_a_page_says_when_nothing_answers(
     store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
 ) -> None:
-    give(store, "billing", 40)
+    give(store, "billing", {TP: 40}, stay=False)
     page = open_now(pages, server)
     broker.error = BrokerUnavailable("no answer")
     expect(page.locator("#trouble")).to_contain_text("Not up to date", timeout=SOON)
@@ -155,7 +134,7 @@ def test_a_page_says_when_nothing_answers(
 def test_a_page_that_the_server_no_longer_has_says_why(
     store: OffsetStore, server: DashboardServer, pages: Pages
 ) -> None:
-    give(store, "billing", 40)
+    give(store, "billing", {TP: 40}, stay=False)
     page = open_now(pages, server, "runs?group=billing")
     found = server.snapshots.latest().groups["billing"]
     server.snapshots.close()
@@ -172,12 +151,9 @@ def test_what_is_gone_does_not_stay_on_an_open_page(
 ) -> None:
     """Its links would still decide something."""
     claim = store.claim("billing", topics=["payments"], mirror_every=None)
-    with store.transaction(claim) as tx:
-        tx.lock({TP: OffsetRange(0, 1)})
-        tx.write_letters(
-            [NewLetter(TP, 0, "raised", LetterError("ValueError", ""), 1, None, Payload(b"k", b"v", None, None, None))]
-        )
-        tx.advance({TP: OffsetRange(0, 1)})
+    payload = Payload(b"k", b"v", None, None, None)
+    letter = NewLetter(TP, 0, "raised", LetterError("ValueError", ""), 1, None, payload)
+    advance(store, claim, {TP: OffsetRange(0, 1)}, [letter])
     page = open_now(pages, server, "letters?group=billing")
     expect(page.locator("#letters")).to_contain_text("payments:0:0")
     query("DELETE FROM dead_letters")
@@ -185,36 +161,48 @@ def test_what_is_gone_does_not_stay_on_an_open_page(
     expect(page.locator("#letters")).to_have_count(0)
 
 
-def test_what_is_selected_in_a_summary_stays_so(
-    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
+_DRAWN = """() => [...document.querySelectorAll("figure.chart canvas")].map(canvas => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return pixels.some(value => value > 0);
+})"""
+SAMPLES = """
+INSERT INTO samples (consumer_group, resolution, slot, at, stored, lag, batches, batch_seconds, epoch)
+SELECT 'billing', 10, mod(CAST(floor(extract(epoch FROM at) / 10) AS bigint), {slots}), at, s, 80, 30 - s, 1.5, 1
+FROM generate_series(1, 30) AS s, LATERAL (SELECT now() - s * interval '10 s' AS at) AS t
+"""
+
+
+@pytest.mark.behaviour("DASH-5")
+def test_curves_change_without_being_made_anew_and_what_is_selected_in_a_summary_stays_so(
+    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages, query: Query
 ) -> None:
-    give(store, "billing", 40)
-    page = open_now(pages, server, "group?group=billing")
+    give(store, "billing", {TP: 40}, stay=False)
+    query(SAMPLES.format(slots=RINGS[0].slots))
+    page = open_now(pages, server, "group?group=billing&span=5m")
+    plots = page.locator("figure.chart canvas")
+    expect(plots).to_have_count(3, timeout=SOON)
+    assert page.evaluate(_DRAWN) == [True, True, True]
+    for label in ("Lag: now 60, peak 80.", "Records per second: now ", "Seconds per batch: now "):
+        assert page.get_by_role("img", name=label).count() == 1
+    page.evaluate("document.querySelectorAll('canvas').forEach((canvas, at) => canvas.dataset.at = at)")
     page.evaluate("getSelection().selectAllChildren(document.querySelectorAll('#summary dd')[2])")  # the owner
     owner = page.evaluate("getSelection().toString()")
     assert ", epoch 1" in owner
     broker.set_log(TP, 0, 1100)
     expect(page.locator("#summary")).to_contain_text("1,060 offsets", timeout=SOON)
+    page.get_by_text("Lag: now 1,060, peak 1,060.").wait_for()
     assert page.evaluate("getSelection().toString()") == owner
-
-
-def test_a_curve_is_drawn_again_in_a_page_whose_main_part_is_new(
-    store: OffsetStore, broker: StaticBroker, server: DashboardServer, pages: Pages
-) -> None:
-    give(store, "billing", 40)
-    page = open_now(pages, server, "group?group=billing&span=5m")
-    plot = page.locator("#chart-lag canvas")
-    expect(plot).to_have_count(1, timeout=SOON)
+    assert page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => canvas.dataset.at)") == ["0", "1", "2"]
     page.evaluate("document.querySelector('#topics').remove()")  # so the page has less than the server sends
-    broker.set_log(TP, 0, 1100)
-    expect(page.locator("#topics")).to_contain_text("1,060", timeout=SOON)
-    expect(plot).to_have_count(1)
+    broker.set_log(TP, 0, 1200)
+    expect(page.locator("#topics")).to_contain_text("1,160", timeout=SOON)
+    expect(plots).to_have_count(3)
 
 
 def test_a_page_that_is_hidden_or_typed_into_asks_for_nothing(
     server: DashboardServer, store: OffsetStore, pages: Pages
 ) -> None:
-    give(store, "billing", 40)
+    give(store, "billing", {TP: 40}, stay=False)
     page = open_now(pages, server)
     page.evaluate("""() => {
         const ask = window.fetch;

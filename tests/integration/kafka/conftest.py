@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from offsetstore import Broker
+from offsetstore import Broker, Retries
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.store import mirror as mirrors
+from tests.integration.conftest import Query
 
 
 @pytest.fixture
@@ -26,3 +27,21 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(mirrors, "LAST_COMMIT", 60.0)
     monkeypatch.setattr("offsetstore.kafka.broker._LOOK_SECONDS", 15.0)
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, *, trial: float) -> None:
+    """Let relays wait for moments only.
+
+    :param trial: seconds from one try of a refused row to the next.
+    """
+    monkeypatch.setattr("offsetstore.relay._PATIENCE", max(0.5, 10 * trial))
+    monkeypatch.setattr("offsetstore.relay._TRIAL", trial)
+    monkeypatch.setattr("offsetstore.protocol.refusals.TRIAL", trial)
+    monkeypatch.setattr("offsetstore.protocol.refusals._BLOCKED", 5 * trial)
+    monkeypatch.setattr("offsetstore.relay._RETRIES", Retries(shortest=trial / 2, longest=5 * trial))
+
+
+def delete_late(query: Query) -> None:
+    """Let each deletion from the outbox take so long that the next batch is produced before it is committed."""
+    query("CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END'")
+    query("CREATE TRIGGER late AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION late()")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import sys
 import time
-from collections import Counter
-from contextlib import closing
-from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, Producer
-from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka import admin as kafka_admin
+from confluent_kafka import Producer
 
 from offsetstore.errors import BrokerRefused, ConfigurationError, TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
-from offsetstore.kafka.client import Client
+from offsetstore.kafka.admin import Record, delete_records, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition, Watermarks
 from offsetstore.protocol.snapshot import LogEnds
@@ -42,11 +34,6 @@ def with_password(kafka: KafkaBroker, password: str, topic: str) -> Broker:
     )
 
 
-def commit(kafka: KafkaBroker, group: str, offsets: list[KafkaPartition]) -> None:
-    admin: Any = kafka_admin.AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, offsets)])[group].result(30)
-
-
 def test_a_view_holds_ids_log_ends_and_what_is_committed_with_its_metadata(
     broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic, offsetstore_group: str
 ) -> None:
@@ -64,17 +51,17 @@ def test_a_view_holds_ids_log_ends_and_what_is_committed_with_its_metadata(
     # The first offset at or after the time, and else the end.
     assert view.timestamps == {TopicPartition(topic, number): offset for number, offset in enumerate([2, 2, 0])}
 
-    texts = [KafkaPartition(topic, 0, 7, metadata="hello"), KafkaPartition(topic, 2, 2**62)]
-    commit(offsetstore_kafka, offsetstore_group, [*texts, KafkaPartition(other, 0, 1)])
+    of_topic = {
+        TopicPartition(topic, 0): CommittedOffset(7, "größer ☃"),
+        TopicPartition(topic, 2): CommittedOffset(2**62),
+    }
+    broker.commit(offsetstore_group, {**of_topic, TopicPartition(other, 0): CommittedOffset(0, "{}")})
     narrowed = Broker.from_spark({"kafka.bootstrap.servers": servers, "assign": f'{{"{topic}": [2, 0]}}'})
     assert narrowed.topics == (topic,)
     view = narrowed.view(offsetstore_group, [topic])
     assert view.timestamps is None
     assert list(view.topics[topic].partitions) == [0, 2]
-    committed = view.committed
-    assert committed.keys() == {TopicPartition(topic, 0), TopicPartition(topic, 2)}
-    assert committed[TopicPartition(topic, 0)] == CommittedOffset(7, "hello")
-    assert committed[TopicPartition(topic, 2)].next_offset == 2**62
+    assert view.committed == of_topic
 
 
 def test_an_open_transaction_is_below_the_end_unless_the_job_reads_committed_records(
@@ -97,18 +84,6 @@ def test_an_open_transaction_is_below_the_end_unless_the_job_reads_committed_rec
     # The aborted record and its marker, written after the answer, are holes that a committed reader passes.
     wait_until(lambda: careful.view(group, [topic]).topics[topic].partitions[0].end == 4)
     careful.close()
-
-
-def test_a_topic_that_is_made_anew_has_another_id(
-    broker: Broker, offsetstore_kafka: KafkaBroker, offsetstore_topic: NewTopic
-) -> None:
-    topic = offsetstore_topic(1)
-    before = broker.topic_ids([topic])[topic]
-    assert before is not None
-    assert re.fullmatch(r"[A-Za-z0-9_-]{22}", before)
-    delete_topic(offsetstore_kafka.bootstrap_servers, topic)
-    create_topic(offsetstore_kafka.bootstrap_servers, topic, partitions=1)
-    assert broker.topic_ids([topic])[topic] not in {None, before}
 
 
 @pytest.mark.behaviour("START-16")
@@ -168,41 +143,3 @@ def test_a_client_does_not_cross_a_fork(broker: Broker, offsetstore_topic: NewTo
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     broker.commit(offsetstore_group, offsets)
     assert broker.view(offsetstore_group, [topic]) == before
-
-
-@pytest.mark.behaviour("START-19")
-def test_five_hundred_partitions_take_as_many_requests_as_twenty(
-    offsetstore_kafka: KafkaBroker,
-    offsetstore_topic: NewTopic,
-    offsetstore_group: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("offsetstore.kafka.committed._FIRST_PATIENCE", 60.0)  # else it may ask twice
-    servers = {"bootstrap.servers": offsetstore_kafka.bootstrap_servers}
-    sent: dict[int, Counter[str]] = {}
-    for partitions in (20, 500):
-        topic = offsetstore_topic(partitions)
-        with closing(Broker(servers, timeout=60)) as first:
-            first.view(offsetstore_group, [topic])  # answers once each of them really has its leader
-        caplog.clear()
-        with (
-            caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"),
-            closing(Broker({**servers, "debug": "protocol"}, timeout=60)) as broker,
-        ):
-            view = broker.view(offsetstore_group, [topic], timestamp_ms=0)
-            client = broker._looks.client
-            assert client is not None
-
-            def is_told(client: Client = client) -> bool:
-                client.forget()  # librdkafka's lines come when it is polled
-                return caplog.text.count("Sent ListOffsetsRequest") >= 3
-
-            wait_until(is_told)
-        assert len(view.topics[topic].partitions) == partitions
-        sent[partitions] = Counter(re.findall(r"Sent (\w+)Request", caplog.text))
-    for requests in sent.values():
-        assert requests["ListOffsets"] == 3  # beginning, end, time: one each, since one broker leads them all
-        assert requests["OffsetFetch"] == 1
-        # How often a new connection asks for its way depends on the moment, but not on the partitions.
-        assert requests.total() - 4 <= 15

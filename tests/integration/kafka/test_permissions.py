@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from offsetstore import OffsetStore, Relay, Retries
+from offsetstore import OffsetStore, Relay
 from offsetstore.errors import BrokerRefused
 from offsetstore.kafka import admin
 from offsetstore.kafka.acls import Acl, Operation, Resource, relay_acls
@@ -16,6 +16,7 @@ from offsetstore.protocol.events import OutboxBlocked
 from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.snapshot import FoundRecord, LogEnds
 from tests.integration.conftest import Query
+from tests.integration.kafka.conftest import hurry
 from tests.support.authorized import JOB, Authorized
 from tests.support.background import in_background
 from tests.support.outbox import numbered, put, values
@@ -80,11 +81,7 @@ def test_missing_permissions_are_refused_one_by_one_and_an_overview_tells_them_b
 def test_rows_of_a_topic_that_may_not_be_written_to_wait_and_the_rest_goes_on(
     authorized: Authorized, store: OffsetStore, query: Query, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offsetstore.relay._PATIENCE", 1.0)
-    monkeypatch.setattr("offsetstore.relay._TRIAL", 0.1)
-    monkeypatch.setattr("offsetstore.protocol.refusals.TRIAL", 0.1)
-    monkeypatch.setattr("offsetstore.protocol.refusals._BLOCKED", 0.5)
-    monkeypatch.setattr("offsetstore.relay._RETRIES", Retries(shortest=0.05, longest=0.5))
+    hurry(monkeypatch, trial=0.1)
     store.observers = Observers([recorder])
     servers = authorized.kafka.bootstrap_servers
     topic, other, anchor = "good", "other", "anchor"

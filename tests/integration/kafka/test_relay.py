@@ -14,13 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka as ck
 import pytest
 
-from offsetstore import Broker, OffsetStore, Relay, Retries, TopicPartition
-from offsetstore.errors import (
-    BrokerUnavailable,
-)
+from offsetstore import Broker, OffsetStore, Relay, TopicPartition
+from offsetstore.errors import BrokerUnavailable
 from offsetstore.kafka import admin
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.protocol import failpoints
@@ -28,6 +25,7 @@ from offsetstore.protocol.events import OutboxBlocked, OutboxRefused, OutboxSent
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.testing.fixtures import NewTopic
 from tests.integration.conftest import Query
+from tests.integration.kafka.conftest import delete_late, hurry
 from tests.support.kafka_tools import install_kafka_tools
 from tests.support.outbox import by_key, numbered, put, values
 from tests.support.recorder import Recorder
@@ -38,7 +36,6 @@ ROOT = Path(__file__).parents[3]
 STEPS = (
     "outbox_fenced",
     "outbox_recorded:2",
-    "outbox_produced:2",
     "outbox_in_transaction:2",
     "outbox_sent:2",
     "outbox_aborted",
@@ -87,22 +84,10 @@ def place(  # noqa: PLR0917 - fixtures
     monkeypatch: pytest.MonkeyPatch,
 ) -> Generator[Place]:
     recorder = Recorder()
-    monkeypatch.setattr("offsetstore.relay._PATIENCE", 1.0)
-    monkeypatch.setattr("offsetstore.relay._TRIAL", 0.1)
-    monkeypatch.setattr("offsetstore.protocol.refusals.TRIAL", 0.1)
-    monkeypatch.setattr("offsetstore.protocol.refusals._BLOCKED", 0.5)
-    monkeypatch.setattr("offsetstore.relay._RETRIES", Retries(shortest=0.05, longest=0.5))
+    hurry(monkeypatch, trial=0.1)
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
         made = offsetstore_topic
         yield Place(store, broker, offsetstore_kafka, offsetstore_database, made, made(1), query, recorder)
-
-
-def delete_late(place: Place) -> None:
-    """Let each deletion take so long that the next batch is produced before it is committed."""
-    place.query(
-        "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END'"
-    )
-    place.query("CREATE TRIGGER late AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION late()")
 
 
 @pytest.mark.behaviour("OUT-2")
@@ -142,7 +127,7 @@ def test_a_kill_between_any_two_steps_leaves_each_row_once_and_in_order(place: P
             timeout=120,
         )
 
-    delete_late(place)  # at "outbox_in_transaction:2" the batch is not recorded yet
+    delete_late(place.query)  # at "outbox_in_transaction:2" the batch is not recorded yet
     written = 0
     for failpoint in STEPS:
         no_record = f"INSERT INTO outbox (consumer_group, topic, headers) VALUES ('billing', '{topic}', '[7]')"
@@ -214,14 +199,17 @@ def test_what_kafka_refuses_is_set_aside_with_its_error_and_the_rest_goes_on(pla
     assert sum(len(event.errors) for event in place.recorder.of(OutboxRefused)) == 6
 
 
-@pytest.mark.behaviour("OUT-2")
-def test_it_goes_on_after_its_connections_and_its_producer_have_broken(place: Place) -> None:
+@pytest.mark.behaviour("OUT-2", "OUT-4")
+def test_it_goes_on_after_its_connections_its_producer_and_its_transaction_have_ended(place: Place) -> None:
     topic = place.topics(1)
     with (
         closing(Broker({"bootstrap.servers": place.servers}, timeout=4)) as broker,
-        running(replace(place, broker=broker).relay(most=10)),
+        running(relay := replace(place, broker=broker).relay(most=10)),
     ):
-        put(place.store, numbered(topic, range(30)))
+        put(place.store, numbered(topic, range(20)))
+        place.wait_until_empty()
+        fence(place, relay)  # as a relay that stands still for longer than its transaction may take
+        put(place.store, numbered(topic, range(20, 30)))
         place.wait_until_empty()
         place.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
               "AND pid <> pg_backend_pid()")  # fmt: skip
@@ -238,24 +226,8 @@ def test_it_goes_on_after_its_connections_and_its_producer_have_broken(place: Pl
     assert sum(event.rows for event in place.recorder.of(OutboxSent)) <= 90
 
 
-@pytest.mark.behaviour("OUT-4")
-def test_a_transaction_that_kafka_has_ended_is_done_again(place: Place) -> None:
-    """A relay that stands still for longer than its transaction may take; as one that is fenced, but nobody has."""
-    topic = place.topics(1)
-    relay = place.relay()
-    with running(relay):
-        put(place.store, numbered(topic, [0]))
-        place.wait_until_empty()
-        other = place.broker.outlet(relay.group, anchor=place.anchor)
-        other.fence()
-        other.close()
-        put(place.store, numbered(topic, [1]))
-        place.wait_until_empty()
-    assert place.values(topic) == [0, 1]
-
-
 @pytest.mark.behaviour("OUT-5")
-def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_row_is_there_once(
+def test_a_transaction_that_has_lost_its_end_is_ended_as_the_pages_say_and_each_row_is_there_once(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a batch in two topics, one has the end of its transaction; the other one and the offset have lost theirs."""
@@ -268,7 +240,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_
         context.setattr(failpoints, "reach", ending_at("outbox_sent"))
         with pytest.raises(failpoints.FailpointReached):
             relay.drain()
-    lose_ends(place, relay, hanging, of_offsets=True)
+    lose_ends(place, relay, hanging)
 
     settings = {"bootstrap.servers": place.servers, "isolation.level": "read_committed"}
     # Once the coordinator has loaded the group, it tells of what no transaction is about to change.
@@ -285,7 +257,7 @@ def test_a_transaction_that_has_lost_its_end_is_ended_as_the_page_says_and_each_
         context.setattr(admin, "_SECONDS", 3.0)
         with pytest.raises(BrokerUnavailable, match=r"a transaction is open; found 1 committed records"):
             place.values(hanging)
-    do_what_the_page_says(place, relay.group, tmp_path)
+    do_what_the_pages_say(place, relay.group, hanging, tmp_path)
     place.relay().drain()
 
     assert place.values(ended) == place.values(hanging) == [0, 1, 2]
@@ -300,59 +272,25 @@ def ending_at(point: str) -> Callable[[str], None]:
     return reach
 
 
-@pytest.mark.behaviour("OUT-5")
-def test_records_alone_that_have_lost_the_end_of_their_transaction_hold_no_relay_up_and_are_not_lost(
-    place: Place, tmp_path: Path
-) -> None:
-    hanging, other = place.topics(1), place.topics(1)
-    relay = place.relay()
-    put(place.store, [*numbered(hanging, [0]), *numbered(other, [0])])
-    relay.drain()
-    put(place.store, [*numbered(hanging, [1, 2]), *numbered(other, [1, 2])])
-    relay.drain()
-    lose_ends(place, relay, hanging, of_offsets=False)
-    put(place.store, numbered(other, [3]))
-    place.relay().drain()
-    assert place.values(other) == [0, 1, 2, 3]
-
-    install_kafka_tools(tmp_path)
-    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8").partition("## HangingTransaction")[2]
-    find, describe = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)[:2]]
-    ours = {"localhost:9092": place.servers, "payments": hanging}
-    [found] = run_tool(tmp_path, [*find, "--max-transaction-timeout", "0"], ours)
-    [shown] = run_tool(tmp_path, describe, ours)
-    assert (found["ProducerId"], found["Partition"]) == (shown["ProducerId"], "0")
-    assert found["StartOffset"] == shown["CurrentTransactionStartOffset"]
-
-    at = ck.TopicPartition(hanging, 0, int(found["StartOffset"]))
-    with ck.Consumer({"bootstrap.servers": place.servers, "group.id": "none", "isolation.level": "read_uncommitted",
-                      "enable.auto.commit": False}) as consumer:  # fmt: skip
-        consumer.assign([at])
-        lost = consumer.consume(2, timeout=30)
-    outbox_page = (ROOT / "docs/outbox.md").read_text(encoding="utf-8")
-    abort = re.findall(r"^ +\$ (kafka-transactions .* abort .*)$", outbox_page, re.MULTILINE)[0]
-    run_tool(tmp_path, shlex.split(abort), {**ours, "payment-events": hanging, "2046": found["StartOffset"]})
-    with ck.Producer({"bootstrap.servers": place.servers}) as producer:
-        for record in lost:
-            producer.produce(hanging, record.value(), record.key(), headers=record.headers())
-    assert place.values(hanging) == [0, 1, 2]
+def fence(place: Place, relay: Relay) -> None:
+    """Let Kafka end the transaction of the relay, which nobody has replaced."""
+    other = place.broker.outlet(relay.group, anchor=place.anchor)
+    other.fence()
+    other.close()
 
 
-def lose_ends(place: Place, relay: Relay, topic: str, *, of_offsets: bool) -> None:
+def lose_ends(place: Place, relay: Relay, topic: str) -> None:
     """Kill the broker, and cut off the end of the last transaction in this topic, and in that of committed offsets."""
-    another = place.broker.outlet(relay.group, anchor=place.anchor)
-    another.fence()  # Kafka lets it begin once the transaction has its end everywhere, and does not write one again
-    another.close()
+    fence(place, relay)  # which it does once the transaction has its end everywhere, and does not write one again
     place.kafka.kill()
     logs = place.kafka.directory / "data"
     [log] = logs.glob(f"{topic}-0/*.log")
     start, producer = last_batch(log)
     assert producer is not None
     os.truncate(log, start)
-    if of_offsets:
-        offsets = logs.glob("__consumer_offsets-*/*.log")
-        [(log, start)] = [(each, start) for each in offsets for start, whose in [last_batch(each)] if whose == producer]
-        os.truncate(log, start)
+    offsets = logs.glob("__consumer_offsets-*/*.log")
+    [(log, start)] = [(each, start) for each in offsets for start, whose in [last_batch(each)] if whose == producer]
+    os.truncate(log, start)
     place.kafka.start()
 
 
@@ -365,9 +303,18 @@ def last_batch(log: Path) -> tuple[int, bytes | None]:
     return start, data[start + 43 : start + 51] if is_end else None
 
 
-def do_what_the_page_says(place: Place, transactional_id: str, scratch: Path) -> None:
-    """Its steps 2 to 4, with what Kafka's tool prints in place of the page's examples."""
+def do_what_the_pages_say(place: Place, transactional_id: str, hanging_topic: str, scratch: Path) -> None:
+    """The runbook's look, and the outbox's steps 2 to 4, with what Kafka's tool prints in place of their examples."""
     install_kafka_tools(scratch)
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8").partition("## HangingTransaction")[2]
+    find, describe = [shlex.split(line) for line in re.findall(r"^\$ (.*)$", page, re.MULTILINE)[:2]]
+    ours = {"localhost:9092": place.servers, "payments": hanging_topic}
+    found = run_tool(scratch, [*find, "--max-transaction-timeout", "0"], ours)
+    [shown] = run_tool(scratch, describe, ours)
+    assert [(one["ProducerId"], one["StartOffset"]) for one in found if one["Topic"] == hanging_topic] == [
+        (shown["ProducerId"], shown["CurrentTransactionStartOffset"])
+    ]
+
     page = (ROOT / "docs/outbox.md").read_text(encoding="utf-8")
     section = page.partition("## When a transaction has lost its end")[2].partition("\n## ")[0]
     find, describe, *aborts = [shlex.split(line) for line in re.findall(r"^ +\$ (.*)$", section, re.MULTILINE)]

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from offsetstore import OffsetStore, Relay, Retries
+from offsetstore import OffsetStore, Relay
 from offsetstore.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -33,6 +33,7 @@ from offsetstore.protocol.events import OutboxBlocked, OutboxWaits
 from offsetstore.protocol.outbox import Check, Mark, OutboxRecord, OutboxRow, Read, Record, Take
 from offsetstore.testing import InMemoryOffsetStore
 from tests.integration.conftest import Query
+from tests.integration.kafka.conftest import delete_late, hurry
 from tests.support.background import in_background
 from tests.support.outbox import numbered, put
 from tests.support.pooler import Pooler
@@ -67,11 +68,7 @@ class Place:
 @pytest.fixture
 def place(offsetstore_database: str, query: Query, monkeypatch: pytest.MonkeyPatch) -> Generator[Place]:
     recorder = Recorder()
-    monkeypatch.setattr("offsetstore.relay._PATIENCE", 0.5)
-    monkeypatch.setattr("offsetstore.relay._TRIAL", 0.02)
-    monkeypatch.setattr("offsetstore.protocol.refusals.TRIAL", 0.02)
-    monkeypatch.setattr("offsetstore.protocol.refusals._BLOCKED", 0.1)
-    monkeypatch.setattr("offsetstore.relay._RETRIES", Retries(shortest=0.02, longest=0.2))
+    hurry(monkeypatch, trial=0.02)
     with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
         yield Place(store, offsetstore_database, query, recorder)
 
@@ -351,10 +348,7 @@ def test_what_is_being_recorded_is_waited_for_before_it_begins_anew(
 
 @pytest.mark.behaviour("OUT-2")
 def test_rows_that_are_still_being_deleted_are_not_looked_for_again(place: Place) -> None:
-    place.query(
-        "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.2); RETURN NULL; END'"
-    )
-    place.query("CREATE TRIGGER late AFTER DELETE ON outbox FOR EACH STATEMENT EXECUTE FUNCTION late()")
+    delete_late(place.query)
     place.put(*range(10))
     place.query("DELETE FROM outbox WHERE value IN ('3', '5')")  # so that not all ids follow one another
     place.relay(most=2).drain()
@@ -475,16 +469,14 @@ def test_without_brokers_or_in_a_copy_of_the_store_it_does_not_begin(place: Plac
         place.relay().run()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"most": 0}, "most must be 1 or more rows"),
-        ({"anchor": "a b"}, r"the name of the anchor is not valid.*a b"),
-        ({"on_uncertain": "maybe"}, "on_uncertain is unknown"),
-    ],
-)
-def test_bad_arguments_are_refused(place: Place, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        place.relay(**arguments)
+def test_bad_arguments_are_refused(place: Place) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "most must be 1 or more rows": {"most": 0},
+        r"the name of the anchor is not valid.*a b": {"anchor": "a b"},
+        "on_uncertain is unknown": {"on_uncertain": "maybe"},
+    }
+    for told, arguments in wrong.items():
+        with pytest.raises(ConfigurationError, match=told):
+            place.relay(**arguments)
     with InMemoryOffsetStore() as memory, pytest.raises(ConfigurationError, match=r"in memory.*store\.outbox"):
         Relay(memory, place.kafka)

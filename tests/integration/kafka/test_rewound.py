@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ import pytest
 
 from offsetstore import Broker, Claim, OffsetStore, StartPolicy, TopicPartition, resolve_starting_offsets
 from offsetstore.errors import ForeignStore, LogTruncated, StoreMoved, StoreRewound
-from offsetstore.kafka.admin import Record, create_topic, produce
+from offsetstore.kafka.admin import Record, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.offsets import CommittedOffset
@@ -111,27 +112,6 @@ def test_a_restored_backup_stops_the_start_until_somebody_decides_and_the_decisi
         assert start(store, group, broker, p0) == (20, Reason.STORED)
 
 
-@pytest.mark.behaviour("START-6")
-def test_a_store_that_lost_its_tables_knows_its_copies_again(
-    offsetstore_empty_database: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
-) -> None:
-    url = offsetstore_empty_database
-    migrate(url)
-    execute(url, "CREATE TABLE results (record bigint NOT NULL)")
-    run_job(url, offsetstore_group, broker, p0, 40)
-    execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-    migrate(url)
-
-    with OffsetStore.connect(url) as store:
-        with pytest.raises(StoreRewound) as caught:
-            start(store, offsetstore_group, broker, p0)
-        assert caught.value.found == "no stored offset"
-        decided = start(store, offsetstore_group, broker, p0, policy=StartPolicy(on_rewound="kafka"))
-        assert decided[0] == 40
-        assert start(store, offsetstore_group, broker, p0) == (40, Reason.PINNED)
-        assert [line.event for line in store.history(offsetstore_group) if line.topic_partition] == ["rewound"]
-
-
 @pytest.mark.behaviour("START-6", "OPS-8")
 def test_who_a_store_is_does_not_depend_on_the_rights_of_who_asks(
     offsetstore_postgres: PostgresServer, offsetstore_empty_database: str
@@ -177,48 +157,22 @@ def test_a_database_that_was_lost_and_made_anew_is_told_so_and_goes_on_as_the_pa
         assert start(store, group, broker, p0) == (0, Reason.EARLIEST)
 
 
-@pytest.mark.behaviour("START-27")
-def test_a_clone_beside_the_original_is_told_at_its_first_claim_and_the_original_goes_on(
-    offsetstore_postgres: PostgresServer, url: str, broker: Broker, p0: TopicPartition, offsetstore_group: str
-) -> None:
-    group, name = offsetstore_group, url.rpartition("/")[2]
-    run_job(url, group, broker, p0, 20)
-    clone = offsetstore_postgres.create_database(f"{name}_clone", template=name)
-    try:
-        with OffsetStore.connect(url) as original, OffsetStore.connect(clone) as copy:
-            claim = original.claim(group, broker, topics=[p0.topic], mirror_every=0.02)
-            with pytest.raises(StoreMoved):
-                start(copy, group, broker, p0)
-            copy.new_id(reason="staging")
-            process(original, claim, p0, 30)
-            wait_until(lambda: copied(broker, group, p0.topic) == {0: 30})
-            with pytest.raises(ForeignStore):
-                start(copy, group, broker, p0)
-            own = f"{group}-staging"
-            of_copy = copy.claim(group, broker, topics=[p0.topic], kafka_group=own, mirror_every=0.02)
-            process(copy, of_copy, p0, 45)
-            wait_until(lambda: copied(broker, own, p0.topic) == {0: 45})
-            process(original, claim, p0, 35)
-            wait_until(lambda: copied(broker, group, p0.topic) == {0: 35})
-            assert claim.mirror is not None
-            assert claim.mirror.ended is None
-    finally:
-        offsetstore_postgres.drop_database(f"{name}_clone")
-
-
 @pytest.mark.behaviour("START-26", "START-31")
 def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_they_have_regrown(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    offsetstore_kafka: KafkaBroker,
+    offsetstore_topic: NewTopic,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One job has stopped meanwhile, and one runs, without a mirror; a third one's log only gets another leader."""
     monkeypatch.setattr(log_watch, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(log_watch, "_SOON", 0.1)
-    stopped, running, whole = partitions = [TopicPartition(name, 0) for name in ("stopped", "running", "whole")]
-    with KafkaBroker(directory=tmp_path / "kafka") as kafka, OffsetStore.connect(url) as store:
-        broker = Broker({"bootstrap.servers": kafka.bootstrap_servers}, timeout=30)
-        logs = kafka.directory / "data"
+    stopped, running, whole = partitions = [TopicPartition(offsetstore_topic(1), 0) for _ in range(3)]
+    kafka, logs = offsetstore_kafka, offsetstore_kafka.directory / "data"
+    broker = Broker({"bootstrap.servers": kafka.bootstrap_servers}, timeout=30)
+    with OffsetStore.connect(url) as store, closing(broker):
         for tp in partitions:
-            create_topic(kafka.bootstrap_servers, tp.topic)
             produce(kafka.bootstrap_servers, tp.topic, [Record(b"x", partition=0)] * 50)
         kafka.stop()
         for tp in (stopped, running):
@@ -253,7 +207,6 @@ def test_logs_that_older_copies_replaced_are_told_by_their_leader_epochs_when_th
         store.reset(stopped.topic, {stopped: 50}, broker=broker, reason="read what took the lost records' place")
         assert start(store, stopped.topic, broker, stopped) == (50, Reason.PINNED)
         assert start(store, whole.topic, broker, whole) == (100, Reason.STORED)
-        broker.close()
 
 
 def pair_of(store: OffsetStore, tp: TopicPartition) -> int | None:

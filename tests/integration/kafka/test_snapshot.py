@@ -6,15 +6,14 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from contextlib import closing
 
 import confluent_kafka as ck
 import pytest
 
-from offsetstore.errors import BrokerUnavailable, ConfigurationError, TopicMissing
+from offsetstore.errors import TopicMissing
 from offsetstore.kafka import Broker
-from offsetstore.kafka.admin import Record, delete_records, delete_topic, produce
-from offsetstore.local.free_ports import free_port
+from offsetstore.kafka.admin import Record, create_topic, delete_records, delete_topic, produce
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.offsets import CommittedOffset, TopicPartition
 from offsetstore.protocol.ports import BrokerOverview
@@ -31,6 +30,8 @@ def test_topics_and_groups_are_told_at_once_and_a_deleted_topic_spoils_none(
     produce(servers, topic, [Record(b"x", partition=number % 2) for number in range(10)])
     delete_records(servers, topic, {1: 2})
     broker.commit(offsetstore_group, {TopicPartition(topic, 0): CommittedOffset(3, "note")})
+    former_id = broker.topic_ids([gone])[gone]
+    assert re.fullmatch(r"[A-Za-z0-9_-]{22}", former_id or "")
     delete_topic(servers, gone)
     second = f"{offsetstore_group}-2"
     member = ck.Consumer({"bootstrap.servers": servers, "group.id": second, "auto.offset.reset": "earliest"})
@@ -47,6 +48,8 @@ def test_topics_and_groups_are_told_at_once_and_a_deleted_topic_spoils_none(
     assert (shown.topics[topic].partition_count, shown.topics[topic].error) == (2, None)
     assert isinstance(shown.topics[gone].error, TopicMissing)
     assert shown.topics[gone].partitions == {}
+    create_topic(servers, gone, partitions=1)
+    assert broker.topic_ids([gone])[gone] not in {None, former_id}
     group = shown.groups[offsetstore_group]
     assert group.committed == {TopicPartition(topic, 0): CommittedOffset(3, "note")}
     assert (group.has_members, group.error) == (False, None)
@@ -69,47 +72,57 @@ def test_each_partition_is_searched_with_a_time_of_its_own_and_single_records_ar
     assert broker.first_records([]) == broker.read_records({}) == {}
 
 
+@pytest.mark.behaviour("START-19")
 def test_the_requests_and_connections_do_not_grow_with_partitions_or_calls(
     offsetstore_kafka: KafkaBroker,
     offsetstore_topic: NewTopic,
     offsetstore_group: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broker = Broker({"bootstrap.servers": offsetstore_kafka.bootstrap_servers, "debug": "protocol"})
+    """Those of an overview, and of a start's look."""
+    monkeypatch.setattr("offsetstore.kafka.committed._FIRST_PATIENCE", 60.0)  # else it may ask twice
+    config = {"bootstrap.servers": offsetstore_kafka.bootstrap_servers, "debug": "protocol"}
+    broker = Broker(config)
     groups = [f"{offsetstore_group}-{number}" for number in range(3)]
     kept: list[dict[str, object]] = []
+
+    def sent() -> Counter[str]:
+        return Counter(re.findall(r"Sent (\w+)Request", caplog.text))
+
+    caplog.set_level(logging.DEBUG, logger="offsetstore.kafka")
     for partitions in (1, 40):
-        asked = {group: (offsetstore_topic(partitions),) for group in groups}
+        topics = [offsetstore_topic(partitions) for _ in groups]
 
-        def sent(asked: Mapping[str, Collection[str]] = asked, partitions: int = partitions) -> Counter[str]:
+        def is_constant(topics: list[str] = topics, partitions: int = partitions) -> bool:
             caplog.clear()
-            with caplog.at_level(logging.DEBUG, logger="offsetstore.kafka"):
-                shown = broker.snapshot(asked)
-            is_whole = sum(len(topic.partitions) for topic in shown.topics.values()) == 3 * partitions
-            return Counter(re.findall(r"Sent (\w+)Request", caplog.text) if is_whole else ())
-
-        def is_constant() -> bool:
+            shown = broker.snapshot({group: [topic] for group, topic in zip(groups, topics, strict=True)})
             requests = sent()
             of_kinds = requests["ListOffsets"], requests["OffsetFetch"], requests["ListGroups"]
-            return of_kinds == (3, 3, 1) and requests.total() <= 20
+            is_whole = sum(len(topic.partitions) for topic in shown.topics.values()) == 3 * partitions
+            return is_whole and of_kinds == (3, 3, 1) and requests.total() <= 20
 
         wait_until(is_constant)  # at first it makes the connections, and a new topic may be asked for again
         assert broker._group_connections is not None
         kept.append({**broker._group_connections._kept})
+
+        caplog.clear()
+        with closing(Broker(config, timeout=60)) as fresh:
+            view = fresh.view(groups[0], topics, timestamp_ms=0)
+
+            def is_told(fresh: Broker = fresh) -> bool:
+                assert fresh._looks.client is not None
+                fresh._looks.client.forget()  # librdkafka's lines come when it is polled
+                return sent()["ListOffsets"] >= 3
+
+            wait_until(is_told)
+        assert sum(len(topic.partitions) for topic in view.topics.values()) == 3 * partitions
+        # Beginning, end, time: one each, since one broker leads them all.
+        assert (sent()["ListOffsets"], sent()["OffsetFetch"]) == (3, 1)
+        # How often a new connection asks for its way depends on the moment, but not on the partitions.
+        assert sent().total() - 4 <= 15
     assert kept[0] == kept[1], "the connections are used again"
     broker.snapshot({groups[0]: [offsetstore_topic(1)], groups[1]: ["no-such-topic"]})
     assert broker._group_connections is not None
     assert broker._group_connections._kept.keys() == {groups[0]}, "others are ended"
     broker.close()
-
-
-def test_without_a_broker_it_is_unavailable_in_time(offsetstore_group: str) -> None:
-    broker = Broker({"bootstrap.servers": f"127.0.0.1:{free_port()}"}, timeout=1)
-    started = time.monotonic()
-    with pytest.raises(BrokerUnavailable):
-        broker.snapshot({offsetstore_group: ["payments"]})
-    with pytest.raises(BrokerUnavailable):
-        broker.first_records([(TopicPartition("payments", 0), 0)])
-    assert time.monotonic() - started < 10  # by default it would be 30
-    with pytest.raises(ConfigurationError):
-        broker.snapshot({"": ["payments"]})

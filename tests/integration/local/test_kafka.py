@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
-from offsetstore.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from offsetstore.errors import BrokerRefused, BrokerUnavailable
 from offsetstore.kafka.admin import Record, create_partitions, create_topic, delete_records, delete_topic, produce
 from offsetstore.local import cache_directory
 from offsetstore.local.kafka.server import KafkaBroker
@@ -61,6 +62,13 @@ def test_a_broker_starts_from_an_archive_of_its_classes(offsetstore_kafka: Kafka
     assert str(cache_directory() / "classes" / "kafka-") in mapped
 
 
+def test_spark_starts_from_an_archive_of_its_classes(offsetstore_spark: SparkSession) -> None:
+    java: Any = offsetstore_spark.sparkContext._jvm
+    mapped = Path(f"/proc/{java.java.lang.ProcessHandle.current().pid()}/maps").read_text()
+
+    assert str(cache_directory() / "classes") in mapped
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -93,25 +101,6 @@ def test_a_broker_that_ends_is_told_from_one_that_is_slow_and_shows_its_log(tmp_
     (tmp_path / "data" / "meta.properties").touch()  # it looks formatted, and is not
     with pytest.raises(BrokerUnavailable, match=r"ended while it started; found (.|\n)*node ID not found"):
         KafkaBroker(directory=tmp_path).start()
-
-
-def test_the_second_listener_asks_for_credentials(offsetstore_kafka: KafkaBroker) -> None:
-    def topics(password: str, *, timeout: float) -> object:
-        admin = AdminClient({
-            "bootstrap.servers": offsetstore_kafka.sasl_bootstrap_servers,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": offsetstore_kafka.user.name,
-            "sasl.password": password,
-            "log_level": 0,
-        })  # fmt: skip
-        return admin.list_topics(timeout=timeout)
-
-    assert topics(offsetstore_kafka.user.password, timeout=30)
-    with pytest.raises(KafkaException):
-        topics("wrong", timeout=3)
-    with pytest.raises(ConfigurationError, match="secured=True"):
-        _ = offsetstore_kafka.secured
 
 
 def test_topics_are_made_filled_cut_grown_and_deleted(

@@ -61,6 +61,8 @@ def test_a_server_that_does_not_start_shows_its_log_and_is_removed(tmp_path: Pat
         server.start()
     with pytest.raises(ConfigurationError):
         _ = server.directory
+    with pytest.raises(MissingDependency, match="no initdb, pg_ctl, postgres in"):
+        find_binaries(str(tmp_path))
 
 
 def test_programs_that_the_account_can_not_reach_are_copied(tmp_path: Path) -> None:
@@ -87,8 +89,3 @@ def test_a_database_is_copied_and_dropped_under_whoever_uses_it(offsetstore_post
     with pytest.raises(psycopg.OperationalError):
         copy.execute("SELECT 1")
     copy.close()
-
-
-def test_a_directory_without_postgresql_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingDependency, match="no initdb, pg_ctl, postgres in"):
-        find_binaries(str(tmp_path))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from offsetstore.local.servers import is_process_of
+from tests.support.waiting import wait_until
 
 POSTGRES = "from offsetstore.local.postgres import PostgresServer as Server; server = Server(durability='none').start()"
 KAFKA = "from offsetstore.local.kafka.server import KafkaBroker as Server; server = Server().start()"
@@ -24,7 +24,4 @@ def test_a_server_ends_when_its_owner_is_killed(start: str) -> None:
         pid, where = owner.stdout.readline().split()
         assert is_process_of(int(pid), Path(where))
         owner.kill()
-    deadline = time.monotonic() + 60
-    while is_process_of(int(pid), Path(where)) or Path(where).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not (is_process_of(int(pid), Path(where)) or Path(where).exists()))

@@ -6,7 +6,7 @@ Consumers and jobs are README's own, with an edit. In all texts, ``{topic}``, ``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal, TypeAlias
 
 Prepared: TypeAlias = Literal["nothing", "tables", "group"]
@@ -15,393 +15,322 @@ Prepared: TypeAlias = Literal["nothing", "tables", "group"]
 PAYMENTS: Final = "CREATE TABLE payments (payer text, amount numeric(12, 2))"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mistake:
     """One mistake.
 
     :param name: of the test.
-    :param code: the exit code.
-    :param lines: the most that may be printed.
-    :param cause: texts that must be printed: what was found, and what is wrong.
-    :param step: what the user can do.
+    :param ends: the exit code, and the most lines that may be printed.
+    :param told: what must be printed, in this order, "..." for the rest: what is wrong, and what the user can do.
     :param before: SQL that the owner of the tables has run.
     :param behaviours: others that it proves, beside DX-9.
     """
 
     name: str
-    code: int
-    lines: int
-    cause: tuple[str, ...]
-    step: str
+    ends: tuple[int, int]
+    told: str
+    _: KW_ONLY
     before: str = ""
     behaviours: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Command(Mistake):
-    """A command is typed, with OFFSETSTORE_URL set.
+    """A command is typed as in a shell, without ``offsetstore``; ``url`` is OFFSETSTORE_URL.
 
-    :param line: as in a shell, without ``offsetstore``.
-    :param url: the variable's value, ``None`` if it is not set.
     :param prepared: the database.
     :param lacks: a package that is not installed.
     """
 
+    _: KW_ONLY
     line: str
     url: str | None = "{url}"
     prepared: Prepared = "tables"
     lacks: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Edited(Mistake):
-    """README's code, of which one text is replaced by another.
+    """README's code, of which one text, which it has once, is replaced by another.
 
-    :param edits: each text, which the code has once, and the one in its place.
     :param records: values in the topic.
     :param has_job: whether a live job has claimed the group.
     """
 
+    _: KW_ONLY
     edits: tuple[tuple[str, str], ...] = ()
     records: tuple[bytes, ...] = (b"12.50",)
     has_job: bool = False
     before: str = PAYMENTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Consuming(Edited):
     """``offsetstore consume billing_app:consumer``, or another function."""
 
+    _: KW_ONLY
     function: str = "billing_app:consumer"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Job(Edited):
-    """``python job.py``."""
+    """``python job.py``; with ``once``, Ctrl-C once there is Java, or this file."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Interrupted(Job):
-    """The same, and Ctrl-C once there is Java, or this file."""
-
-    once: str
+    _: KW_ONLY
+    once: str = ""
 
 
 _AS_ROLE: Final = "{role_url}"
+_MAY_NOT_MIGRATE: Final = 'the role "{role}" may not migrate the tables; nothing was changed ... permission denied'
+_MIGRATIONS: Final[list[tuple[str, str, Prepared, str]]] = [
+    (
+        "a migration by a role that does not own the tables",
+        "migrate",
+        "tables",
+        'Connect as "postgres", who owns the tables.',
+    ),
+    (
+        "a first migration by a role that may create nothing",
+        "migrate",
+        "nothing",
+        '`GRANT CREATE ON SCHEMA "public" TO "{role}"`',
+    ),
+    (
+        "a first migration into a schema, by a role that may create none",
+        "migrate --schema jobs",
+        "nothing",
+        '`GRANT CREATE ON DATABASE "{database}" TO "{role}"`',
+    ),
+]
 
 COMMANDS: Final = [
     Command(
-        name="no database is named",
+        "no database is named",
+        (2, 4),
+        "no database was named ... found:     neither --url nor OFFSETSTORE_URL ... Set OFFSETSTORE_URL or pass --url.",
         line="status -g billing",
         url=None,
-        code=2,
-        lines=4,
-        cause=("no database was named", "found:     neither --url nor OFFSETSTORE_URL"),
-        step="Set OFFSETSTORE_URL or pass --url.",
     ),
     Command(
-        name="a database that is not PostgreSQL",
+        "a database that is not PostgreSQL",
+        (2, 4),
+        "not a PostgreSQL URL ... postgresql://",
         line="status -g billing",
         url="mysql://job:canary@localhost/sales",
-        code=2,
-        lines=4,
-        cause=("not a PostgreSQL URL",),
-        step="postgresql://",
     ),
     Command(
-        name="no server at the URL",
+        "no server at the URL",
+        (3, 4),
+        "the database can't be reached ... a server that answers, and knows the role, its password and the ... "
+        "Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect.",
         line="migrate",
         url="postgresql://job:canary@{dead}/sales",
-        code=3,
-        lines=4,
-        cause=("the database can't be reached", "a server that answers, and knows the role, its password and the"),
-        step="Check --url or OFFSETSTORE_URL, that the server runs, and that the role may connect.",
     ),
     Command(
-        name="no migration",
+        "no migration",
+        (3, 4),
+        "the database has no offsetstore tables ... Run `offsetstore migrate`.",
         line="status -g billing",
         prepared="nothing",
-        code=3,
-        lines=4,
-        cause=("the database has no offsetstore tables",),
-        step="Run `offsetstore migrate`.",
         behaviours=("START-17",),
     ),
     Command(
-        name="tables in another schema",
+        "tables in another schema",
+        (3, 3),
+        'the offsetstore tables are in another schema ... tables in "jobs" ... --schema jobs for a command',
         line="status -g billing",
         before="ALTER SCHEMA public RENAME TO jobs",
-        code=3,
-        lines=3,
-        cause=("the offsetstore tables are in another schema", 'tables in "jobs"'),
-        step="--schema jobs for a command",
         behaviours=("OPS-23",),
     ),
-    Command(
-        name="a migration by a role that does not own the tables",
-        line="migrate",
-        url=_AS_ROLE,
-        code=3,
-        lines=3,
-        cause=('the role "{role}" may not migrate the tables; nothing was changed', "permission denied"),
-        step='Connect as "postgres", who owns the tables.',
+    *(
+        Command(name, (3, 3), f"{_MAY_NOT_MIGRATE} ... {step}", line=line, url=_AS_ROLE, prepared=prepared)
+        for name, line, prepared, step in _MIGRATIONS
+    ),
+    *(
+        Command(
+            f"no grants for the role of the {whose}",
+            (3, 3),
+            "the database's role may not do that ... permission denied for table ... "
+            f"`offsetstore grants {option} {{role}}`",
+            line=line,
+            url=_AS_ROLE,
+        )
+        for whose, line, option in (
+            ("job", "status -g billing", "--role"),
+            ("relay", "relay -b {dead}", "--relay-role"),
+            ("dashboard", "dashboard -b {dead}", "--dashboard-role"),
+        )
     ),
     Command(
-        name="a first migration by a role that may create nothing",
-        line="migrate",
-        url=_AS_ROLE,
-        prepared="nothing",
-        code=3,
-        lines=3,
-        cause=('the role "{role}" may not migrate the tables; nothing was changed', "permission denied"),
-        step='`GRANT CREATE ON SCHEMA "public" TO "{role}"`',
-    ),
-    Command(
-        name="a first migration into a schema, by a role that may create none",
-        line="migrate --schema jobs",
-        url=_AS_ROLE,
-        prepared="nothing",
-        code=3,
-        lines=3,
-        cause=('the role "{role}" may not migrate the tables; nothing was changed', "permission denied"),
-        step='`GRANT CREATE ON DATABASE "{database}" TO "{role}"`',
-    ),
-    Command(
-        name="no grants for the job's role",
-        line="status -g billing",
-        url=_AS_ROLE,
-        code=3,
-        lines=3,
-        cause=("the database's role may not do that", "permission denied for table"),
-        step="`offsetstore grants --role {role}`",
-    ),
-    Command(
-        name="no grants for the relay's role",
-        line="relay -b {dead}",
-        url=_AS_ROLE,
-        code=3,
-        lines=3,
-        cause=("the database's role may not do that", "permission denied for table"),
-        step="`offsetstore grants --relay-role {role}`",
-    ),
-    Command(
-        name="no grants for the dashboard's role",
-        line="dashboard -b {dead}",
-        url=_AS_ROLE,
-        code=3,
-        lines=3,
-        cause=("the database's role may not do that", "permission denied for table"),
-        step="`offsetstore grants --dashboard-role {role}`",
-    ),
-    Command(
-        name="grants without a role",
+        "grants without a role",
+        (2, 4),
+        "Name the job's role with --role ... or another one with --relay-role or --dashboard-role.",
         line="grants",
         url=None,
-        code=2,
-        lines=4,
-        cause=("Name the job's role with --role",),
-        step="or another one with --relay-role or --dashboard-role.",
     ),
     Command(
-        name="a typo in the group's name",
+        "a typo in the group's name",
+        (1, 2),
+        "the store has no group 'biling' ... "
+        "Did you mean 'billing'? Correct the name; a group's rows are made by its first claim.",
         line="status -g biling",
         prepared="group",
-        code=1,
-        lines=2,
-        cause=("the store has no group 'biling'",),
-        step="Did you mean 'billing'? Correct the name; a group's rows are made by its first claim.",
     ),
     Command(
-        name="a typo in the name of a group to decide about",
+        "a typo in the name of a group to decide about",
+        (1, 2),
+        "the store has no offsets of group 'biling' ... Did you mean 'billing'?",
         line="reset -g biling -t payments --to-offset 0 --reason x --execute",
         prepared="group",
-        code=1,
-        lines=2,
-        cause=("the store has no offsets of group 'biling'",),
-        step="Did you mean 'billing'?",
     ),
     Command(
-        name="a typo in a topic's name",
+        "a typo in a topic's name",
+        (2, 3),
+        "the store has no offsets of topic 'paymets' for group 'billing' ... expected:  payments ... "
+        "Did you mean payments? Correct the topic; a claim makes its rows.",
         line="reset -g billing -t paymets --to-offset 0 --reason x --force --execute",
         prepared="group",
-        code=2,
-        lines=3,
-        cause=("the store has no offsets of topic 'paymets' for group 'billing'", "expected:  payments"),
-        step="Did you mean payments? Correct the topic; a claim makes its rows.",
     ),
     Command(
-        name="a dead letter that there is not",
+        "a dead letter that there is not",
+        (1, 2),
+        "payments-0: the group 'billing' has no dead letter of offset 7 ... "
+        "`offsetstore dead-letters list -g billing` shows the group's letters.",
         line="dead-letters show payments:0:7 -g billing",
         prepared="group",
-        code=1,
-        lines=2,
-        cause=("payments-0: the group 'billing' has no dead letter of offset 7",),
-        step="`offsetstore dead-letters list -g billing` shows the group's letters.",
     ),
     Command(
-        name="a decision without a reason",
+        "a decision without a reason",
+        (2, 4),
+        "Try 'offsetstore pause --help' for help. ... Missing option '--reason'",
         line="pause -g billing",
-        code=2,
-        lines=4,
-        cause=("Missing option '--reason'",),
-        step="Try 'offsetstore pause --help' for help.",
     ),
     Command(
-        name="a reason that is no UTF-8",
+        "a reason that is no UTF-8",
+        (2, 4),
+        "reason can't be stored ... a lone surrogate, character 8 of 8 ... Correct the text; nothing was written.",
         line="pause -g billing --reason 'ticket \udcff'",
-        code=2,
-        lines=4,
-        cause=("reason can't be stored", "a lone surrogate, character 8 of 8"),
-        step="Correct the text; nothing was written.",
     ),
     Command(
-        name="a typo in an option",
+        "a typo in an option",
+        (2, 4),
+        "No such option '--grup' ... Did you mean one of: '--group', '--kafka-group'?",
         line="status --grup billing",
-        code=2,
-        lines=4,
-        cause=("No such option '--grup'",),
-        step="Did you mean one of: '--group', '--kafka-group'?",
     ),
     Command(
-        name="a typo in a command",
-        line="statsu -g billing",
-        code=2,
-        lines=4,
-        cause=("No such command 'statsu'",),
-        step="Did you mean status?",
+        "a typo in a command", (2, 4), "No such command 'statsu' ... Did you mean status?", line="statsu -g billing"
     ),
     Command(
-        name="a broker option without its value",
+        "a broker option without its value",
+        (2, 2),
+        "a broker option is not KEY=VALUE ... Write it as security.protocol=SASL_SSL.",
         line="resolve -g billing -t payments -b {dead} -o sasl.password",
-        code=2,
-        lines=2,
-        cause=("a broker option is not KEY=VALUE",),
-        step="Write it as security.protocol=SASL_SSL.",
     ),
     Command(
-        name="no broker at the address",
+        "no broker at the address",
+        (4, 3),
+        "no answer from Kafka within 1 s ... Check bootstrap.servers",
         line="resolve -g billing -t payments -b {dead} --timeout 1",
-        code=4,
-        lines=3,
-        cause=("no answer from Kafka within 1 s",),
-        step="Check bootstrap.servers",
         behaviours=("START-16",),
     ),
     Command(
-        name="an extra that is not installed",
+        "an extra that is not installed",
+        (2, 3),
+        "`offsetstore dashboard` needs ... uvicorn ... pip install 'offsetstore[cli,dashboard,kafka]'",
         line="dashboard -b {dead}",
         lacks="uvicorn",
-        code=2,
-        lines=3,
-        cause=("`offsetstore dashboard` needs", "uvicorn"),
-        step="pip install 'offsetstore[cli,dashboard,kafka]'",
     ),
 ]
 
 ON_KAFKA: Final = [
     Command(
-        name="a topic that Kafka does not have",
+        "a topic that Kafka does not have",
+        (4, 4),
+        "Kafka has no topic {topic}s ... of those that this principal may see ... this topic at these brokers ... "
+        "Did you mean {topic}? Create the topic or correct its name; nothing was changed.",
         line="resolve -g {group} -t {topic}s -b {kafka}",
-        code=4,
-        lines=4,
-        cause=("Kafka has no topic {topic}s", "of those that this principal may see", "this topic at these brokers"),
-        step="Did you mean {topic}? Create the topic or correct its name; nothing was changed.",
         behaviours=("START-16",),
     ),
 ]
 
 CONSUMERS: Final = [
     Consuming(
-        name="a typo in the module's name",
+        "a typo in the module's name",
+        (2, 4),
+        "there is no module biling_app ... "
+        "Did you mean billing_app? Correct the name, change to the directory that has it, or set PYTHONPATH.",
         function="biling_app:consumer",
-        code=2,
-        lines=4,
-        cause=("there is no module biling_app",),
-        step="Did you mean billing_app? Correct the name, change to the directory that has it, or set PYTHONPATH.",
     ),
     Consuming(
-        name="a typo in the function's name",
+        "a typo in the function's name",
+        (2, 4),
+        "module billing_app has no function consumr ... "
+        "Did you mean consumer, Consumer? Correct the name, or write the function.",
         function="billing_app:consumr",
-        code=2,
-        lines=4,
-        cause=("module billing_app has no function consumr",),
-        step="Did you mean consumer, Consumer? Correct the name, or write the function.",
     ),
     Consuming(
-        name="a function that returns nothing",
+        "a function that returns nothing",
+        (2, 4),
+        "billing_app:consumer returned no consumer ... found:     NoneType ... Have the function return it.",
         edits=(("    return Consumer(", "    Consumer("),),
-        code=2,
-        lines=4,
-        cause=("billing_app:consumer returned no consumer", "found:     NoneType"),
-        step="Have the function return it.",
     ),
     Consuming(
-        name="commits by Kafka's client",
+        "commits by Kafka's client",
+        (2, 4),
+        "kafka= may not set enable.auto.commit ... nothing: the offsets are stored with the results ... "
+        "Leave it out of kafka=.",
         edits=(("kafka=kafka", "kafka={**kafka, 'enable.auto.commit': True}"),),
-        code=2,
-        lines=4,
-        cause=("kafka= may not set enable.auto.commit", "nothing: the offsets are stored with the results"),
-        step="Leave it out of kafka=.",
     ),
     Consuming(
-        name="a typo in a setting of Kafka's client",
+        "a typo in a setting of Kafka's client",
+        (2, 3),
+        "librdkafka refuses the setting sesion.timeout.ms ... "
+        "Correct it: librdkafka's CONFIGURATION.md lists the settings and their values.",
         edits=(("kafka=kafka", "kafka={**kafka, 'sesion.timeout.ms': 6000}"),),
-        code=2,
-        lines=3,
-        cause=("librdkafka refuses the setting sesion.timeout.ms",),
-        step="Correct it: librdkafka's CONFIGURATION.md lists the settings and their values.",
     ),
 ]
 
 CONSUMERS_ON_KAFKA: Final = [
     Consuming(
-        name="a topic that the consumer finds nowhere",
+        "a topic that the consumer finds nowhere",
+        (4, 4),
+        "Kafka has no topic {topic}s ... Did you mean {topic}? Create the topic or correct its name",
         edits=(('topics=["{topic}"]', 'topics=["{topic}s"]'),),
-        code=4,
-        lines=4,
-        cause=("Kafka has no topic {topic}s",),
-        step="Did you mean {topic}? Create the topic or correct its name",
     ),
     Consuming(
-        name="a consumer beside the job that it replaces",
+        "a consumer beside the job that it replaces",
+        (1, 4),
+        "group 'billing' has a live owner ... epoch 1, claim ... "
+        "Stop the other job, wait longer (takeover_timeout=), or take over with",
         has_job=True,
-        code=1,
-        lines=4,
-        cause=("group 'billing' has a live owner", "epoch 1, claim"),
-        step="Stop the other job, wait longer (takeover_timeout=), or take over with",
     ),
     Consuming(
-        name="no table for the results",
+        "no table for the results",
+        (5, 5),
+        "there is no table payments ... none that the role can see in the database ... "
+        'Create it, name its schema ("schema.table"; case matters)',
         before="",
-        code=5,
-        lines=5,
-        cause=("there is no table payments", "none that the role can see in the database"),
-        step='Create it, name its schema ("schema.table"; case matters)',
     ),
     Consuming(
-        name="a typo in a column",
+        "a typo in a column",
+        (5, 5),
+        "payr is not in the table (did you mean payer?) ... Rename it to payer.",
         edits=(('"payer": records', '"payr": records'),),
-        code=5,
-        lines=5,
-        cause=("payr is not in the table (did you mean payer?)",),
-        step="Rename it to payer.",
     ),
     Consuming(
-        name="a value that the transform can't compute",
+        "a value that the transform can't compute",
+        (5, 6),
+        "transform raised ArrowInvalid at billing_app.py:7 ... first refused at record {topic}-0@1 ... "
+        "offsetstore reset -g billing -t {topic}:0 --from-offset 1 --to-offset 2",
         records=(b"12.50", b"a lot"),
-        code=5,
-        lines=6,
-        cause=("transform raised ArrowInvalid at billing_app.py:7", "first refused at record {topic}-0@1"),
-        step="offsetstore reset -g billing -t {topic}:0 --from-offset 1 --to-offset 2",
     ),
     Consuming(
-        name="rights on the columns that are written alone",
+        "rights on the columns that are written alone",
+        (3, 6),
+        "the role {role} may not write to the table ... no INSERT on the table, only on its columns ... "
+        "`offsetstore grants --role {role} --append public.payments`",
         edits=(("OffsetStore.connect()", 'OffsetStore.connect("{role_url}")'),),
         before=PAYMENTS + "; {job}; GRANT INSERT (payer, amount) ON payments TO {role}",
-        code=3,
-        lines=6,
-        cause=("the role {role} may not write to the table", "no INSERT on the table, only on its columns"),
-        step="`offsetstore grants --role {role} --append public.payments`",
     ),
 ]
 
@@ -409,85 +338,63 @@ _SUBSCRIBE: Final = '"subscribe": "{topic}"'
 
 JOBS: Final = [
     Job(
-        name="a variable that the job needs",
+        "a variable that the job needs",
+        (70, 3),
+        "the environment variable BOOTSTRAP_SERVERS is not set ... job.py: ... Set it",
         edits=(('"OFFSETSTORE_BOOTSTRAP_SERVERS"', '"BOOTSTRAP_SERVERS"'),),
-        code=70,
-        lines=3,
-        cause=("the environment variable BOOTSTRAP_SERVERS is not set", "job.py:"),
-        step="Set it",
     ),
     Job(
-        name="an option that skips lost records",
+        "an option that skips lost records",
+        (2, 4),
+        "the Kafka source has failOnDataLoss=false: it would skip lost records silently ... "
+        "Leave the option out; to accept a loss, start with",
         edits=((_SUBSCRIBE, _SUBSCRIBE + ', "failOnDataLoss": "false"'),),
-        code=2,
-        lines=4,
-        cause=("the Kafka source has failOnDataLoss=false: it would skip lost records silently",),
-        step="Leave the option out; to accept a loss, start with",
     ),
     Job(
-        name="a column of another type in the job",
+        "a column of another type in the job",
+        (5, 5),
+        "amount has another type ... expected:  {'amount': 'numeric(12,2)'} ... "
+        'Convert it in the transform; in Spark: col("amount").cast("decimal(12,2)").',
         edits=(("CAST(CAST(value AS STRING) AS DECIMAL(12, 2)) AS amount", "CAST(value AS STRING) AS amount"),),
-        code=5,
-        lines=5,
-        cause=("amount has another type", "expected:  {'amount': 'numeric(12,2)'}"),
-        step='Convert it in the transform; in Spark: col("amount").cast("decimal(12,2)").',
     ),
     Job(
-        name="a transform that drops _kafka",
+        "a transform that drops _kafka",
+        (5, 5),
+        "transform dropped `_kafka`, which dead_letters= needs to trace each row to its record ... "
+        'Keep it: select("_kafka", ...); it is not written.',
         edits=(
             ('into=Append("payments"))', 'into=Append("payments"), dead_letters=DeadLetters())'),
             ("import Append, Broker", "import Append, DeadLetters, Broker"),
         ),
-        code=5,
-        lines=5,
-        cause=("transform dropped `_kafka`, which dead_letters= needs to trace each row to its record",),
-        step='Keep it: select("_kafka", ...); it is not written.',
     ),
     Job(
-        name="a query that begins at the end of the topic",
+        "a query that begins at the end of the topic",
+        (5, 6),
+        "the query starts above the stored offset: [0, 1) is missing ... "
+        '.option("startingOffsets", claim.starting_offsets)',
         edits=(('        .option("startingOffsets", claim.starting_offsets)', "        "),),
-        code=5,
-        lines=6,
-        cause=("the query starts above the stored offset: [0, 1) is missing",),
-        step='.option("startingOffsets", claim.starting_offsets)',
     ),
     Job(
-        name="a transform that returns neither rows nor columns",
+        "a transform that returns neither rows nor columns",
+        (0, 1),
+        "group 'billing' is new: it reads at most 1 record of {topic}. ... "
+        "If its job ran before under another name, or without offsetstore, stop it, and see docs/starting.md.",
         edits=(
             ("return batch.selectExpr(", "return batch.select().limit(0) if True else batch.selectExpr("),
             (".start()", ".trigger(availableNow=True).start()"),
         ),
-        code=0,
-        lines=1,
-        cause=("group 'billing' is new: it reads at most 1 record of {topic}.",),
-        step="If its job ran before under another name, or without offsetstore, stop it, and see docs/starting.md.",
         behaviours=("START-29",),
     ),
 ]
 
 _START: Final = "SparkSession.builder.getOrCreate()"
+
 _LONG_CALL: Final = (
     _START,
     f"{_START}\n    open('started', 'w').close()\n    spark._jvm.java.lang.Thread.sleep(60_000)",
 )
 
 INTERRUPTED: Final = [
-    Interrupted(
-        name="Ctrl-C while Spark starts",
-        once="java",
-        edits=(_LONG_CALL,),
-        code=130,
-        lines=1,
-        cause=("Interrupted.",),
-        step="",
-    ),
-    Interrupted(
-        name="Ctrl-C while Java answers",
-        once="started",
-        edits=(_LONG_CALL,),
-        code=130,
-        lines=2,  # Java says first which of its modules Spark uses
-        cause=("Interrupted.",),
-        step="",
-    ),
+    Job("Ctrl-C while Spark starts", (130, 1), "Interrupted.", once="java", edits=(_LONG_CALL,)),
+    Job("Ctrl-C while Java answers", (130, 2), "Interrupted.", once="started", edits=(_LONG_CALL,)),
 ]

@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -60,7 +59,7 @@ def database(offsetstore_database: str, broker: StaticBroker) -> Iterator[str]:
 
 
 def give(store: OffsetStore, group: str, offsets: dict[TopicPartition, int], *, stay: bool = True) -> None:
-    claim = store.claim(group, topics=["payments"], mirror_every=None)
+    claim = store.claim(group, topics=sorted({tp.topic for tp in offsets}), mirror_every=None)
     ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
     with store.transaction(claim) as tx:
         tx.lock(ranges)
@@ -93,94 +92,90 @@ def test_it_counts_the_live_members_of_a_fleet_and_none_of_a_job(
 ) -> None:
     request = ClaimRequest("shared", broker, ("payments",), StartPolicy(), "refuse", 5.0, "shared")
     with OffsetStore.connect(database) as store:
-        first, second = join(store, request), join(store, request)
-        assert shown(exporter)["offsetstore_group_members", "shared"] == 2
+        members = [join(store, request), join(store, request)]
         assert [len(one) for one in store.lag(None, broker).store.members.values()] == [2]
-        second.close()
-        assert shown(exporter)["offsetstore_group_members", "shared"] == 1
-        first.close()
-        assert shown(exporter)["offsetstore_group_members", "shared"] == 0
-        assert ("offsetstore_group_members", "billing") not in shown(exporter)
+        while members:
+            assert shown(exporter)["offsetstore_group_members", "shared"] == len(members)
+            members.pop().close()
+        found = shown(exporter)
+    assert found["offsetstore_group_members", "shared"] == 0
+    assert ("offsetstore_group_members", "billing") not in found
 
 
 @pytest.mark.behaviour("OPS-5", "OPS-12")
-def test_it_shows_what_the_store_and_kafka_have(exporter: Exporter) -> None:
+def test_it_shows_what_the_store_and_kafka_have_also_of_a_group_with_any_name(exporter: Exporter) -> None:
     found = shown(exporter)
     of_billing = {key[0]: value for key, value in found.items() if key[1:] in {("billing",), ("billing", "payments")}}
     assert of_billing.pop("offsetstore_group_last_advance_timestamp_seconds") == pytest.approx(time.time(), abs=60)
     assert 0 <= of_billing.pop("offsetstore_group_heartbeat_age_seconds") < 60
     assert of_billing.pop("offsetstore_group_lag_seconds") == pytest.approx(360, rel=0.05)
-    assert of_billing == {
-        "offsetstore_group_batch_started_timestamp_seconds": 0,
+    assert {name: value for name, value in of_billing.items() if value} == {
         "kafka_consumergroup_lag_sum": 6,
         "offsetstore_group_lag_known": 1,
         "offsetstore_group_claim_epoch": 1,
-        "offsetstore_group_has_kafka_members": 0,
         "offsetstore_group_headroom_offsets": 4,
         "offsetstore_group_live": 1,
         "offsetstore_group_mirror_lag_offsets": 11,  # one copy is 1 behind, of 10 offsets there is none
-        "offsetstore_group_paused": 0,
-        "offsetstore_group_beyond_end_offsets": 0,
-        "offsetstore_group_pinned_partitions": 0,
-        "offsetstore_group_standing_partitions": 0,
-        "offsetstore_group_suspect_partitions": 0,
         "offsetstore_group_unread_partitions": 1,
-        "offsetstore_outbox_rows": 0,
-        "offsetstore_outbox_oldest_seconds": 0,
-        "offsetstore_outbox_first_row": 0,
-        "offsetstore_outbox_refused_rows": 0,
     }
-    for name in ("current_offset", "lag"):
-        partitions = {
-            key[3]: value for key, value in found.items() if key[:2] == (f"kafka_consumergroup_{name}", "billing")
-        }
-        assert partitions == ({"0": 4, "1": 10} if name == "current_offset" else {"0": 6, "1": 0}), "no row, no series"
-    assert found["kafka_topic_partitions", "payments"] == 3
-    assert found["kafka_topic_partition_current_offset", "payments", "2"] == 10
-    assert found["kafka_topic_partition_oldest_offset", "payments", "2"] == 0
-    assert found["offsetstore_topic_open_transaction_offsets", "payments"] == 2
-    assert found["offsetstore_group_dead_letters", "billing", "dead"] == 0
-    assert (found["offsetstore_exporter_up", "database"], found["offsetstore_exporter_up", "kafka"]) == (1, 1)
+    assert {name.removeprefix("offsetstore_") for name, value in of_billing.items() if not value} == {
+        *("group_batch_started_timestamp_seconds", "group_has_kafka_members", "group_paused"),
+        *("group_beyond_end_offsets", "group_pinned_partitions", "group_standing_partitions"),
+        *("group_suspect_partitions", "outbox_rows", "outbox_oldest_seconds", "outbox_first_row"),
+        "outbox_refused_rows",
+    }
+    for name, expected in {"current_offset": {"0": 4, "1": 10}, "lag": {"0": 6, "1": 0}}.items():
+        series = (f"kafka_consumergroup_{name}", "billing")
+        assert {key[3]: value for key, value in found.items() if key[:2] == series} == expected, "no row, no series"
+    others: dict[tuple[str, ...], float] = {
+        ("kafka_topic_partitions", "payments"): 3,
+        ("kafka_topic_partition_current_offset", "payments", "2"): 10,
+        ("kafka_topic_partition_oldest_offset", "payments", "2"): 0,
+        ("offsetstore_topic_open_transaction_offsets", "payments"): 2,
+        ("offsetstore_group_dead_letters", "billing", "dead"): 0,
+        ("offsetstore_exporter_up", "database"): 1,
+        ("offsetstore_exporter_up", "kafka"): 1,
+        ("offsetstore_exporter_partition_series_left_out",): 0,
+        ("offsetstore_outbox_sent_rows",): 0,
+        ("offsetstore_group_live", ODD): 0,
+        ("offsetstore_group_paused", ODD): 1,
+        ("offsetstore_group_pinned_partitions", ODD): 1,
+        ("offsetstore_group_has_kafka_members", ODD): 1,
+    }
+    assert {key: found[key] for key in others} == others
+    assert ("offsetstore_group_heartbeat_age_seconds", ODD) not in found
     assert abs(found["offsetstore_database_clock_skew_seconds",]) < 5
-    assert found["offsetstore_exporter_partition_series_left_out",] == 0
 
 
-@pytest.mark.behaviour("OUT-6", "OUT-7", "OUT-10")
-def test_what_waits_in_the_outbox_and_what_was_sent_have_series(exporter: Exporter, database: str) -> None:
-    assert shown(exporter)["offsetstore_outbox_sent_rows",] == 0
-    with psycopg.connect(database, autocommit=True) as connection:
-        for row in ("now() - interval '1 hour'", "now()"):
-            connection.execute(
-                f"INSERT INTO outbox (consumer_group, topic, created_at) VALUES ('billing', 'a', {row})".encode()
-            )
-        connection.execute(
-            "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
-            "VALUES (7, 'billing', 'a', now(), 'MSG_SIZE_TOO_LARGE')"
-        )
-        connection.execute(
-            "INSERT INTO outbox_relays (shard, token, owner, sent) VALUES (0, gen_random_uuid(), 'relay', 4096)"
-        )
-    found = shown(exporter)
-    assert found["offsetstore_outbox_rows", "billing"] == 2
+@pytest.mark.behaviour("OUT-6", "OUT-7", "OUT-10", "OUT-13")
+def test_what_waits_in_the_outbox_what_was_sent_and_the_relay_have_series(exporter: Exporter, database: str) -> None:
+    def after(statement: str) -> tuple[dict[tuple[str, ...], float], set[str]]:
+        with psycopg.connect(database) as connection:
+            connection.execute(statement.encode())
+        found = shown(exporter)
+        return found, {key[1] for key in found if key[0] == "offsetstore_relay_state"}
+
+    assert after("")[1] == set()
+    _, states = after(
+        "INSERT INTO outbox (consumer_group, topic, created_at) "
+        "SELECT 'billing', 'a', now() - n * interval '1 hour' FROM generate_series(0, 1) AS n"
+    )
+    assert states == {"none"}
+    assert after("INSERT INTO relay_runs (run_id, owner) VALUES (gen_random_uuid(), 'relay')")[1] == {"live"}
+    assert after("UPDATE relay_runs SET seen_at = now() - interval '20 s'")[1] == {"silent"}
+    after(
+        "INSERT INTO outbox_refused (id, consumer_group, topic, created_at, error) "
+        "VALUES (7, 'billing', 'a', now(), 'MSG_SIZE_TOO_LARGE')"
+    )
+    found, _ = after(
+        "INSERT INTO outbox_relays (shard, token, owner, sent) VALUES (0, gen_random_uuid(), 'relay', 4096)"
+    )
+    of_billing = {
+        name: found[f"offsetstore_outbox_{name}", "billing"] for name in ("rows", "first_row", "refused_rows")
+    }
+    assert of_billing == {"rows": 2, "first_row": 1, "refused_rows": 1}
     assert found["offsetstore_outbox_oldest_seconds", "billing"] == pytest.approx(3600, abs=60)
-    assert found["offsetstore_outbox_first_row", "billing"] == 1
-    assert found["offsetstore_outbox_refused_rows", "billing"] == 1
     assert found["offsetstore_outbox_sent_rows",] == 4096
-
-
-@pytest.mark.behaviour("OUT-13")
-def test_the_relay_has_a_series_with_its_state(exporter: Exporter, database: str) -> None:
-    def states() -> set[str]:
-        return {key[1] for key in shown(exporter) if key[0] == "offsetstore_relay_state"}
-
-    assert states() == set()
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("INSERT INTO outbox (consumer_group, topic) VALUES ('billing', 'a')")
-        assert states() == {"none"}
-        connection.execute("INSERT INTO relay_runs (run_id, owner) VALUES (gen_random_uuid(), 'relay')")
-        assert states() == {"live"}
-        connection.execute("UPDATE relay_runs SET seen_at = now() - interval '20 s'")
-        assert states() == {"silent"}
 
 
 @pytest.mark.behaviour("OPS-16")
@@ -201,17 +196,6 @@ def test_an_offset_beyond_the_end_and_evidence_of_loss_have_series_of_their_own_
     }
 
 
-@pytest.mark.behaviour("OPS-5")
-def test_any_name_of_a_group_comes_through_and_its_state_is_told(exporter: Exporter) -> None:
-    found = shown(exporter)
-    state = {name: found.get((f"offsetstore_group_{name}", ODD)) for name in (
-        "live", "paused", "pinned_partitions", "has_kafka_members", "heartbeat_age_seconds"
-    )}  # fmt: skip
-    assert state == {
-        "live": 0, "paused": 1, "pinned_partitions": 1, "has_kafka_members": 1, "heartbeat_age_seconds": None
-    }  # fmt: skip
-
-
 def test_values_and_labels_are_written_as_prometheus_reads_them() -> None:
     page, plain, labelled = Page(), Gauge("a", "One."), Gauge("b", "Two.", ("x", "y"))
     page.add(labelled, 2**53, ODD, "größe")
@@ -223,26 +207,16 @@ def test_values_and_labels_are_written_as_prometheus_reads_them() -> None:
     assert Page().text() == b""
 
 
-@pytest.mark.behaviour("OPS-7")
-def test_no_text_of_a_person_a_record_or_an_error_gets_out(
-    exporter: Exporter, broker: StaticBroker, caplog: pytest.LogCaptureFixture
-) -> None:
-    exporter.refresh()
-    broker.error = BrokerUnavailable("down", found=CANARY)
-    exporter.refresh()
-    assert CANARY not in exporter.text.decode() + caplog.text
-
-
-@pytest.mark.behaviour("OPS-5")
-def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
+@pytest.mark.behaviour("OPS-5", "OPS-7")
+def test_without_kafka_the_stores_part_stays_and_no_text_of_a_person_a_record_or_an_error_gets_out(
     exporter: Exporter, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = shown(exporter)
-    broker.error = BrokerUnavailable("no answer from Kafka")
+    broker.error = BrokerUnavailable("no answer from Kafka", found=CANARY)
     down, again = shown(exporter), shown(exporter)
+    assert CANARY not in exporter.text.decode() + caplog.text
     assert (down["offsetstore_exporter_up", "database"], down["offsetstore_exporter_up", "kafka"]) == (1, 0)
-    gone = {key[0] for key in before} - {key[0] for key in down}
-    assert gone == {
+    assert {key[0] for key in before} - {key[0] for key in down} == {
         "kafka_topic_partitions", "kafka_topic_partition_current_offset", "kafka_topic_partition_oldest_offset",
         "kafka_consumergroup_lag", "kafka_consumergroup_lag_sum", "offsetstore_group_lag_seconds",
         "offsetstore_group_headroom_offsets", "offsetstore_group_mirror_lag_offsets",
@@ -255,9 +229,8 @@ def test_without_kafka_the_stores_part_stays_and_the_rest_is_left_out(
     broker.error = None
     assert shown(exporter).keys() == before.keys()
     told = [line for line in caplog.records if line.name == exporter_module.__name__]
-    assert [line.getMessage() for line in told if line.levelno >= logging.WARNING] == [
-        "Kafka: no answer from Kafka", "Kafka: in order again"
-    ]  # fmt: skip
+    warnings = [line.getMessage() for line in told if line.levelno >= logging.WARNING]
+    assert warnings == ["Kafka: no answer from Kafka", "Kafka: in order again"]
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -284,10 +257,7 @@ def test_without_the_database_it_waits_for_it_and_still_looks_at_kafka(database:
 def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, database: str) -> None:
     gone = TopicPartition("gone", 0)
     with OffsetStore.connect(database) as store:
-        claim = store.claim("audit", topics=["gone"], mirror_every=None)
-        with store.transaction(claim) as tx:
-            tx.lock({gone: OffsetRange(0, 1)})
-            tx.advance({gone: OffsetRange(0, 1)})
+        give(store, "audit", {gone: 1})
     found = shown(exporter)
     assert (found["offsetstore_topic_up", "gone"], found["offsetstore_topic_up", "payments"]) == (0, 1)
     assert ("kafka_consumergroup_lag_sum", "audit", "gone") not in found
@@ -297,46 +267,44 @@ def test_a_topic_that_is_gone_is_told_and_the_others_stay(exporter: Exporter, da
 
 
 @pytest.mark.behaviour("OPS-13")
-@pytest.mark.parametrize(
-    "topic",
-    [
-        TopicSnapshot("anew", 3, {number: LogEnds(0, 500, 500) for number in range(3)}),
-        TopicSnapshot(error=BrokerRefused("not authorized")),
-        TopicSnapshot(None, 3, {0: LogEnds(0, 500, 500), 2: LogEnds(0, 500, 500)}, BrokerUnavailable("no leader")),
-    ],
-    ids=["created anew", "not authorized", "a partition without a leader"],
-)
 def test_where_kafka_does_not_tell_the_lag_a_series_says_so(
-    exporter: Exporter, database: str, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch, topic: TopicSnapshot
+    exporter: Exporter, database: str, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = ("offsetstore_group_lag_known", "billing", "payments")
     assert shown(exporter)[known] == 1
     with OffsetStore.connect(database) as store:
         store.claim("billing", broker, topics=["payments"], mirror_every=None)  # learns the topic's id
-    snapshot = replace(broker.snapshot({"billing": ["payments"], ODD: ["payments"]}), topics={"payments": topic})
+    answers, end = [broker.snapshot({"billing": ["payments"], ODD: ["payments"]})], LogEnds(0, 500, 500)
 
     def answer(_groups: object) -> KafkaSnapshot:
-        return snapshot
+        return answers[-1]
 
     monkeypatch.setattr(broker, "snapshot", answer)
-    found = shown(exporter)
-    assert (found[known], ("kafka_consumergroup_lag_sum", "billing", "payments") in found) == (0, False)
-    assert found["offsetstore_exporter_up", "kafka"] == 1
+    for topic in (
+        TopicSnapshot("created anew", 3, dict.fromkeys(range(3), end)),
+        TopicSnapshot(error=BrokerRefused("not authorized")),
+        TopicSnapshot(None, 3, {0: end, 2: end}, BrokerUnavailable("a partition without a leader")),
+    ):
+        answers.append(replace(answers[0], topics={"payments": topic}))
+        found = shown(exporter)
+        assert (found[known], ("kafka_consumergroup_lag_sum", "billing", "payments") in found) == (0, False)
+        assert found["offsetstore_exporter_up", "kafka"] == 1
 
 
-def test_too_many_series_of_partitions_are_all_left_out(database: str, broker: StaticBroker) -> None:
-    series = 2 * (3 + 3)
-    for limit in (series, series - 1):
-        made = Exporter(lambda: OffsetStore.connect(database), broker, max_partition_series=limit)
+def test_too_many_series_of_partitions_are_all_left_out_and_a_group_may_have_another_name_in_kafka(
+    database: str, broker: StaticBroker
+) -> None:
+    broker.members = {"spark-billing"}
+    names, series = {"billing": "spark-billing"}, 2 * (3 + 3)
+    for limit, left_out, shown_of_some in ((series, 0, 6), (series - 1, series, 0)):
+        made = Exporter(lambda: OffsetStore.connect(database), broker, max_partition_series=limit, kafka_groups=names)
         with closing(made):
             found = shown(made)
-        is_over = limit < series
-        assert found["offsetstore_exporter_partition_series_left_out",] == (series if is_over else 0)
-        of_partitions = [
-            key for key in found if key[0] in {"kafka_consumergroup_lag", "kafka_topic_partition_current_offset"}
-        ]
-        assert len(of_partitions) == (0 if is_over else 6)
+        assert found["offsetstore_exporter_partition_series_left_out",] == left_out
+        some = {"kafka_consumergroup_lag", "kafka_topic_partition_current_offset"}
+        assert len([key for key in found if key[0] in some]) == shown_of_some
         assert found["kafka_consumergroup_lag_sum", "billing", "payments"] == 6
+        assert found["offsetstore_group_has_kafka_members", "billing"] == 1
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -361,12 +329,14 @@ def test_no_error_ends_it_and_an_unknown_one_is_named_without_its_text(
     assert samples(exporter.text)["offsetstore_exporter_up", "database"] == 0
     assert "ZeroDivisionError" in caplog.text
     assert CANARY not in caplog.text
+
+
+def test_what_can_never_work_ends_it() -> None:
+    def connect() -> OffsetStore:
+        raise ConfigurationError("a wrong URL")
+
     with pytest.raises(ConfigurationError):
-        Exporter(lambda: _raise(ConfigurationError("a wrong URL")), StaticBroker.with_topics({})).refresh()
-
-
-def _raise(error: Exception) -> Any:
-    raise error
+        Exporter(connect, StaticBroker.with_topics({})).refresh()
 
 
 @pytest.mark.behaviour("OPS-5")
@@ -414,10 +384,3 @@ def test_the_page_lists_each_metric_with_its_labels(exporter: Exporter, database
     assert {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in listed.items()} == made
     gauges = {one.name for one in vars(exporter_module).values() if isinstance(one, Gauge)}
     assert gauges == made.keys()
-
-
-def test_a_group_has_another_name_in_kafka(database: str, broker: StaticBroker) -> None:
-    broker.members = {"spark-billing"}
-    made = Exporter(lambda: OffsetStore.connect(database), broker, kafka_groups={"billing": "spark-billing"})
-    with closing(made):
-        assert shown(made)["offsetstore_group_has_kafka_members", "billing"] == 1

@@ -9,18 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StoredOffset, TopicPartition
-from offsetstore.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    TopicMissing,
-)
+from offsetstore import OffsetStore, StoredOffset, TopicPartition
+from offsetstore.errors import BrokerRefused, BrokerUnavailable, TopicMissing
 from offsetstore.operations.group_status import LagLimit, judge_group, judge_lag
 from offsetstore.operations.lag import PartitionLag, TopicLag
 from offsetstore.protocol.snapshot import KafkaSnapshot
 from offsetstore.testing import StaticBroker
+from tests.integration.cli.conftest import advance
 
-P0, P1, P2, P3 = (TopicPartition("payments", number) for number in range(4))
+P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 R0 = TopicPartition("refunds", 0)
 HOUR = 3600
 
@@ -46,10 +43,7 @@ def store(offsetstore_database: str, broker: StaticBroker) -> Iterator[OffsetSto
 def give(store: OffsetStore, group: str, broker: StaticBroker, offsets: dict[TopicPartition, int]) -> None:
     """Let a job process the partitions up to these offsets."""
     with store.claim(group, topics=sorted({tp.topic for tp in offsets}), mirror_every=None) as claim:
-        ranges = {tp: OffsetRange(0, until) for tp, until in offsets.items()}
-        with store.transaction(claim) as tx:
-            tx.lock(ranges)
-            tx.advance(ranges)
+        advance(store, claim, offsets)
 
 
 def hours(partition: PartitionLag | TopicLag) -> float | None:
@@ -100,24 +94,20 @@ def test_a_group_whose_log_lost_records_and_has_grown_again_is_not_well(
 
 
 @pytest.mark.behaviour("OPS-12")
-def test_an_idle_group_is_not_behind_and_asks_for_no_times(store: OffsetStore, broker: StaticBroker) -> None:
+def test_groups_and_partitions_share_the_rounds_and_an_idle_group_asks_for_no_times(
+    store: OffsetStore, broker: StaticBroker
+) -> None:
     give(store, "idle", broker, {P0: 10})
-    found = store.lag(["idle", "nobody"], broker).groups
-    assert [*found] == ["idle"]
-    assert (found["idle"].records, found["idle"].seconds, found["idle"].topics["payments"].headroom) == (0, 0, None)
+    [(name, idle)] = store.lag(["idle", "nobody"], broker).groups.items()
+    assert (name, idle.records, idle.seconds, idle.topics["payments"].headroom) == ("idle", 0, 0, None)
     assert broker.lookups == 0
-
-
-@pytest.mark.behaviour("OPS-12")
-def test_groups_and_partitions_share_the_rounds(store: OffsetStore, broker: StaticBroker) -> None:
     store.lag(None, broker)
     alone, broker.lookups = broker.lookups, 0
     for number in range(5):
         give(store, f"copy-{number}", broker, {P0: 4 + number, P1: 2})
     found = store.lag(None, broker).groups
-    assert [round(hours(found[f"copy-{number}"].topics["payments"].partitions[0]) or 0) for number in range(5)] == [
-        6, 5, 4, 3, 2
-    ]  # fmt: skip
+    behind = [hours(found[f"copy-{number}"].topics["payments"].partitions[0]) for number in range(5)]
+    assert [round(one or 0) for one in behind] == [6, 5, 4, 3, 2]
     assert broker.lookups <= alone + 3
 
 
@@ -184,23 +174,20 @@ def test_a_topic_or_group_without_an_answer_leaves_the_others_alone(store: Offse
     assert found.broker_error is None
 
 
-def test_without_kafka_what_is_stored_is_there_all_the_same(store: OffsetStore, broker: StaticBroker) -> None:
-    broker.error = BrokerUnavailable("down")
+def test_without_kafka_what_is_stored_is_there_and_one_that_goes_away_meanwhile_costs_the_times_alone(
+    store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = broker.error = BrokerUnavailable("down")
     found = store.lag(None, broker)
-    assert (found.kafka, found.broker_error) == (None, broker.error)
+    assert (found.kafka, found.broker_error) == (None, down)
     group = found.groups["billing"]
     assert (group.records, group.seconds, group.mirror_lag, group.topics["payments"].headroom) == (None,) * 4
     assert [*group.topics["payments"].partitions] == [0, 1]
 
-
-def test_a_kafka_that_goes_away_meanwhile_costs_the_times_alone(
-    store: OffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    down = BrokerUnavailable("down")
-
     def fail(_asked: object) -> None:
         raise down
 
+    broker.error = None
     monkeypatch.setattr(broker, "first_records", fail)
     found = store.lag(None, broker)
     assert (found.groups["billing"].records, found.groups["billing"].seconds) == (9, None)
@@ -208,22 +195,26 @@ def test_a_kafka_that_goes_away_meanwhile_costs_the_times_alone(
     assert found.broker_error is down
 
 
-def test_copies_are_compared_under_the_groups_name_in_kafka(store: OffsetStore, broker: StaticBroker) -> None:
-    assert store.lag(None, broker).groups["billing"].mirror_lag is None
+def test_copies_are_compared_under_the_groups_name_in_kafka_and_a_missing_one_is_behind(
+    store: OffsetStore, broker: StaticBroker
+) -> None:
+    def mirror_lag(group: str = "billing") -> int | None:
+        return store.lag(None, broker).groups[group].mirror_lag
+
+    assert mirror_lag() is None
+    give(store, "part", broker, {P0: 1, P1: 8})
+    broker.set_committed({P0: 1})
+    assert mirror_lag("part") == 8
+    broker.unanswered["payments"] = BrokerUnavailable("payments has no leader")
+    assert mirror_lag("part") == 0, "nothing is known of its log"
+
+    broker.unanswered.clear()
     broker.set_committed({P0: 1, P1: 12, P2: 3, R0: 7})
-    assert store.lag(None, broker).groups["billing"].mirror_lag == 3, "ahead of the store does not make up for it"
+    assert mirror_lag() == 3, "ahead of the store does not make up for it"
     broker.members = {"spark-billing"}
     other = store.lag(None, broker, kafka_groups={"billing": "spark-billing"}).groups["billing"]
     assert (other.mirror_lag, other.kafka.has_members) == (3, True)
     assert store.lag(None, broker).groups["billing"].kafka.has_members is False
-
-
-def test_a_missing_copy_is_behind(store: OffsetStore, broker: StaticBroker) -> None:
-    give(store, "part", broker, {P0: 1, P1: 8})
-    broker.set_committed({P0: 1})
-    assert store.lag(None, broker).groups["part"].mirror_lag == 8
-    broker.unanswered["payments"] = BrokerUnavailable("payments has no leader")
-    assert store.lag(None, broker).groups["part"].mirror_lag == 0, "nothing is known of its log"
 
 
 @pytest.mark.behaviour("DASH-1")

@@ -55,48 +55,32 @@ def give_up(store: OffsetStore, claim: Claim, *letters: NewLetter, until: int = 
         tx.advance({P0: left})
 
 
-def assert_nothing_was_written(store: OffsetStore, query: Query) -> None:
-    assert query("SELECT count(*) FROM results") == [(0,)]
-    assert query("SELECT count(*) FROM dead_letters") == [(0,)]
-    assert store.offsets(GROUP) == {}, "its first transaction would have made the row"
-
-
 # -- letters that can't be written
 
 
 @pytest.mark.behaviour("DLQ-2")
-def test_a_trigger_that_swallows_a_letter_takes_the_results_and_the_offset_with_it(
-    store: OffsetStore, claim: Claim, query: Query
-) -> None:
-    query(SWALLOW.format(then="RETURN NULL;"))
-    with pytest.raises(errors.SinkError, match="not all dead letters could be written") as caught:
-        give_up(store, claim, dead(1), dead(2))
-
-    assert not isinstance(caught.value, errors.RowsRefused), "no record is to blame"
-    assert_nothing_was_written(store, query)
-
-
-@pytest.mark.behaviour("DLQ-2")
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "told"),
     [
-        SWALLOW.format(then="RAISE EXCEPTION 'no %', new.value;"),
-        "ALTER TABLE dead_letters ADD CONSTRAINT mine CHECK (record_offset <> 2)",
+        (SWALLOW.format(then="RETURN NULL;"), "not all dead letters could be written"),
+        (SWALLOW.format(then="RAISE EXCEPTION 'no %', new.value;"), "refused to store dead letters"),
+        ("ALTER TABLE dead_letters ADD CHECK (record_offset <> 2)", "refused to store dead letters"),
     ],
-    ids=["a trigger that raises", "a constraint of one's own"],
+    ids=["a trigger that swallows it", "a trigger that raises", "a constraint of one's own"],
 )
-def test_a_letter_that_the_database_refuses_is_no_record_s_fault(
-    store: OffsetStore, claim: Claim, query: Query, spoil: str
+def test_a_letter_that_the_database_does_not_keep_is_no_record_s_fault_and_nothing_is_written(
+    store: OffsetStore, claim: Claim, query: Query, spoil: str, told: str
 ) -> None:
     query(spoil)
-    with pytest.raises(errors.SinkError, match="refused to store dead letters") as caught:
+    with pytest.raises(errors.SinkError, match=told) as caught:
         give_up(store, claim, dead(1), dead(2, payload=RECORD._replace(value=b"secret")))
 
     assert not isinstance(caught.value, errors.RowsRefused)
     assert "secret" not in str(caught.value)
     assert b"secret".hex() not in str(caught.value)
     assert caught.value.__cause__ is None
-    assert_nothing_was_written(store, query)
+    assert query("SELECT count(*) FROM results") == query("SELECT count(*) FROM dead_letters") == [(0,)]
+    assert store.offsets(GROUP) == {}, "its first transaction would have made the row"
 
 
 # -- the order of their locks
@@ -175,15 +159,8 @@ def test_values_are_neither_read_for_a_list_nor_to_measure_them(store: OffsetSto
     store.request_replay(GROUP, LetterFilter(), reason="ticket 17")
     query("ANALYZE dead_letters")
 
-    requested = {
-        "group": GROUP,
-        "topics": ["payments"],
-        "limit": 100,
-        "max_bytes": 1,
-        "of_topics": None,
-        "numbers": None,
-    }
-    for statement, values in ((sql.LIST_LETTERS, page()), (sql.REQUESTED_LETTERS, requested)):
+    asked = {sql.LIST_LETTERS: page(), sql.REQUESTED_LETTERS: requested(limit=100, max_bytes=1)}
+    for statement, values in asked.items():
         top, *_ = executed_plan(store, statement, values)
         assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 64, "a value is in 130 blocks"
 
@@ -243,23 +220,21 @@ def test_letters_are_superseded_in_the_order_of_decisions_whatever_the_plan(
 
 def page(*states: str, limit: int = 50, after: LetterCursor | None = None) -> dict[str, object]:
     """The values of the statement that reads a page."""
-    at, topic, partition, offset, topic_id = after or (None,) * 5
-    return {
-        "group": GROUP,
-        "states": list(states or sql.STATES),
-        "limit": limit,
-        "max_bytes": None,
-        "after_at": at,
-        "after_topic": topic,
-        "after_partition": partition,
-        "after_offset": offset,
-        "after_topic_id": topic_id,
-        **dict.fromkeys(("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")),
-    }
+    cursor = ("after_at", "after_topic", "after_partition", "after_offset", "after_topic_id")
+    filters = ("cause", "topic", "partition", "error_class", "sqlstate", "table", "constraint", "column")
+    values = {"group": GROUP, "states": list(states or sql.STATES), "limit": limit, "max_bytes": None}
+    return {**values, **dict.fromkeys(filters), **dict(zip(cursor, after or (None,) * 5, strict=True))}
 
 
-@pytest.fixture
-def crowded(store: OffsetStore, claim: Claim, query: Query) -> OffsetStore:
+def requested(*, limit: int, max_bytes: int) -> dict[str, object]:
+    """The values of the statement that reads what a job replays next."""
+    topics = {"topics": ["payments"], "of_topics": None, "numbers": None}
+    return {"group": GROUP, "limit": limit, "max_bytes": max_bytes, **topics}
+
+
+def test_a_page_and_the_next_requested_letters_are_read_by_an_index_however_many_there_are(
+    store: OffsetStore, claim: Claim, query: Query
+) -> None:
     """A group with 20,000 letters, most of them dead, beside another group's."""
     give_up(store, claim, until=MANY)
     query(f"""
@@ -271,47 +246,24 @@ def crowded(store: OffsetStore, claim: Claim, query: Query) -> OffsetStore:
         FROM generate_series(0, {MANY - 1}) AS n, (VALUES ('{GROUP}'), ('another')) AS groups (g)
     """)
     query("ANALYZE dead_letters")
-    return store
+    choices: tuple[tuple[Any, ...], ...] = (("dead",), ("dead", "requested"), ())
+    for states in choices:
+        first = store.letters(GROUP, state=states or None, limit=50)
+        later = LetterCursor.of(store.letters(GROUP, state=states or None, limit=8_000).letters[-1])
+        assert first.next is not None
+        for after in (None, LetterCursor.parse(first.next), later):
+            plan = executed_plan(store, sql.LIST_LETTERS, page(*states, after=after))
 
+            scans = [node for node in plan if node.get("Relation Name") == "dead_letters"]
+            assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
+            most = 52 * len(states or sql.STATES)  # a page, one more that tells of the next page, and the end of a tie
+            assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= most
+            assert all(node["Actual Rows"] <= most for node in plan if "Sort" in node["Node Type"])
 
-@pytest.mark.parametrize("states", [("dead",), ("dead", "requested"), ()], ids=["one", "open", "all"])
-def test_a_page_of_many_letters_is_read_by_the_index_and_no_more_than_that(
-    crowded: OffsetStore, states: tuple[Any, ...]
-) -> None:
-    first = crowded.letters(GROUP, state=states or None, limit=50)
-    later = LetterCursor.of(crowded.letters(GROUP, state=states or None, limit=8_000).letters[-1])
-    assert first.next is not None
-    for after in (None, LetterCursor.parse(first.next), later):
-        plan = executed_plan(crowded, sql.LIST_LETTERS, page(*states, after=after))
-
-        scans = [node for node in plan if node.get("Relation Name") == "dead_letters"]
-        assert {node.get("Index Name") for node in scans} == {"dead_letters_list_idx"}
-        most = 52 * len(states or sql.STATES)  # a page, one more that tells of the next page, and the end of a tie
-        assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= most
-        assert all(node["Actual Rows"] <= most for node in plan if "Sort" in node["Node Type"])
-
-
-def test_the_job_finds_the_next_requested_letters_among_many(crowded: OffsetStore) -> None:
-    values = {
-        "group": GROUP,
-        "topics": ["payments"],
-        "limit": 1000,
-        "max_bytes": 1 << 26,
-        "of_topics": None,
-        "numbers": None,
-    }
-    plan = executed_plan(crowded, sql.REQUESTED_LETTERS, values)
-    used = {node.get("Index Name") for node in plan}
-    assert "dead_letters_requested_idx" in used
+    plan = executed_plan(store, sql.REQUESTED_LETTERS, requested(limit=1000, max_bytes=1 << 26))
+    assert "dead_letters_requested_idx" in {node.get("Index Name") for node in plan}
     assert plan[0]["Actual Rows"] == 1000
     assert plan[0]["Actual Total Time"] < 1_000  # milliseconds
-
-
-def test_a_decision_about_many_letters_is_one_line_of_the_history(crowded: OffsetStore) -> None:
-    done = crowded.request_replay(GROUP, LetterFilter(cause="refused"), reason="ticket 17")
-
+    done = store.request_replay(GROUP, LetterFilter(cause="refused"), reason="ticket 17")
     assert (len(done.letters), done.more) == (10_000, True)
-    assert [key.offset for key in done.letters[:3]] == [2, 3, 4]
-    [line] = crowded.history(GROUP, events=["replay"])
-    assert line.reason == "10000 dead letters to be replayed (cause=refused): ticket 17"
-    assert crowded.letter_counts(GROUP)["requested"] == 11_000
+    assert store.history(GROUP)[-1].reason == "10000 dead letters to be replayed (cause=refused): ticket 17"

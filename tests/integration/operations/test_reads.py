@@ -1,43 +1,14 @@
-"""The state of a group, read from PostgreSQL by its clock."""
+"""The state of a group, read from PostgreSQL."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, Watermarks
+from offsetstore import OffsetStore
 from offsetstore.operations.people import OUTBOX_STATES
 from offsetstore.protocol.outbox import OutboxState
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
-from tests.integration.transacting import GROUP, P0, P1, process
-
-
-def test_the_ages_are_of_the_databases_clock_and_the_rows_are_the_stored_ones(
-    store: OffsetStore, results: str, query: Query
-) -> None:
-    broker = StaticBroker.with_topics({"payments": 2}, end=10)
-    broker.set_committed({P1: 3})
-    claim = store.claim(GROUP, broker, mirror_every=None)
-    process(store, claim, P0, range_=OffsetRange(0, 4))
-    query("UPDATE kafka_partitions SET contested = true, pinned = true, updated_at = updated_at - interval '1 hour'")
-    [(before,)] = query("SELECT clock_timestamp()")
-
-    state = store.group_state(GROUP, broker)
-
-    [(after,)] = query("SELECT clock_timestamp()")
-    assert before < state.read_at < after
-    assert state.owner is not None
-    assert state.owner.token == claim.token
-    assert state.is_live
-    rows = store.offsets(GROUP)
-    for tp, one in state.partitions.items():
-        assert one.stored == rows[tp]
-        assert timedelta(hours=1) < (one.age or timedelta()) < timedelta(hours=2)
-        assert (one.pinned, one.contested, one.log) == (True, True, Watermarks(0, 10, high=10, leader_epoch=0))
-    assert [(tp, one.lag) for tp, one in state.partitions.items()] == [(P0, 6), (P1, 7)]
-    assert [one.committed and one.committed.next_offset for one in state.partitions.values()] == [None, 3]
+from tests.integration.transacting import GROUP
 
 
 @pytest.mark.behaviour("OUT-7")

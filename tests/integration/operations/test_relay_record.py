@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 
 import pytest
 
@@ -48,11 +49,31 @@ def told(store: OffsetStore) -> RelayStatus | None:
 
 def state(store: OffsetStore) -> str | None:
     found = told(store)
-    return None if found is None else found.state
+    return found and found.state
+
+
+def told_of(store: OffsetStore) -> tuple[str, str | None]:
+    """The state, and whose it is."""
+    found = told(store)
+    assert found is not None
+    return found.state, found.owner
+
+
+def wait_until_told(store: OffsetStore, error: str | None) -> RelayStatus:
+    """Wait until the relay says that this is in its way."""
+
+    def look() -> RelayStatus | None:
+        found = told(store)
+        return found if found is not None and found.error == error else None
+
+    found = wait_until(look)
+    assert found is not None
+    return found
 
 
 def end(record: RelayRecord, error: Exception | None) -> None:
-    with record.running():
+    """Let it run and end with this error."""
+    with pytest.raises(type(error)) if error else nullcontext(), record.running():
         if error is not None:
             raise error
 
@@ -61,57 +82,48 @@ def test_a_relay_is_live_while_it_runs_and_tells_how_it_ended(
     store: OffsetStore, start: Callable[[str], RelayRecord], query: Query
 ) -> None:
     assert told(store) is None
-    with start("first").running():
+    record = start("first")
+    with record.running():
         query(TAKE.format("first"))
         assert state(store) == "live"
-    assert state(store) == "ended"
+    record._write(None)
+    assert state(store) == "ended", "an end is not taken back"
 
-    with pytest.raises(ConfigurationError):
-        end(start("second"), ConfigurationError("no such topic"))
-    found = told(store)
-    assert found is not None
+    end(start("second"), ConfigurationError("no such topic"))
+    assert (found := told(store)) is not None
     assert (found.state, found.owner, found.error) == ("failed", "second", "no such topic.")
-    with pytest.raises(ValueError, match="secret"):
-        end(start("second"), ValueError("a record's secret"))
+    end(start("second"), ValueError("a record's secret"))
     assert query("SELECT error FROM relay_runs ORDER BY started_at DESC LIMIT 1") == [("ValueError",)]
-    with pytest.raises(RelayFenced):
-        end(start("third"), RelayFenced("another relay has taken the outbox over"))
+    end(start("third"), RelayFenced("another relay has taken the outbox over"))
     assert state(store) == "fenced"
 
 
-def test_what_it_waits_for_is_told_until_it_sends_again_or_rests(
+def test_what_it_waits_for_and_each_topic_that_is_blocked_are_told_until_it_sends_or_rests(
     store: OffsetStore, start: Callable[[str], RelayRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_record, "INTERVAL", 0.05)
     record, error = start("relay"), BrokerUnavailable("no answer")
+    waits, rests = OutboxWaits(group="relay", error=error, wait=1.0), OutboxRests(group="relay", blocked=0)
+    sent = OutboxSent(group="relay", rows=3, seconds=0.1)
+    gone, full = (
+        OutboxBlocked(group="relay", topic=topic, row=row, error="no topic")
+        for row, topic in enumerate(("gone", "full"))
+    )
     with record.running():
-        record.on(OutboxWaits(group="relay", error=error, wait=1.0))
-        wait_until(lambda: (found := told(store)) is not None and found.error == str(error))
-        record.on(OutboxSent(group="relay", rows=3, seconds=0.1))
-        wait_until(lambda: (found := told(store)) is not None and found.error is None and found.sent_at is not None)
-        record.on(OutboxWaits(group="relay", error=error, wait=1.0))
-        wait_until(lambda: (found := told(store)) is not None and found.error == str(error))
-        record.on(OutboxRests(group="relay", blocked=0))
-        wait_until(lambda: (found := told(store)) is not None and found.error is None)
-
-
-def test_each_topic_that_is_blocked_is_told_until_none_is(
-    store: OffsetStore, start: Callable[[str], RelayRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay_record, "INTERVAL", 0.05)
-    record = start("relay")
-    with record.running():
-        for row, topic in enumerate(("gone", "full")):
-            record.on(OutboxBlocked(group="relay", topic=topic, row=row, error="no topic"))
-        record.on(OutboxSent(group="relay", rows=3, seconds=0.1))  # of other topics
-        both = "row 0 blocks topic gone: no topic; row 1 blocks topic full: no topic"
-        wait_until(lambda: (found := told(store)) is not None and found.error == both and found.sent_at is not None)
-        record.on(OutboxRests(group="relay", blocked=0))
-        wait_until(lambda: (found := told(store)) is not None and found.error is None)
+        for over in (sent, rests):
+            record.on(waits)
+            wait_until_told(store, str(error))
+            record.on(over)
+            assert wait_until_told(store, None).sent_at is not None
+        for event in (gone, full, sent):  # of other topics
+            record.on(event)
+        wait_until_told(store, "row 0 blocks topic gone: no topic; row 1 blocks topic full: no topic")
+        record.on(rests)
+        wait_until_told(store, None)
         monkeypatch.setattr(relay_record, "_BLOCKED", 0.2)
-        record.on(OutboxBlocked(group="relay", topic="gone", row=0, error="no topic"))
-        wait_until(lambda: (found := told(store)) is not None and found.error is not None)
-        wait_until(lambda: (found := told(store)) is not None and found.error is None)  # it is told no more
+        record.on(gone)
+        wait_until_told(store, "row 0 blocks topic gone: no topic")
+        wait_until_told(store, None)  # it is told no more
 
 
 def test_a_relay_without_heartbeats_is_silent_and_one_that_sends_nothing_is_stalled(
@@ -120,26 +132,16 @@ def test_a_relay_without_heartbeats_is_silent_and_one_that_sends_nothing_is_stal
     with start("relay").running():
         query(f"INSERT INTO outbox (consumer_group, topic, created_at) VALUES ('billing', 'a', {AGO.format(400)})")
         assert state(store) == "live", "it has just begun"
-        query(f"UPDATE relay_runs SET started_at = {AGO.format(400)}")
-        assert state(store) == "stalled"
-        query(f"UPDATE relay_runs SET sent_at = {AGO.format(10)}")
-        assert state(store) == "live"
-        query(f"UPDATE relay_runs SET seen_at = {AGO.format(20)}")
-        assert state(store) == "silent"
-
-
-def test_a_second_one_that_fails_at_its_start_does_not_hide_the_first(
-    store: OffsetStore, start: Callable[[str], RelayRecord], query: Query
-) -> None:
-    with start("first").running():
-        query(TAKE.format("first"))
-        for _ in range(4):
-            with pytest.raises(ConfigurationError):
-                end(start("second"), ConfigurationError("no such topic"))
-        query(f"UPDATE relay_runs SET started_at = {AGO.format(70)} WHERE owner = 'first'")
-        found = told(store)
-        assert found is not None
-        assert (found.state, found.owner) == ("live", "first")
+        for column, ago, expected in (
+            ("started_at", 400, "stalled"),
+            ("sent_at", 10, "live"),
+            ("seen_at", 20, "silent"),
+        ):
+            query(f"UPDATE relay_runs SET {column} = {AGO.format(ago)}")
+            assert state(store) == expected
+        query("ALTER TABLE relay_runs RENAME TO away")  # later trouble harms nothing
+    query("ALTER TABLE away RENAME TO relay_runs")
+    assert state(store) == "silent", "nobody could say that it ended"
 
 
 def test_a_trial_that_failed_while_another_one_ran_hides_neither_its_life_nor_its_end(
@@ -147,54 +149,24 @@ def test_a_trial_that_failed_while_another_one_ran_hides_neither_its_life_nor_it
 ) -> None:
     with start("first").running():
         query(TAKE.format("first"))
-        for _ in range(3):
-            with pytest.raises(ConfigurationError):
-                end(start("second"), ConfigurationError("no such topic"))
-        assert state(store) == "live", "in its first minute, too: those that failed came later"
-    found = told(store)
-    assert found is not None
-    assert (found.state, found.owner) == ("ended", "first")
+        for _ in range(4):
+            end(start("second"), ConfigurationError("no such topic"))
+        assert told_of(store) == ("live", "first"), "in its first minute, too: those that failed came later"
+        query(f"UPDATE relay_runs SET started_at = {AGO.format(70)} WHERE owner = 'first'")
+        assert told_of(store) == ("live", "first")
+    assert told_of(store) == ("ended", "first")
 
 
 def test_one_that_fails_at_each_start_is_failed_although_it_is_live(
     store: OffsetStore, start: Callable[[str], RelayRecord]
 ) -> None:
     for _ in range(3):
-        with pytest.raises(ConfigurationError):
-            end(start("relay"), ConfigurationError("no such topic"))
+        end(start("relay"), ConfigurationError("no such topic"))
     with start("relay").running():
         assert state(store) == "failed"
 
 
-def test_one_of_an_earlier_release_is_unknown(
-    store: OffsetStore, start: Callable[[str], RelayRecord], query: Query
-) -> None:
-    query(TAKE.format("earlier"))
-    assert state(store) == "unknown"
-    with start("relay").running():
-        assert state(store) == "live"
-    assert state(store) == "ended"
-    query(TAKE.format("earlier"))
-    assert state(store) == "unknown"
-
-
-def test_an_end_is_not_taken_back_and_old_runs_are_deleted(
-    store: OffsetStore, start: Callable[[str], RelayRecord], query: Query
-) -> None:
-    record = start("relay")
-    end(record, None)
-    record._write(None)
-    assert state(store) == "ended"
-    query(
-        "INSERT INTO relay_runs (run_id, owner, started_at, seen_at) "
-        f"SELECT gen_random_uuid(), 'old', {AGO.format(86400)}, {AGO.format(86000)} FROM generate_series(1, 200)"
-    )
-    end(start("relay"), None)
-    assert query("SELECT count(*)::int FROM relay_runs") == [(100,)]
-    assert state(store) == "ended"
-
-
-def test_the_run_of_a_relay_that_goes_on_is_kept_however_often_another_one_fails(
+def test_old_runs_are_deleted_but_not_the_one_that_goes_on(
     store: OffsetStore, start: Callable[[str], RelayRecord], query: Query
 ) -> None:
     with start("first").running():
@@ -203,6 +175,7 @@ def test_the_run_of_a_relay_that_goes_on_is_kept_however_often_another_one_fails
             "SELECT gen_random_uuid(), 'second', clock_timestamp(), 'failed' FROM generate_series(1, 200)"
         )
         end(start("third"), None)
+        assert query("SELECT count(*)::int FROM relay_runs") == [(101,)]
         assert query("SELECT count(*)::int FROM relay_runs WHERE owner = 'first'") == [(1,)]
         query(f"UPDATE relay_runs SET seen_at = {AGO.format(3601)} WHERE owner = 'first'")
         end(start("third"), None)
@@ -212,34 +185,21 @@ def test_the_run_of_a_relay_that_goes_on_is_kept_however_often_another_one_fails
 def test_a_live_relay_that_was_replaced_and_does_not_know_it_yet_is_not_shown(
     store: OffsetStore, start: Callable[[str], RelayRecord], query: Query
 ) -> None:
+    query(TAKE.format("earlier"))
+    assert state(store) == "unknown", "one of an earlier release"
     with start("first").running():
         query(TAKE.format("first"))
         with start("second").running():
             query(TAKE.format("second"))
             query(f"UPDATE relay_runs SET seen_at = {AGO.format(0)}")
-            found = told(store)
-            assert found is not None
-            assert (found.state, found.owner) == ("live", "second")
+            assert told_of(store) == ("live", "second")
             query(f"UPDATE outbox_relays SET taken_at = {AGO.format(30)}")
             query(f"UPDATE relay_runs SET started_at = {AGO.format(400)} WHERE owner = 'first'")
-            query(
-                f"UPDATE relay_runs SET started_at = {AGO.format(31)}, seen_at = {AGO.format(20)} "
-                "WHERE owner = 'second'"
-            )
-            found = told(store)
-            assert found is not None
-            assert (found.state, found.owner) == ("silent", "second")
+            times = f"started_at = {AGO.format(31)}, seen_at = {AGO.format(20)}"
+            query(f"UPDATE relay_runs SET {times} WHERE owner = 'second'")
+            assert told_of(store) == ("silent", "second")
             query("DELETE FROM relay_runs WHERE owner = 'second'")
-            found = told(store)
-            assert found is not None
-            assert (found.state, found.owner) == ("unknown", "second"), "one of an earlier release"
-
-
-def test_later_trouble_harms_nothing(store: OffsetStore, start: Callable[[str], RelayRecord], query: Query) -> None:
-    with start("relay").running():
-        query("ALTER TABLE relay_runs RENAME TO away")
-    query("ALTER TABLE away RENAME TO relay_runs")
-    assert state(store) == "live", "nobody could say that it ended"
+            assert told_of(store) == ("unknown", "second")
 
 
 @pytest.fixture
@@ -255,10 +215,11 @@ def forgetful(offsetstore_database: str) -> Generator[tuple[OffsetStore, SlowPro
 
 
 @pytest.mark.behaviour("OUT-12")
-def test_heartbeats_go_on_after_a_connection_was_forgotten(
+def test_heartbeats_go_on_after_a_connection_was_forgotten_and_a_start_that_can_t_be_recorded_has_an_end(
     forgetful: tuple[OffsetStore, SlowProxy], monkeypatch: pytest.MonkeyPatch, query: Query
 ) -> None:
     monkeypatch.setattr(relay_record, "INTERVAL", 0.5)
+    monkeypatch.setattr("offsetstore.relay._LEAVING", 0.5)
     far, proxy = forgetful
 
     def seen() -> object:
@@ -270,14 +231,6 @@ def test_heartbeats_go_on_after_a_connection_was_forgotten(
         proxy.weather, last = Weather(), seen()
         wait_until(lambda: seen() != last)
 
-
-@pytest.mark.behaviour("OUT-12")
-def test_a_relay_whose_start_can_t_be_recorded_can_be_stopped_and_does_not_wait_for_ever(
-    forgetful: tuple[OffsetStore, SlowProxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay_record, "INTERVAL", 0.5)
-    monkeypatch.setattr("offsetstore.relay._LEAVING", 0.5)
-    far, proxy = forgetful
     proxy.weather = Weather(delay=10_000)
     relay = Relay(far, Broker({"bootstrap.servers": "127.0.0.1:1"}))
     stopped = in_background(relay.run)

@@ -4,7 +4,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from html import unescape
 from typing import Any
@@ -22,6 +22,7 @@ from tests.support.waiting import wait_until
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Without it, each client of httpx reads the certificates of all authorities."""
+GROUP = "billing"
 P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
 
 
@@ -43,11 +44,8 @@ def advance(
         tx.advance(ranges)
 
 
-def text_of(page: str | httpx.Response) -> str:
+def text_of(page: str) -> str:
     """What a person reads, on one line."""
-    if isinstance(page, httpx.Response):
-        assert page.status_code == 200, page.text
-        page = page.text
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
@@ -120,3 +118,56 @@ def server(store: OffsetStore, broker: StaticBroker) -> Iterator[DashboardServer
 def client(server: DashboardServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, headers={"Accept": "text/html"}, timeout=60, verify=NO_TLS) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store, its broker and its pages, of which most are about `GROUP` unless another one is asked for."""
+
+    store: OffsetStore
+    broker: StaticBroker
+    server: DashboardServer
+    client: httpx.Client
+
+    def take(self) -> None:
+        """Take a snapshot."""
+        self.server.snapshots.take()
+
+    def give(self, group: str, offsets: dict[TopicPartition, int], *, stay: bool = True) -> None:
+        """As `give`, and shown."""
+        give(self.store, group, offsets, stay=stay)
+        self.take()
+
+    def claim(self, group: str = GROUP) -> Claim:
+        """The claim of a job, which is shown."""
+        claim = self.store.claim(group, topics=["payments"], mirror_every=None)
+        self.take()
+        return claim
+
+    def get(self, path: str = "/", **query: str | int) -> httpx.Response:
+        return self.client.get(path, params=query if path in {"/", "/store"} else {"group": GROUP, **query})
+
+    def page(self, path: str = "/", **query: str | int) -> str:
+        answer = self.get(path, **query)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    def text(self, path: str = "/", **query: str | int) -> str:
+        return text_of(self.page(path, **query))
+
+    def follow(self, path: str, **query: str | int) -> list[str]:
+        """A list's pages, from the newest to the oldest."""
+        pages = [self.page(path, **query)]
+        while older := re.search(r'rel="next" href="([^"]*)"', pages[-1]):
+            answer = self.client.get(unescape(older[1]))
+            assert answer.status_code == 200, answer.text
+            pages.append(answer.text)
+        return pages
+
+    def rows(self, region: str, path: str = "/", **query: str | int) -> list[str]:
+        return rows_of(self.page(path, **query), region)
+
+
+@pytest.fixture
+def site(store: OffsetStore, broker: StaticBroker, server: DashboardServer, client: httpx.Client) -> Site:
+    return Site(store, broker, server, client)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -34,13 +35,12 @@ from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.integration.conftest import Query
-from tests.integration.pages.conftest import P0, P1, P2, advance, give, hold_still
+from tests.integration.pages.conftest import GROUP, NO_TLS, P0, P1, P2, advance, give, hold_still
 from tests.support.page_forms import Browser, Page
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.behaviour("DASH-3")
 
-GROUP = "billing"
 ANSWER = {"reason": "wrong rates, ticket 17", "typed": GROUP}
 REFUSED = LetterError("RowsRefused", "", "23514", "public.results", "positive")
 RAISED = LetterError("ValueError", "")
@@ -72,18 +72,19 @@ def browser(client: httpx.Client) -> Browser:
 @pytest.fixture
 def letters(server: DashboardServer, store: OffsetStore) -> None:
     """Three letters of two errors; the server's fixture has written what is below them."""
-    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    advance(
-        store,
-        claim,
-        {P0: OffsetRange(4, 6), P1: OffsetRange(10, 11)},
-        [refused(4), refused(5), NewLetter(P1, 10, "raised", RAISED, 1, None, PAYLOAD)],
-    )
-    claim.close()
+    raised = NewLetter(P1, 10, "raised", RAISED, 1, None, PAYLOAD)
+    give_up(store, {P0: OffsetRange(4, 6), P1: OffsetRange(10, 11)}, refused(4), refused(5), raised)
 
 
 def refused(offset: int) -> NewLetter:
     return NewLetter(P0, offset, "refused", REFUSED, 3, None, PAYLOAD)
+
+
+def give_up(store: OffsetStore, ranges: dict[TopicPartition, OffsetRange], *letters: NewLetter) -> None:
+    """Let a job pass these offsets with these letters, and leave."""
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    advance(store, claim, ranges, letters)
+    claim.close()
 
 
 @pytest.fixture
@@ -98,13 +99,6 @@ def set_aside(server: DashboardServer, query: Query) -> None:
 
 
 WAITING = f"INSERT INTO outbox (id, consumer_group, topic) OVERRIDING SYSTEM VALUE VALUES (50, '{GROUP}', 'events')"
-
-
-def give_up_another(store: OffsetStore) -> None:
-    """Let a job write one more letter of the same error as the first two."""
-    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
-    advance(store, claim, {P0: OffsetRange(6, 7)}, [refused(6)])
-    claim.close()
 
 
 def owner_of(store: OffsetStore) -> GroupRow:
@@ -127,6 +121,17 @@ def decided(store: OffsetStore, event: str) -> list[HistoryEvent]:
     return store.history(GROUP, events=[event])
 
 
+@contextmanager
+def browsing(store: OffsetStore, broker: StaticBroker, actions: Deciding | None = None) -> Generator[Browser]:
+    """The pages of another server."""
+    with (
+        DashboardServer(store, broker, Settings(port=0), actions=actions) as server,
+        httpx.Client(base_url=server.url, timeout=60, verify=NO_TLS) as client,
+    ):
+        server.snapshots.take()
+        yield Browser(client)
+
+
 def plan_reset(browser: Browser, **fields: str) -> Page:
     return browser.open("/actions/reset/plan", **{"group": GROUP, "to": "earliest", **fields})
 
@@ -134,6 +139,7 @@ def plan_reset(browser: Browser, **fields: str) -> Page:
 # --- each decision ------------------------------------------------------------------------------------------------
 
 LETTER = {"topic": "payments", "partition": "0", "offset": "4"}
+TO_3 = {"to": "offset", "value": "3", "topic": "payments", "partition": "0"}
 
 
 @pytest.mark.behaviour("DASH-5", "OUT-6", "OUT-10")
@@ -141,32 +147,14 @@ LETTER = {"topic": "payments", "partition": "0", "offset": "4"}
 @pytest.mark.parametrize(
     ("action", "chosen", "entered", "planned", "done"),
     [
-        (
-            "reset",
-            {},
-            {"to": "offset", "value": "3", "topic": "payments", "partition": "0"},
-            r"read 3 offsets again.* payments\S*0 6 3 -3 0 10",
-            "Done: billing will read 3 offsets again, in 1 partition.",
-        ),
+        ("reset", {}, TO_3, r"read 3 offsets again.* payments\S*0 6 3 -3 0 10", "Done: billing will read 3 offsets"),
         ("pause", {}, {"until": "2099-03-01T00:00Z"}, "No job is live", "billing is paused until 2099-03-01"),
         ("resume", {}, {}, "a deploy", "Resumed"),
         ("replay", LETTER, {}, "1 dead letter would be.* payments:0:4", "1 dead letter"),
         ("discard", LETTER, {"erase": "yes"}, "1 dead letter would be.* for good", "1 dead letter"),
-        (
-            "outbox-retry",
-            {},
-            {"topic": " events "},
-            "2 rows would be put back into the outbox.*Kafka has no topic events",
-            "2 rows put back into the outbox.",
-        ),
+        ("outbox-retry", {}, {"topic": " events "}, "2 rows would be put back.* no topic events", "2 rows put back"),
         ("outbox-discard", {}, {"row": "2"}, "1 row would be discarded.", "1 row discarded."),
-        (
-            "outbox-set-aside",
-            {},
-            {"row": "50"},
-            "1 row would be set aside.* Rows of their keys that come after them are sent before them.",
-            "1 row set aside.",
-        ),
+        ("outbox-set-aside", {}, {"row": "50"}, "1 row would be set aside.* sent before them.", "1 row set aside."),
     ],
 )
 def test_each_decision_is_planned_and_then_done(
@@ -208,10 +196,8 @@ def test_each_decision_is_planned_and_then_done(
 
 
 def test_each_decision_is_in_the_table() -> None:
-    [table] = [
-        mark for mark in vars(test_each_decision_is_planned_and_then_done)["pytestmark"] if mark.name == "parametrize"
-    ]
-    assert [row[0] for row in table.args[1]] == list(DECISIONS)
+    marks = vars(test_each_decision_is_planned_and_then_done)["pytestmark"]
+    assert [[row[0] for row in one.args[1]] for one in marks if one.name == "parametrize"] == [list(DECISIONS)]
 
 
 @pytest.mark.behaviour("START-25")
@@ -221,8 +207,7 @@ def test_a_reset_shows_the_evidence_of_loss_that_it_accepts(browser: Browser, st
     plan = plan_reset(browser, to="current")
     assert "The reset would accept this loss" in plan.text
     assert re.search(r"payments\S*0: the log lost records that had been read: the log ended at 3", plan.text)
-    done = browser.send(plan, **ANSWER)
-    assert "The reset accepted this loss" in done.text
+    assert "The reset accepted this loss" in browser.send(plan, **ANSWER).text
     assert store.offsets(GROUP)[P0].suspect is None
 
 
@@ -269,11 +254,13 @@ def expect_new_plan(page: Page) -> None:
 def test_letters_that_come_after_the_plan_are_neither_discarded_nor_forced_unseen_but_may_be_replayed(
     browser: Browser, store: OffsetStore
 ) -> None:
+    of_letter = browser.open("/actions/replay/plan", group=GROUP, **LETTER)
+    assert of_letter.form.fields["topic_id"] == "", "a letter of that offset that comes later is another"
     discard, forced, replay = (
         browser.open(f"/actions/{action}/plan", group=GROUP, **ERROR, **more)
         for action, more in (("discard", {}), ("replay", {"forced": "yes"}), ("replay", {}))
     )
-    give_up_another(store)
+    give_up(store, {P0: OffsetRange(6, 7)}, refused(6))
     for plan in (discard, forced):
         again = browser.send(plan, **ANSWER)
         expect_new_plan(again)
@@ -283,28 +270,22 @@ def test_letters_that_come_after_the_plan_are_neither_discarded_nor_forced_unsee
     assert "3 dead letters requested" in browser.send(replay, **ANSWER).text
 
 
-def test_a_letter_of_that_offset_that_comes_after_the_plan_is_another(browser: Browser, letters: None) -> None:
-    plan = browser.open("/actions/replay/plan", group=GROUP, **LETTER)
-    assert plan.form.fields["topic_id"] == ""
-
-
 def test_a_live_job_is_fenced_only_if_that_is_chosen_and_what_was_done_is_shown(
     browser: Browser, store: OffsetStore
 ) -> None:
     claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     pause = browser.send(browser.open("/actions/pause", group=GROUP))
-    assert "A job is live" in pause.text
-    assert not pause.form.ticks
     plan = plan_reset(browser, to="shift", value="-1", topic="payments", partition="0")
-    assert "A job is live" in plan.text
+    assert (pause.form.ticks, plan.form.ticks) == (set(), {"fence"})
+    for page in (pause, plan):
+        assert "A job is live" in page.text
     assert "StaleClaim" in plan.text
     assert "are in what is done, not in this plan" in plan.text
-    assert plan.form.ticks == {"fence"}
     before = state_of(store)
     refused = browser.send(plan, **ANSWER)
     assert refused.status == 409
-    assert "a job of group 'billing' is live; nothing was written. Found " in refused.text
-    assert "s ago. Stop it first, or tick" in refused.text
+    told = r"a job of group 'billing' is live; nothing was written. Found .* s ago. Stop it first, or tick"
+    assert re.search(told, refused.text)
     assert "Fence the live job" in refused.text
     assert refused.form.fields["reason"] == ANSWER["reason"]
     assert state_of(store) == before
@@ -324,16 +305,11 @@ def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
 ) -> None:
     """A dump that was restored keeps the store's id."""
     give(store, GROUP, {P0: 4}, stay=False)
-    with (
-        InMemoryOffsetStore() as other,
-        DashboardServer(store, broker, Settings(port=0), actions=Deciding(other, broker)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
-        server.snapshots.take()
+    with InMemoryOffsetStore() as other, browsing(store, broker, Deciding(other, broker)) as browser:
         if is_restored:
             restored = replace(store.database.identity(), here="7370000000000000000:16384")
             monkeypatch.setattr(other.database, "identity", lambda: restored)
-        refused = plan_reset(Browser(client))
+        refused = plan_reset(browser)
         assert refused.status == 400
         assert "--actions-url points to a different store" in refused.text
 
@@ -343,11 +319,7 @@ def test_decisions_do_not_go_to_another_store_than_the_one_that_is_shown(
 
 def test_without_leave_there_are_no_actions(store: OffsetStore, broker: StaticBroker) -> None:
     give(store, GROUP, {P0: 4})
-    with (
-        DashboardServer(store, broker, Settings(port=0)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as client,
-    ):
-        browser = Browser(client)
+    with browsing(store, broker) as browser:
         assert browser.open("/actions/reset", group=GROUP).status == 404
         assert plan_reset(browser).status == 404
         assert browser.post("/actions/reset/execute", {"group": GROUP, **ANSWER}).status == 404
@@ -376,14 +348,7 @@ def test_a_reason_and_the_groups_name_are_asked_for(browser: Browser, store: Off
 def test_a_form_can_be_sent_once_and_not_when_it_was_changed(browser: Browser, store: OffsetStore) -> None:
     give(store, "shipping", {P0: 4}, stay=False)
     plan = plan_reset(browser, to="offset", value="2", topic="payments", partition="0")
-    for changed in (
-        {"value": "1"},
-        {"topic": ""},
-        {"until": "2099-01-01T00:00Z"},
-        {"premise": ""},
-        {"group": "shipping", "typed": "shipping"},
-        {"ticket": ""},
-    ):
+    for changed in ({"value": "1"}, {"premise": ""}, {"group": "shipping", "typed": "shipping"}, {"ticket": ""}):
         refused = browser.send(plan, **{**ANSWER, **changed})
         assert refused.status == 403
         assert "does not come from this server" in refused.text
@@ -477,8 +442,6 @@ def test_an_odd_name_is_inert_in_forms_and_comes_back_as_it_was(
     assert history.status == 200
     assert [event.reason for event in store.history(name, events=["reset"])] == ["<b>why</b>"]
 
-
-def test_a_name_of_blanks_has_to_be_typed(store: OffsetStore, server: DashboardServer, browser: Browser) -> None:
     give(store, "   ", {P0: 4}, stay=False)
     server.snapshots.take()
     plan = browser.send(browser.open("/actions/pause", group="   "))

@@ -12,30 +12,27 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, TopicPartition
 from offsetstore.errors import OffsetGap
-from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.protocol.events import BatchEnded, MirrorTried, QueryStarted
 from offsetstore.protocol.letters import LetterError, LetterKey, NewLetter
-from tests.integration.pages.conftest import P0, advance
+from tests.integration.pages.conftest import P0, Site, advance
 
 GROUP = "our billing"
 
 
 @pytest.mark.behaviour("OPS-23")
 def test_they_can_be_pasted_where_the_tables_have_a_schema_of_their_own(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
     letter = NewLetter(P0, 0, "raised", LetterError("ValueError", "no"), 1, None, None)
-    advance(store, claim, {P0: OffsetRange(0, 4)}, [letter])
-    monkeypatch.setattr(store.database, "schema", "our jobs")
-    server.snapshots.take()
+    advance(site.store, site.claim(GROUP), {P0: OffsetRange(0, 4)}, [letter])
+    monkeypatch.setattr(site.store.database, "schema", "our jobs")
+    site.take()
     named = {"topic": "payments", "partition": "0", "offset": "0"}
-    pages = {"/group": {}, "/runs": {}, "/letters": {}, "/letter": named}
     told = {
-        path: re.findall("<code>(offsetstore .*?)</code>", client.get(path, params={"group": GROUP, **more}).text)
-        for path, more in pages.items()
+        path: re.findall("<code>(offsetstore .*?)</code>", site.page(path, group=GROUP, **named))
+        for path in ("/group", "/runs", "/letters", "/letter")
     }
     asked = "-g 'our billing' --schema 'our jobs'"
     assert {path: [unescape(one) for one in commands] for path, commands in told.items()} == {
@@ -50,21 +47,21 @@ def test_they_can_be_pasted_where_the_tables_have_a_schema_of_their_own(
 
 
 @pytest.mark.behaviour("DASH-4")
-def test_names_and_texts_are_shown_inert(store: OffsetStore, server: DashboardServer, client: httpx.Client) -> None:
+def test_names_and_texts_are_shown_inert(site: Site) -> None:
     odd = '<script>alert(1)</script>\u202eevil&"><img src=x>#d?e/f%20\u3164'
     shown = "&lt;script&gt;alert(1)&lt;/script&gt;\\u202eevil&amp;&#34;&gt;&lt;img src=x&gt;#d?e/f%20\\u3164"
     group, tp = f"g{odd}", TopicPartition(f"t{odd}".ljust(249, "x"), 0)
-    claim = store.claim(group, topics=[tp.topic], mirror_every=None)
+    claim = site.store.claim(group, topics=[tp.topic], mirror_every=None)
     error = LetterError(odd, "", odd, odd, odd, odd)
-    advance(store, claim, {tp: OffsetRange(0, 10)}, [NewLetter(tp, 2, "refused", error, 2, None, None)])
+    advance(site.store, claim, {tp: OffsetRange(0, 10)}, [NewLetter(tp, 2, "refused", error, 2, None, None)])
     ids = {"query_id": str(uuid4()), "run_id": str(uuid4())}
     gap = OffsetGap(f"a gap {odd}", topic_partition=tp, next_step=f"Ask {odd}.")
     claim.observers.on(QueryStarted(group=group, **ids, application_id=f"app {odd}", ui_url=f"http://{odd}"))
     claim.observers.on(BatchEnded(outcome="failed", group=group, batch=7, ranges={tp: OffsetRange(4, 9)}, error=gap))
     claim.observers.on(MirrorTried(group=group, reason=f"reason {odd}", is_over=False))
     claim.close()
-    store.discard(group, LetterKey(tp, 2), reason=f"because {odd}", actor=f"by {odd}")
-    server.snapshots.take()
+    site.store.discard(group, LetterKey(tp, 2), reason=f"because {odd}", actor=f"by {odd}")
+    site.take()
     pages: list[tuple[str, dict[str, str], tuple[str, ...]]] = [
         ("/", {}, (">g",)),
         ("/group", {}, ("<h1>g", "t")),
@@ -76,14 +73,13 @@ def test_names_and_texts_are_shown_inert(store: OffsetStore, server: DashboardSe
         ("/history", {}, (">g", "because ", "by ")),
     ]
     for path, asked, texts in pages:
-        page = client.get(path, params={"group": group, **asked})
-        assert page.status_code == 200
-        assert not re.search(r"<script>alert|<img", page.text)
-        assert "\u202e" not in re.sub(r'(value|data-key)="[^"]*"', "", page.text)
+        page = site.client.get(path, params={"group": group, **asked}).text
+        assert not re.search(r"<script>alert|<img", page)
+        assert "\u202e" not in re.sub(r'(value|data-key)="[^"]*"', "", page)
         for text in texts:
-            assert text + shown in page.text, (path, text)
-        for link in re.findall(r'href="(/(?:group|partition|runs|letters?|history)\?[^"]+)"', page.text):
-            assert client.get(unescape(link)).status_code == 200, link
+            assert text + shown in page, (path, text)
+        for link in re.findall(r'href="(/(?:group|partition|runs|letters?|history)\?[^"]+)"', page):
+            assert site.client.get(unescape(link)).status_code == 200, link
 
 
 @pytest.mark.behaviour("DASH-1")

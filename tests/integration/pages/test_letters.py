@@ -8,21 +8,20 @@ import json
 import re
 from collections.abc import Iterable
 
-import httpx
 import pytest
 
 from offsetstore import LetterError, LetterKey, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.monitoring.dashboard.serving import DashboardServer
 from offsetstore.monitoring.dashboard.views import letters as view
 from offsetstore.protocol.letters import NewLetter, Payload
 from tests.integration.conftest import Query
-from tests.integration.pages.conftest import P0, P1, advance, text_of
+from tests.integration.pages.conftest import GROUP, P0, P1, Site, advance, text_of
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
 CHECK = LetterError("RowsRefused", "a text with SECRET", "23514", "public.payments", "positive", "amount")
 PARSE = LetterError("ValueError", "another SECRET", traceback="line 1 SECRET")
 RECORD = Payload(b"SECRET", b"SECRET", (("SECRET", b"SECRET"),), 0, 0)
+TIME = "2025-01-01T00:00:00+00:00"
 
 
 def cursor(*fields: object) -> str:
@@ -33,57 +32,55 @@ def dead(offset: int, tp: TopicPartition = P0, error: LetterError = CHECK) -> Ne
     return NewLetter(tp, offset, "refused" if error == CHECK else "rejected", error, 2, None, RECORD)
 
 
-def give_up(store: OffsetStore, letters: Iterable[NewLetter], group: str = "billing") -> None:
+def give_up(store: OffsetStore, letters: Iterable[NewLetter]) -> None:
     """Let a job pass ten records of each partition, with these letters."""
     kept = list(letters)
-    ranges = {tp: OffsetRange(0, 10) for tp in {letter.topic_partition for letter in kept}}
-    claim = store.claim(group, topics=sorted({tp.topic for tp in ranges}), mirror_every=None)
-    advance(store, claim, ranges, kept)
+    claim = store.claim(GROUP, topics=["payments"], mirror_every=None)
+    advance(store, claim, {letter.topic_partition: OffsetRange(0, 10) for letter in kept}, kept)
 
 
 @pytest.fixture
-def some(store: OffsetStore, server: DashboardServer) -> None:
-    """Three letters with one error, of which one is to be replayed, and one that is settled."""
-    give_up(store, [dead(2), dead(4), dead(6), dead(1, P1, PARSE), dead(3, P1, PARSE)])
-    store.request_replay("billing", LetterKey(P0, 4), reason="ticket 17", actor="ana")
-    store.discard("billing", LetterKey(P1, 1), reason="a test", actor="ben")
-    server.snapshots.take()
+def some(site: Site) -> Site:
+    """Three letters with one error, of which one is to be replayed, one with another, and one that is settled."""
+    give_up(site.store, [dead(2), dead(4), dead(6), dead(1, P1, PARSE), dead(3, P1, PARSE)])
+    site.store.request_replay(GROUP, LetterKey(P0, 4), reason="ticket 17", actor="ana")
+    site.store.discard(GROUP, LetterKey(P1, 1), reason="a test", actor="ben")
+    site.take()
+    return site
 
 
-def listed(answer: httpx.Response) -> list[str]:
+def listed(page: str) -> list[str]:
     """The letters of the list."""
-    assert answer.status_code == 200, answer.text
-    _before, _, body = answer.text.partition('id="letters"')
+    _before, _, body = page.partition('id="letters"')
     return re.findall(r'<th scope="row"><a [^>]*>([^<]*)</a>', body)
 
 
-@pytest.mark.usefixtures("some")
-def test_letters_are_counted_and_grouped_by_what_went_wrong(client: httpx.Client) -> None:
-    page = text_of(client.get("/letters", params={"group": "billing"}))
+def test_letters_are_counted_and_grouped_by_errors_which_lead_to_them(some: Site) -> None:
+    page = some.page("/letters")
+    for text in (
+        "3 dead",
+        "1 requested",
+        "1 discarded",
+        "The errors of all open letters.",
+        "3 refused RowsRefused 23514 public.payments positive amount",
+        "1 rejected ValueError - - - -",
+    ):
+        assert text in text_of(page)
 
-    for text in ("3 dead", "1 requested", "1 discarded"):
-        assert text in page
-    assert "The errors of all open letters." in page
-    assert "3 refused RowsRefused 23514 public.payments positive amount" in page
-    assert "1 rejected ValueError - - - -" in page
-
-
-@pytest.mark.usefixtures("some")
-def test_an_error_leads_to_its_letters_and_to_one_of_them(client: httpx.Client) -> None:
-    page = client.get("/letters", params={"group": "billing"}).text
     links = [html.unescape(one) for one in re.findall(r'href="(/letters?\?[^"]*)"', page)]
-
     [of_error] = [one for one in links if "constraint=positive" in one]
-    found = client.get(of_error)
+    found = some.client.get(of_error).text
     assert sorted(listed(found)) == ["payments:0:2", "payments:0:4", "payments:0:6"]
     assert "Only letters with cause refused , error class RowsRefused" in text_of(found)
     [other] = [one for one in links if "sqlstate=&" in one]
-    assert listed(client.get(other)) == ["payments:1:3"]
-    assert "settled" not in text_of(client.get(next(one for one in links if one.startswith("/letter?"))))
+    assert listed(some.client.get(other).text) == ["payments:1:3"]
+    answer = some.client.get(next(one for one in links if one.startswith("/letter?")))
+    assert answer.status_code == 200
+    assert "settled" not in text_of(answer.text)
 
 
-@pytest.mark.usefixtures("some")
-def test_the_list_is_filtered(client: httpx.Client) -> None:
+def test_the_list_is_filtered_and_what_cant_be_meant_is_refused(some: Site) -> None:
+    asked: dict[str, str]
     for asked, found in (
         ({}, ["0:2", "0:4", "0:6", "1:3"]),
         ({"state": "requested"}, ["0:4"]),
@@ -93,99 +90,76 @@ def test_the_list_is_filtered(client: httpx.Client) -> None:
         ({"cause": "rejected"}, ["1:3"]),
         ({"state": "no such state", "sqlstate": ""}, ["1:3"]),
     ):
-        answer = client.get("/letters", params={"group": "billing", **asked})
-        assert sorted(listed(answer)) == [f"payments:{one}" for one in found], asked
+        assert sorted(listed(some.page("/letters", **asked))) == [f"payments:{one}" for one in found], asked
 
-
-@pytest.mark.usefixtures("some")
-def test_what_cant_be_meant_is_refused(client: httpx.Client) -> None:
     place = {"topic": "payments", "partition": "0", "offset": "2"}
-    for path, wrong in (
-        *(("/letters", {"partition": number}) for number in ("-1", "9" * 5000, str(2**31))),
-        ("/letters", {"topic": "a\0b"}),
-        ("/letters", {"sqlstate": "\0"}),
-        ("/letters", {"cause": "bad luck"}),
-        *(
-            ("/letters", {"after": after})
-            for after in (
-                "x",
-                *(cursor("2025-01-01T00:00:00+00:00", *more, "") for more in (("t", float("inf"), 0), ("t", 0, 2**63))),
-                *(cursor("2025-01-01T00:00:00+00:00", topic, 0, 0, "") for topic in ("\0", "\ud800")),
-                base64.urlsafe_b64encode(b"[" * 3000).decode(),
-            )
-        ),
-        ("/letter", {"topic": "payments", "partition": "0"}),
-        ("/letter", {**place, "partition": "x"}),
-        ("/letter", {**place, "offset": str(2**63)}),
-        ("/letter", {**place, "topic": "\0"}),
-        ("/letter", {**place, "topic_id": "\0"}),
+    for name, wrong in (
+        *(("partition", number) for number in ("-1", "9" * 5000, str(2**31))),
+        ("topic", "a\0b"),
+        ("sqlstate", "\0"),
+        ("cause", "bad luck"),
+        ("after", "x"),
+        *(("after", cursor(TIME, *more, "")) for more in (("t", float("inf"), 0), ("t", 0, 2**63))),
+        *(("after", cursor(TIME, topic, 0, 0, "")) for topic in ("\0", "\ud800")),
+        ("after", base64.urlsafe_b64encode(b"[" * 3000).decode()),
     ):
-        assert client.get(path, params={"group": "billing", **wrong}).status_code == 400, (path, wrong)
+        assert some.get("/letters", **{name: wrong}).status_code == 400, (name, wrong)
+    for name, wrong in (
+        ("partition", "x"),
+        ("offset", str(2**63)),
+        ("topic", ""),
+        ("topic", "\0"),
+        ("topic_id", "\0"),
+    ):
+        assert some.get("/letter", **{**place, name: wrong}).status_code == 400, (name, wrong)
+    assert some.get("/letter", topic="payments", partition=0).status_code == 400
 
 
-def test_a_long_list_comes_in_pages(
-    store: OffsetStore,
-    server: DashboardServer,
-    client: httpx.Client,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_long_list_comes_in_pages(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "ON_A_PAGE", 2)
     monkeypatch.setattr(view, "WITHIN", 3)
-    give_up(store, [dead(offset) for offset in (1, 2, 3, 4, 5)])
-    server.snapshots.take()
-    seen: list[str] = []
-    answer = client.get("/letters", params={"group": "billing", "partition": "0"})
-    assert "3+ dead" in text_of(answer)
-    assert "The errors of the newest 3 open letters." in text_of(answer)
-    assert ">Newest<" not in answer.text
-    while True:
-        seen += listed(answer)
-        older = re.search(r'rel="next" href="([^"]*)"', answer.text)
-        if older is None:
-            break
-        answer = client.get(html.unescape(older[1]))
-        assert ">Newest<" in answer.text
+    give_up(site.store, [dead(offset) for offset in (1, 2, 3, 4, 5)])
+    site.take()
+    first, *others = site.follow("/letters", partition=0)
+    assert "3+ dead" in text_of(first)
+    assert "The errors of the newest 3 open letters." in text_of(first)
+    assert ">Newest<" not in first
+    assert all(">Newest<" in page for page in others)
+    seen = [one for page in (first, *others) for one in listed(page)]
     assert seen == [f"payments:0:{offset}" for offset in (5, 4, 3, 2, 1)]
 
 
 def test_a_filter_that_nothing_recent_fits_can_be_continued(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client, query: Query, monkeypatch: pytest.MonkeyPatch
+    site: Site, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "WITHIN", 2)
-    give_up(store, [dead(1, P0), dead(1, P1), dead(2, P1), dead(3, P1)])
+    give_up(site.store, [dead(1, P0), dead(1, P1), dead(2, P1), dead(3, P1)])
     query("UPDATE dead_letters SET created_at = created_at - interval '1 hour' WHERE partition = 0")
-    server.snapshots.take()
-    answer = client.get("/letters", params={"group": "billing", "partition": "0"})
-    assert listed(answer) == []
-    assert "None of the 2 letters that were looked at matches; there are older ones" in text_of(answer)
-    older = re.search(r'rel="next" href="([^"]*)"', answer.text)
-    assert older is not None
-    assert listed(client.get(html.unescape(older[1]))) == ["payments:0:1"]
+    site.take()
+    first, second, *_ = site.follow("/letters", partition=0)
+    assert "None of the 2 letters that were looked at matches; there are older ones" in text_of(first)
+    assert (listed(first), listed(second)) == ([], ["payments:0:1"])
 
 
-@pytest.mark.usefixtures("some")
 @pytest.mark.behaviour("DASH-4")
-def test_one_letter_is_shown_without_its_contents_and_how_to_see_them(client: httpx.Client) -> None:
-    place = {"group": "billing", "topic": "payments", "partition": "1", "offset": "1"}
-    answer = client.get("/letter", params=place)
-    page = text_of(answer)
-
-    assert "Dead letter payments:1:1" in page
-    assert "discarded: given up" in page
-    assert "Decided by ben Reason a test" in page
-    assert "offsetstore dead-letters show -g billing payments:1:1" in page
-    for address in ("/letter", "/letters"):
+def test_one_letter_is_shown_without_its_contents_and_how_to_see_them(some: Site) -> None:
+    place = {"topic": "payments", "partition": "1", "offset": "1"}
+    page = some.text("/letter", **place)
+    for text in (
+        "Dead letter payments:1:1",
+        "discarded: given up",
+        "Decided by ben Reason a test",
+        "offsetstore dead-letters show -g billing payments:1:1",
+    ):
+        assert text in page
+    for path in ("/letter", "/letters"):
         for state in ("open", "all"):
-            assert "SECRET" not in client.get(address, params={**place, "state": state}).text
-    assert client.get("/letter", params={**place, "offset": "7"}).status_code == 404
-    assert client.get("/letter", params={**place, "topic_id": "another"}).status_code == 404
-    assert client.get("/letter", params={**place, "topic": ""}).status_code == 400
+            assert "SECRET" not in some.get(path, **place, state=state).text
+    for name, other in (("offset", "7"), ("topic_id", "another")):
+        assert some.get("/letter", **{**place, name: other}).status_code == 404
 
 
-def test_a_group_without_letters_says_how_to_have_them(
-    store: OffsetStore, server: DashboardServer, client: httpx.Client
-) -> None:
-    store.claim("billing", topics=["payments"], mirror_every=None)
-    server.snapshots.take()
-    assert "dead_letters=DeadLetters()" in text_of(client.get("/letters", params={"group": "billing"}))
-    assert client.get("/letters", params={"group": "shipping"}).status_code == 404
+def test_a_group_without_letters_says_how_to_have_them(site: Site) -> None:
+    site.claim()
+    assert "dead_letters=DeadLetters()" in site.text("/letters")
+    assert site.get("/letters", group="shipping").status_code == 404

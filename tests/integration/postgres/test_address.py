@@ -15,7 +15,6 @@ from offsetstore import OffsetStore, Timeouts
 from offsetstore.errors import ConfigurationError, StoreUnavailable
 from offsetstore.postgres.address import secrets_of
 from offsetstore.postgres.migrate import upgrade
-from offsetstore.postgres.url import make_engine
 from offsetstore.spark.executors.connect import ExecutorStore
 from offsetstore.testing import InMemoryOffsetStore
 from tests.support.forking import in_new_process
@@ -56,16 +55,14 @@ def engine_of(url: str, **options: Any) -> Engine:
     return create_engine(url.replace("postgresql://", "postgresql+psycopg://"), **options)
 
 
-def test_the_address_holds_no_password(store: OffsetStore) -> None:
-    address = ExecutorStore.of(store)
-    assert b"canary" not in pickle.dumps(address)
-    assert "canary" not in repr(address)
-    assert secrets_of(cast("Any", store.database)) == {"password": PASSWORD}
-
-
-def test_elsewhere_it_is_the_same_store_with_the_secrets_of_the_moment(store: OffsetStore) -> None:
+def test_elsewhere_it_is_the_same_store_with_the_secrets_of_the_moment_which_the_address_does_not_hold(
+    store: OffsetStore,
+) -> None:
     claim = store.claim("billing", topics=["payments"])
-    with arrived(ExecutorStore.of(store)).open(lambda: {"password": "another"}) as remote:
+    address = ExecutorStore.of(store)
+    assert "canary" not in f"{address!r} {pickle.dumps(address)!r}"
+    assert secrets_of(cast("Any", store.database)) == {"password": PASSWORD}
+    with arrived(address).open(lambda: {"password": "another"}) as remote:
         assert remote.timeouts == Timeouts(lock=3)
         owner = remote.owner("billing")
         assert owner is not None
@@ -75,11 +72,9 @@ def test_elsewhere_it_is_the_same_store_with_the_secrets_of_the_moment(store: Of
         session.rollback()
 
 
-def test_the_schema_that_the_search_path_has_led_to_is_passed_on(offsetstore_database: str) -> None:
-    engine = make_engine(offsetstore_database)
+def test_the_schema_that_the_search_path_has_led_to_is_passed_on(offsetstore_database: str, engine: Engine) -> None:
     with engine.begin() as connection:
         upgrade(connection, schema="tenant")
-    engine.dispose()
     with OffsetStore.connect(f"{offsetstore_database}?options=-csearch_path%3Dtenant") as store:
         store.claim("billing", topics=["payments"])
         address = arrived(ExecutorStore.of(store))
@@ -128,21 +123,15 @@ def test_an_engines_own_arguments_and_its_listeners_tokens_count(url: str) -> No
     engine.dispose()
 
 
-def test_an_engine_with_a_creator_is_refused_with_a_way_out(url: str) -> None:
-    engine = engine_of(url, creator=lambda: psycopg.connect(url))
-    with OffsetStore.connect(engine) as store, pytest.raises(ConfigurationError, match=r"creator=.*credentials="):
-        ExecutorStore.of(store)
-    engine.dispose()
-
-
 def test_what_can_not_be_sent_is_refused_by_name(url: str) -> None:
-    engine = engine_of(url, connect_args={"cursor_factory": psycopg.ClientCursor})
-    with OffsetStore.connect(engine) as store, pytest.raises(ConfigurationError, match="cursor_factory"):
-        ExecutorStore.of(store)
-    engine.dispose()
-
-
-def test_a_store_in_memory_has_no_address() -> None:
+    for options, found in (
+        ({"creator": lambda: psycopg.connect(url)}, r"creator=.*credentials="),
+        ({"connect_args": {"cursor_factory": psycopg.ClientCursor}}, "cursor_factory"),
+    ):
+        engine = engine_of(url, **options)
+        with OffsetStore.connect(engine) as store, pytest.raises(ConfigurationError, match=found):
+            ExecutorStore.of(store)
+        engine.dispose()
     with InMemoryOffsetStore() as store, pytest.raises(ConfigurationError, match="no database"):
         ExecutorStore.of(store)
 

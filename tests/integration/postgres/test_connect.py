@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from urllib.parse import quote
 
 import psycopg
@@ -14,19 +13,19 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import create_engine, event
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, OffsetStore
 from offsetstore.cli.consume_process import end_after
-from offsetstore.errors import SchemaMissing, StoreUnavailable, Unadvanced
+from offsetstore.errors import StoreUnavailable, Unadvanced
 from offsetstore.local.free_ports import free_port
 from offsetstore.local.postgres.binaries import find_binaries
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 from tests.integration.conftest import Query
+from tests.integration.transacting import P0, process
 
 SECRET = "s3cret @/:%#"
 HIDDEN = "hidden-one"
-P0 = TopicPartition("payments", 0)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +38,6 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
             upgrade(connection)
         engine.dispose()
         yield server
-
-
-@contextmanager
-def silent_server() -> Generator[int]:
-    """A port that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
 
 
 def told(error: BaseException) -> str:
@@ -69,23 +61,11 @@ def test_every_form_connects(guarded: PostgresServer, monkeypatch: pytest.Monkey
             assert store.offsets("billing") == {}
 
 
-@pytest.mark.behaviour("START-16")
-def test_a_wrong_password_is_refused_and_not_shown(guarded: PostgresServer) -> None:
-    wrong = "wr0ng-one"
-    url = guarded.url.replace(quote(SECRET, safe=""), wrong)
-
-    with pytest.raises(StoreUnavailable, match="password authentication failed") as caught:
-        OffsetStore.connect(url)
-
-    assert wrong not in told(caught.value)
-    assert "OFFSETSTORE_URL" in caught.value.next_step
-
-
-@pytest.mark.behaviour("CONS-16")
+@pytest.mark.behaviour("START-16", "CONS-16")
 @pytest.mark.parametrize(
     ("change", "is_refused"),
     [
-        ({"password": "wr0ng-one"}, True),
+        ({"password": HIDDEN}, True),
         ({"password": ""}, True),
         ({"user": "nobody"}, True),
         ({"dbname": "nowhere"}, True),
@@ -105,20 +85,20 @@ def test_a_server_that_refuses_who_asks_is_told_from_one_that_is_away_or_full(
     }
     with pytest.raises(StoreUnavailable) as caught:
         OffsetStore.connect(make_conninfo("", **given))
+    assert HIDDEN not in told(caught.value)
+    assert not is_refused or "OFFSETSTORE_URL" in caught.value.next_step
     ends = {has_joined: end_after(caught.value, has_joined=has_joined).restart for has_joined in (False, True)}
     assert ends == {False: "repeats" if is_refused else "helps", True: "helps"}
 
 
 @pytest.mark.behaviour("START-16")
 def test_a_server_that_never_answers_is_given_up_in_time() -> None:
-    with silent_server() as port:
-        began = time.monotonic()
-
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port, began = silent.getsockname()[1], time.monotonic()
         with pytest.raises(StoreUnavailable, match="timeout") as caught:
             OffsetStore.connect(f"postgresql://me:{HIDDEN}@127.0.0.1:{port}/sales?connect_timeout=2")
-
-        assert 2 <= time.monotonic() - began < 8
-        assert HIDDEN not in told(caught.value)
+    assert 2 <= time.monotonic() - began < 8
+    assert HIDDEN not in told(caught.value)
 
 
 @pytest.mark.behaviour("START-16")
@@ -130,8 +110,7 @@ def test_of_several_hosts_that_fail_each_is_named_at_once_without_the_password()
         OffsetStore.connect(f"postgresql://me:{HIDDEN}@127.0.0.1:{one},127.0.0.1:{two}/sales")
 
     assert time.monotonic() - began < 5
-    assert str(one) in str(caught.value)
-    assert str(two) in str(caught.value)
+    assert [port for port in (one, two) if str(port) not in str(caught.value)] == []
     assert HIDDEN not in told(caught.value)
 
 
@@ -152,16 +131,16 @@ def test_credentials_are_asked_for_each_new_connection(guarded: PostgresServer) 
 
     assert len(asked) == 2
 
-
-def test_credentials_that_cant_be_had_are_an_unavailable_store(guarded: PostgresServer) -> None:
-    def credentials() -> str:
+    def away() -> str:
         raise OSError("the token service is away")
 
     with pytest.raises(StoreUnavailable, match="could not get the credentials; found OSError"):
-        OffsetStore.connect(guarded.url, credentials=credentials)
+        OffsetStore.connect(url, credentials=away)
 
 
-def test_a_users_engine_with_hooks_and_settings_of_its_own(offsetstore_database: str, query: Query) -> None:
+def test_a_users_engine_with_hooks_and_settings_of_its_own(
+    offsetstore_database: str, query: Query, results: str
+) -> None:
     engine = create_engine(
         offsetstore_database.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT", pool_size=2
     )
@@ -174,38 +153,16 @@ def test_a_users_engine_with_hooks_and_settings_of_its_own(offsetstore_database:
         seen.append(statement)
         return f"/* job 7 */ {statement}", parameters
 
-    query("CREATE TABLE results (record bigint)")
     with OffsetStore.connect(engine) as store:
         claim = store.claim("billing", topics=["payments"])
-        with store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 1)})
-            tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
-            tx.advance({P0: plan[P0].remaining})
+        process(store, claim, P0, range_=OffsetRange(0, 1))
         with pytest.raises(Unadvanced), store.transaction(claim) as tx:
             tx.lock({P0: OffsetRange(1, 2)})
     engine.dispose()
 
-    assert query("SELECT record FROM results") == [(1,)]
+    assert query(f"SELECT record FROM {results}") == [(0,)]
     assert query("SELECT next_offset FROM kafka_partitions") == [(1,)]
     assert seen
-
-
-def test_the_tables_may_be_in_a_schema_of_their_own(offsetstore_empty_database: str) -> None:
-    schema = 'Odd "one" :x %s'
-    engine = make_engine(offsetstore_empty_database)
-    with engine.begin() as connection:
-        upgrade(connection, schema=schema)
-    engine.dispose()
-
-    with OffsetStore.connect(offsetstore_empty_database, schema=schema) as store:
-        claim = store.claim("billing", topics=["payments"])
-        with store.transaction(claim) as tx:
-            plan = tx.lock({P0: OffsetRange(0, 9)})
-            tx.advance({P0: plan[P0].remaining})
-        assert store.offsets("billing")[P0].next_offset == 9
-        assert [line.event for line in store.history("billing")] == ["claim", "adopt"]
-    with pytest.raises(SchemaMissing):
-        OffsetStore.connect(offsetstore_empty_database)
 
 
 def test_pools_survive_a_restart_and_an_outage_of_the_database(private_postgres: PostgresServer) -> None:
@@ -213,8 +170,6 @@ def test_pools_survive_a_restart_and_an_outage_of_the_database(private_postgres:
     with OffsetStore.connect(private_postgres.url) as store, OffsetStore.connect(engine) as of_user:
         claim = store.claim("billing", topics=["payments"])
         sessions = [store.database.begin(name="test") for _ in range(3)]
-        for session in sessions:
-            session.now()
         for session in sessions:
             session.rollback()
         private_postgres.restart("immediate")

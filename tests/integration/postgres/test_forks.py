@@ -33,6 +33,7 @@ def connected(url: str) -> tuple[OffsetStore, Claim]:
 class Inherited:
     """What a child has of its parent inside of a transaction. ``held``: the connection, taken before the fork."""
 
+    url: str
     store: OffsetStore
     claim: Claim
     tx: Transaction
@@ -49,10 +50,17 @@ class Inherited:
     def fail(self) -> None:
         raise LookupError("own")
 
+    def open_another(self) -> None:
+        with OffsetStore.connect(self.url) as own:
+            other = own.claim("other", topics=["payments"])
+            own.run(other, lambda tx: tx.advance({P0: tx.lock({P0: RANGE})[P0].remaining}))
+        sys.exit(0)
+
 
 WAYS: dict[str, tuple[Callable[[Inherited], object], str]] = {
     "exit": (lambda _: sys.exit(3), "SystemExit: 3"),
     "error": (Inherited.fail, "LookupError: own"),
+    "a store of its own": (Inherited.open_another, "SystemExit: 0"),
     "end of the block": (lambda _: None, BEFORE_A_FORK),
     "connection": (lambda had: had.tx.connection, BEFORE_A_FORK),
     "advance": (lambda had: had.tx.advance({P0: RANGE}), BEFORE_A_FORK),
@@ -82,7 +90,7 @@ def fork_in_a_transaction(
         with store.transaction(claim) as tx:
             left = lock(tx, P0, range_=range_)
             write(tx, [range_.from_])
-            had = Inherited(store, claim, tx, tx.connection)
+            had = Inherited(url, store, claim, tx, tx.connection)
             child = os.fork()
             if child == 0:
                 in_child(had)
@@ -103,7 +111,8 @@ def test_a_forked_child_leaves_the_parent_s_transaction_alone(
 ) -> None:
     in_new_process(fork_in_transactions, offsetstore_database)
     assert query("SELECT record FROM results ORDER BY record") == [(number,) for number in range(2 * len(WAYS))]
-    assert query("SELECT next_offset FROM kafka_partitions") == [(2 * len(WAYS),)]
+    stored = query("SELECT consumer_group, next_offset FROM kafka_partitions ORDER BY 1")
+    assert stored == [(GROUP, 2 * len(WAYS)), ("other", 2)]
     assert query("SELECT count(*) FROM heartbeats") == [(0,)]
 
 
@@ -133,32 +142,6 @@ def test_a_pool_of_forked_processes_may_work_for_an_execute(
     in_new_process(execute_with_a_pool, offsetstore_database)
     assert query("SELECT record FROM results ORDER BY record") == [(1,), (2,)]
     assert query("SELECT next_offset FROM kafka_partitions") == [(2,)]
-
-
-def open_a_store_in_a_child(url: str) -> None:
-    store, claim = connected(url)
-
-    def job() -> None:
-        with store.transaction(claim) as tx:
-            left = lock(tx, P0, range_=RANGE)
-            child = os.fork()
-            if child == 0:
-                with OffsetStore.connect(url) as own:
-                    other = own.claim("other", topics=["payments"])
-                    own.run(other, lambda tx: tx.advance({P0: tx.lock({P0: RANGE})[P0].remaining}))
-                sys.exit(0)
-            os.waitpid(child, 0)
-            tx.advance(left)
-
-    told = run_forked(job)
-    assert told == "SystemExit: 0", told
-    store.close()
-
-
-@pytest.mark.behaviour("TX-2")
-def test_a_child_may_have_a_store_of_its_own(offsetstore_database: str, query: Query) -> None:
-    in_new_process(open_a_store_in_a_child, offsetstore_database)
-    assert query("SELECT consumer_group, next_offset FROM kafka_partitions ORDER BY 1") == [(GROUP, 2), ("other", 2)]
 
 
 def exit_in_a_child(url: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import SchemaError
-from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres import session
+from offsetstore.postgres.grants import grant_runtime
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -30,19 +28,13 @@ def broker() -> StaticBroker:
 
 
 @pytest.fixture
-def runtime_url(offsetstore_database: str, offsetstore_postgres: PostgresServer) -> Iterator[str]:
+def runtime_url(offsetstore_database: str, query: Query) -> Iterator[str]:
     """The database as a job's own role sees it, which may not set sequences."""
     role = f"job_{offsetstore_database.rpartition('_')[2]}"
-    with psycopg.connect(offsetstore_database, autocommit=True) as owner:
-        owner.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-        from offsetstore.postgres.grants import grant_runtime  # noqa: PLC0415
-
-        for statement in grant_runtime(role, schema="public"):
-            owner.execute(statement.encode())
+    for statement in (f"CREATE ROLE {role} LOGIN", *grant_runtime(role, schema="public")):
+        query(statement)
     yield offsetstore_database.replace("postgres@", f"{role}@")
-    offsetstore_postgres.sql(
-        f"DROP OWNED BY {role}; DROP ROLE {role}", database=offsetstore_database.rpartition("/")[2]
-    )
+    query(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_claims_resets_and_new_partitions_go_on_where_the_ids_lag_behind_the_rows(

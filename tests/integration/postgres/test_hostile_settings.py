@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import psycopg
@@ -26,17 +26,18 @@ from offsetstore.testing import StaticBroker
 from offsetstore.testing.fixtures import copy_database
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP, P0, lock
-from tests.integration.writers.writing import batch, kafka
+from tests.integration.writers.writing import Database, batch, kafka
 from tests.support.hostile import HOSTILE, set_defaults
 from tests.support.pooler import Pooler
 
 BYTES = b"\\x41\\\x00\xff'\"\n"
 TEXT = "größe, 値, \\ and 'quotes'"
+WRONG = LetterError(TEXT, TEXT, traceback=TEXT)
 HEADERS = (("имя", BYTES), ("größe", None), ("plain", b"\\"))
 INSTANT = dt.datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=dt.UTC)
 
 # `inet` and the numeric from a double go as text, and with them their whole row.
-AS_TEXT = """
+TABLE = """
 CREATE TABLE {} (id bigint PRIMARY KEY, value bytea, list bytea[], word text, words text[], ratio double precision,
                  exact numeric, small real, day date, wall timestamp, at timestamptz, clock time, span interval,
                  document jsonb, address inet)
@@ -63,10 +64,7 @@ ROWS = batch(
     {"small": pa.float32(), "at": pa.timestamp("us", "UTC")},
 )
 AS_BINARY = ROWS.select(["id", "value", "list", "word", "words", "ratio", "day", "wall", "at", "span", "_kafka"])
-BINARY_TABLE = """
-CREATE TABLE {} (id bigint PRIMARY KEY, value bytea, list bytea[], word text, words text[], ratio double precision,
-                 day date, wall timestamp, at timestamptz, span interval)
-"""
+Ask: TypeAlias = Callable[[str], list[tuple[Any, ...]]]
 TABLES = ("appended", "appended_as_text", "upserted", "executed")
 
 
@@ -91,16 +89,8 @@ def write_everything(store: OffsetStore, claim: Claim | TaskClaim) -> None:
         Execute(insert).write(tx, [AS_BINARY])
         tx.write_letters(
             [
-                NewLetter(
-                    P0,
-                    1,
-                    "refused",
-                    LetterError(TEXT, TEXT, traceback=TEXT),
-                    1,
-                    BYTES,
-                    Payload(BYTES, BYTES, None, None, None),
-                ),
-                NewLetter(P0, 2, "refused", LetterError("E", ""), 1, None, Payload(None, b"", HEADERS, 0, 0)),
+                NewLetter(P0, 1, "refused", WRONG, 1, BYTES, Payload(BYTES, BYTES, None, None, None)),
+                NewLetter(P0, 2, "refused", WRONG, 1, None, Payload(None, b"", HEADERS, 0, 0)),
                 NewLetter(P0, 3, "refused", LetterError("E", ""), 1, None, None),
             ]
         )
@@ -108,7 +98,7 @@ def write_everything(store: OffsetStore, claim: Claim | TaskClaim) -> None:
         tx.advance(left, metadata={"note": TEXT})
 
 
-def fingerprints(query: Query) -> list[object]:
+def fingerprints(query: Ask) -> list[object]:
     """The bytes of all rows, as a connection with PostgreSQL's own settings sees them."""
     tables = [f"public.{name}" for name in TABLES]
     letters = "(SELECT record_offset AS id, key, value, headers, error_text, traceback, sequence FROM dead_letters)"
@@ -124,23 +114,16 @@ def read_everything(store: OffsetStore) -> list[object]:
     """What the store reads of it; times come in the role's zone, but are equal."""
     store.request_replay(GROUP, store.letter(GROUP, P0, 1).key, reason=TEXT)
     paused = store.pause(GROUP, reason=TEXT, until=INSTANT.replace(year=2100)).after
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    store.record_samples(store.lag(None, broker))
-    facts = store.facts()
     return [
         [(one.error, one.payload, one.sequence) for one in store.letters(GROUP, contents=True).letters],
         [(one.event, one.reason) for one in store.history(GROUP, since=INSTANT) if one.event in ("skip", "pause")],
         store.metadata(GROUP),
-        {tp: one.next_offset for tp, one in store.offsets(GROUP).items()},
         [one.error_class for one in store.letter_errors(GROUP)],
         paused and paused.until,
-        [one.ending for one in store.runs(GROUP)],
-        [one.name for one in facts.tables],
-        [one.partitions for one in store.groups()],
     ]
 
 
-def outcome(store: OffsetStore, query: Query, task: TaskClaim | None = None) -> object:
+def outcome(store: OffsetStore, query: Ask, task: TaskClaim | None = None) -> object:
     """The bytes that are stored and what is read of them, or the error with which that ended."""
     try:
         write_everything(store, task or claimed(store))
@@ -149,25 +132,14 @@ def outcome(store: OffsetStore, query: Query, task: TaskClaim | None = None) -> 
         return repr(error)
 
 
-def make_tables(query: Query) -> None:
+def make_tables(query: Callable[[str], object]) -> None:
     query("CREATE SCHEMA elsewhere")
     for name in TABLES:
-        query((BINARY_TABLE if name in ("appended", "executed") else AS_TEXT).format(name))
+        query(TABLE.format(name))
 
 
 def claimed(store: OffsetStore) -> Claim:
     return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100), mirror_every=None)
-
-
-@contextmanager
-def asking(url: str) -> Generator[Query]:
-    with psycopg.connect(url, autocommit=True) as connection:
-
-        def run(statement: str) -> list[tuple[Any, ...]]:
-            cursor = connection.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
-
-        yield run
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +147,14 @@ def expected(offsetstore_postgres: PostgresServer, offsetstore_template: str) ->
     """The bytes with PostgreSQL's own settings, and what is read of them."""
     name = f"test_{uuid4().hex[:12]}"
     url = copy_database(offsetstore_postgres, name, template=offsetstore_template)
-    with asking(url) as query, OffsetStore.connect(url) as store:
-        make_tables(query)
-        found = outcome(store, query)
-        assert isinstance(found, tuple), found
-        yield found
+    engine = make_engine(url)
+    database = Database(engine)
+    make_tables(database.run)
+    with OffsetStore.connect(url) as store:
+        found = outcome(store, database.rows)
+    engine.dispose()
+    assert isinstance(found, tuple), found
+    yield found
     offsetstore_postgres.drop_database(name)
 
 
@@ -191,14 +166,6 @@ def role(query: Query, offsetstore_database: str) -> Iterator[str]:
     query(f"CREATE ROLE {name} SUPERUSER LOGIN")
     yield offsetstore_database.replace("postgres@", f"{name}@", 1)
     query(f"DROP OWNED BY {name}; DROP ROLE {name}")
-
-
-@pytest.mark.behaviour("TX-19")
-@pytest.mark.parametrize("setting", ["DateStyle", "IntervalStyle", "bytea_output"])
-def test_no_default_of_a_role_changes_a_byte(role: str, query: Query, expected: object, setting: str) -> None:
-    set_defaults(role, "ROLE", {setting: HOSTILE[setting]})
-    with OffsetStore.connect(role) as store:
-        assert outcome(store, query) == expected
 
 
 @contextmanager
@@ -221,9 +188,9 @@ def pooled(url: str) -> Generator[OffsetStore]:
 @pytest.mark.behaviour("TX-16", "TX-19")
 @pytest.mark.parametrize(
     ("connect", "whose"),
-    [(OffsetStore.connect, "ROLE"), (OffsetStore.connect, "DATABASE"), (own_engine, "ROLE"), (pooled, "DATABASE")],
+    [(OffsetStore.connect, "ROLE"), (own_engine, "ROLE"), (pooled, "DATABASE")],
 )
-def test_nor_do_all_of_them_however_the_store_is_connected(
+def test_no_default_of_a_role_or_database_changes_a_byte_however_the_store_is_connected(
     role: str, query: Query, expected: object, whose: str, connect: Callable[[str], Any]
 ) -> None:
     set_defaults(role, whose, HOSTILE)
@@ -266,42 +233,32 @@ def test_triggers_and_own_sql_live_with_the_role_s_path_and_styles_and_all_else_
     assert found == {**HOSTILE, **kept, **PINNED}
 
 
-@pytest.mark.behaviour("TX-19")
-def test_a_group_s_name_may_have_letters_that_the_role_s_encoding_has_not(role: str) -> None:
+@pytest.mark.behaviour("TX-19", "DLQ-20")
+def test_the_names_of_a_group_and_of_a_locked_target_may_have_letters_that_the_role_s_encoding_has_not(
+    role: str, query: Query
+) -> None:
+    query('CREATE TABLE public."値" (id bigint)')
     set_defaults(role, "ROLE", HOSTILE)
     group = "größe 値 \\ '"
     with own_engine(role) as store:
         claim = store.claim(group, StaticBroker.with_topics({"payments": 1}, end=100))
 
-        def wait() -> None:
+        def write() -> None:
             with store.transaction(claim, lock_timeout=0.1) as tx:
-                tx.lock({P0: OffsetRange(0, 1)})
+                lock(tx, P0, range_=OffsetRange(0, 2))
+                Append("public.値").write(tx, [batch({"id": [1]})])
 
         with store.transaction(claim) as holder, ThreadPoolExecutor(1) as pool:
             left = lock(holder, P0, range_=OffsetRange(0, 1))
-            error = pool.submit(wait).exception()
+            error = pool.submit(write).exception()
             holder.advance(left)
         assert isinstance(error, LockTimeout)
         assert "held by pid" in str(error.found)
-        assert [one.group for one in store.groups()] == [group]
-
-
-@pytest.mark.behaviour("TX-19", "DLQ-20")
-def test_so_may_the_name_of_a_locked_target(role: str, query: Query) -> None:
-    query('CREATE TABLE public."値" (id bigint)')
-    set_defaults(role, "ROLE", HOSTILE)
-    with own_engine(role) as store:
-        claim = claimed(store)
-
-        def write() -> None:
-            with store.transaction(claim, lock_timeout=0.1) as tx:
-                lock(tx, P0, range_=OffsetRange(0, 1))
-                Append("public.値").write(tx, [batch({"id": [1]})])
-
-        with psycopg.connect(role, client_encoding="UTF8") as holder:
-            holder.execute('LOCK TABLE public."値"')
+        with psycopg.connect(role, client_encoding="UTF8") as other:
+            other.execute('LOCK TABLE public."値"')
             with pytest.raises(LockTimeout, match=r"値.* held by pid"):
                 write()
+        assert [one.group for one in store.groups()] == [group]
 
 
 @pytest.mark.behaviour("TX-19")

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 
 from offsetstore import OffsetRange, OffsetStore, Retries, Timeouts
-from offsetstore.errors import GroupBusy, LockTimeout, SchemaMissing, StaleClaim, StoreUnavailable, TransactionLost
-from offsetstore.postgres.migrate import current_revision, upgrade
-from offsetstore.postgres.schema import HEAD
+from offsetstore.errors import SchemaMissing, StoreUnavailable
+from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
-from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
-from tests.integration.transacting import GROUP, P0, apply, lock, process
+from tests.integration.transacting import GROUP, P0, apply, process
 from tests.support import pooler
-from tests.support.background import in_background
 from tests.support.proxy import CommitProxy, Lost
-from tests.support.waiting import wait_until
 
-ADVISORY_LOCKS = """
-FROM pg_locks JOIN pg_database AS d ON d.oid = database
-WHERE locktype = 'advisory' AND d.datname = current_database()
-"""
 RECORDS = "SELECT count(*), count(DISTINCT record) FROM results"
 
 
@@ -38,13 +31,6 @@ def pooled(offsetstore_database: str) -> Iterator[str]:
     """The URL of a database with our tables, behind a pooler."""
     with pooler.Pooler(offsetstore_database) as made:
         yield made.url
-
-
-@pytest.fixture
-def pooled_store(pooled: str) -> Iterator[OffsetStore]:
-    retries = Retries(shortest=0.01, longest=0.1)
-    with OffsetStore.connect(pooled, timeouts=Timeouts(commit=5), retries=retries) as store:
-        yield store
 
 
 @pytest.fixture
@@ -78,7 +64,9 @@ def test_connections_settings_and_prepared_statements_are_not_kept(pooled: str) 
 
 
 @pytest.mark.behaviour("TX-16")
-def test_an_engine_that_prepares_statements_is_kept_from_it(pooled: str, results: str) -> None:
+def test_an_engine_that_prepares_statements_is_kept_from_it_and_no_setting_is_left_behind(
+    pooled: str, results: str
+) -> None:
     """psycopg does it with the fifth run of a statement unless it is told otherwise, and an engine may be anybody's."""
     engine = create_engine(pooled.replace("postgresql:", "postgresql+psycopg:"))
     with OffsetStore.connect(engine) as store:
@@ -88,105 +76,22 @@ def test_an_engine_that_prepares_statements_is_kept_from_it(pooled: str, results
 
         assert store.offsets(GROUP)[P0].next_offset == 12
     engine.dispose()
-
-
-@pytest.mark.behaviour("TX-16")
-def test_a_takeover_terminates_the_transaction_that_blocks_it(
-    pooled_store: OffsetStore, pooled: str, query: Query, results: str
-) -> None:
-    stale = pooled_store.claim(GROUP, broker())
-    with OffsetStore.connect(pooled) as other:
-        with pytest.raises(TransactionLost), pooled_store.transaction(stale) as tx:  # noqa: PT012 - what is lost, and how
-            left = lock(tx, P0, range_=OffsetRange(0, 5))
-            other.claim(GROUP, broker(), takeover_timeout=0.3)
-            tx.advance(left)
-        process(other, other.claim(GROUP, broker()), P0, range_=OffsetRange(0, 2))
-
-    assert query(RECORDS) == [(2, 2)]
-    with pytest.raises(StaleClaim):
-        process(pooled_store, stale, P0, range_=OffsetRange(2, 3))
-
-
-@pytest.mark.behaviour("TX-16")
-@pytest.mark.parametrize("lost", Lost, ids=lambda lost: lost.name)
-def test_a_lost_commit_is_looked_up(pooled: str, query: Query, results: str, lost: Lost) -> None:
-    with (
-        CommitProxy(pooled) as proxy,
-        OffsetStore.connect(
-            proxy.url, timeouts=Timeouts(commit=4), retries=Retries(shortest=0.01, longest=0.1)
-        ) as store,
-    ):
-        claim = store.claim(GROUP, broker())
-        with proxy.losing(lost):
-            store.run(claim, lambda tx: apply(tx, P0, range_=OffsetRange(0, 40)))
-
-        assert query(RECORDS) == [(40, 40)]
-        assert store.offsets(GROUP)[P0].next_offset == 40
-
-
-@pytest.mark.behaviour("TX-16")
-def test_heartbeats_keep_the_owner_alive_and_end_with_it(
-    pooled_store: OffsetStore, query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
-    claim = pooled_store.claim(GROUP, broker())
-    beats = "SELECT beat_at FROM heartbeats"
-    first = query(beats)
-    wait_until(lambda: query(beats) not in ([], first))
-
-    with pytest.raises(GroupBusy):
-        pooled_store.claim(GROUP, broker(), takeover="refuse")
-    monkeypatch.setattr(heartbeat, "INTERVAL", 60)  # so long the end waits for a heartbeat that is under way
-    claim.close()
-    assert query(beats) == []
-    pooled_store.claim(GROUP, broker(), takeover="refuse")
-
-
-@pytest.mark.behaviour("TX-16")
-def test_a_lock_that_is_not_had_in_time_ends_the_wait_and_leaves_no_timeout_behind(
-    pooled_store: OffsetStore, pooled: str
-) -> None:
-    claim = pooled_store.claim(GROUP, broker())
-
-    def lock_briefly() -> None:
-        with pooled_store.transaction(claim, lock_timeout=0.1) as tx:
-            lock(tx, P0, range_=OffsetRange(0, 1))
-
-    with pooled_store.transaction(claim) as holding:
-        holding.lock({P0: OffsetRange(0, 1)})
-        waiting = in_background(lock_briefly)
-        assert isinstance(waiting.exception(timeout=60), LockTimeout)
-        holding.advance({P0: OffsetRange(0, 1)})
-
     with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as client:
         settings = "SELECT current_setting('lock_timeout'), current_setting('application_name') LIKE 'offsetstore%'"
         assert {client.execute(settings).fetchone() for _ in range(12)} == {("0", False)}
 
 
 @pytest.mark.behaviour("TX-16")
-@pytest.mark.parametrize("schema", [None, "jobs"])
-def test_a_deploy_waits_for_another_one_and_leaves_no_lock_and_no_search_path_behind(
-    pooled_and_empty: Engine, offsetstore_empty_database: str, schema: str | None
-) -> None:
-    def deploy() -> None:
-        with pooled_and_empty.begin() as connection:
-            upgrade(connection, schema=schema)
+@pytest.mark.parametrize("lost", Lost, ids=lambda lost: lost.name)
+def test_a_lost_commit_is_looked_up(pooled: str, query: Query, results: str, lost: Lost) -> None:
+    timing: Any = {"timeouts": Timeouts(commit=4), "retries": Retries(shortest=0.01, longest=0.1)}
+    with CommitProxy(pooled) as proxy, OffsetStore.connect(proxy.url, **timing) as store:
+        claim = store.claim(GROUP, broker())
+        with proxy.losing(lost):
+            store.run(claim, lambda tx: apply(tx, P0, range_=OffsetRange(0, 40)))
 
-    with psycopg.connect(offsetstore_empty_database) as other:
-        other.execute("SELECT pg_advisory_xact_lock(8027216031643890548)")
-        deploying = in_background(deploy)
-        wait_until(lambda: other.execute(f"SELECT 1 {ADVISORY_LOCKS} AND NOT granted").fetchone())
-        assert not deploying.done()
-    deploying.result(timeout=60)
-
-    with pooled_and_empty.connect() as connection:
-        assert current_revision(connection, schema=schema) == HEAD
-        assert connection.execute(text(f"SELECT count(*) {ADVISORY_LOCKS}")).scalar_one() == 0
-        found: set[str] = set()
-        for _ in range(12):
-            found.add(connection.execute(text("SELECT current_setting('search_path')")).scalar_one())
-            connection.rollback()
-    assert found == {'"$user", public'}
+        assert query(RECORDS) == [(40, 40)]
+        assert store.offsets(GROUP)[P0].next_offset == 40
 
 
 @pytest.mark.behaviour("TX-16")

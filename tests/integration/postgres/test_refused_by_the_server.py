@@ -1,4 +1,4 @@
-"""A statement that the server cancels, and a server that accepts no writes: typed, repeated, and no record's fault."""
+"""What goes wrong in the database: typed, with what to do, repeated where that helps, and no record's fault."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import psycopg
+import pyarrow as pa
 import pytest
+from sqlalchemy import MetaData, Table
 from sqlalchemy.exc import IntegrityError
 
-from offsetstore import Append, Claim, OffsetRange, OffsetStore, Retries, Transaction
-from offsetstore.errors import LockTimeout, OffsetStoreError, StoreUnavailable, TransactionLost
+from offsetstore import Append, Claim, OffsetRange, OffsetStore, Retries, Transaction, Upsert
+from offsetstore.errors import (
+    ColumnMismatch,
+    ConfigurationError,
+    InvalidText,
+    LockTimeout,
+    OffsetStoreError,
+    RowsRefused,
+    SchemaError,
+    SchemaMissing,
+    StoreUnavailable,
+    TargetRefused,
+    TransactionLost,
+)
+from offsetstore.postgres.url import make_engine
 from offsetstore.store.sessions import transaction
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -46,36 +61,23 @@ def cancel(tx: Transaction) -> None:
 
 @pytest.mark.behaviour("TX-12", "DLQ-6")
 def test_a_cancelled_statement_repeats_the_whole_function(store: OffsetStore, claim: Claim, query: Query) -> None:
+    """As often as any other trouble; then the error says so."""
     attempts: list[int] = []
 
     def work(tx: Transaction) -> None:
         attempts.append(1)
         left = lock(tx, P0, range_=RANGE)
         write(tx, [0, 1, 2])
-        if len(attempts) == 1:
+        if len(attempts) != 2:
             cancel(tx)
         tx.advance(left)
 
     store.run(claim, work)
     assert len(attempts) == 2
-    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,)]
-
-
-@pytest.mark.behaviour("TX-12", "DLQ-6")
-def test_one_that_is_always_cancelled_ends_in_an_error_that_says_so(
-    store: OffsetStore, claim: Claim, query: Query
-) -> None:
-    attempts: list[int] = []
-
-    def work(tx: Transaction) -> None:
-        attempts.append(1)
-        apply(tx, P0, range_=RANGE)
-        cancel(tx)
-
     with pytest.raises(StoreUnavailable, match=CANCELLED + r".*statement_timeout.*pg_cancel_backend"):
         store.run(claim, work)
-    assert len(attempts) == 3
-    assert query("SELECT record FROM results") == []
+    assert len(attempts) == 2 + 3
+    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,)]
 
 
 @pytest.mark.behaviour("DLQ-6")
@@ -184,3 +186,126 @@ def test_what_sql_in_a_transaction_of_the_store_s_raises_quotes_no_row(store: Of
         cast("Any", session).connection.exec_driver_sql(insert, (CANARY, CANARY))
     assert "people_name_key" in shown(caught.value)
     assert CANARY not in shown(caught.value)
+
+
+# -- one of each family of what else goes wrong in the database
+
+
+ROW = batch({"id": [4711], "n": [2]})
+UPSERT = Upsert("t", key=["id"], add=["n"])
+
+
+@pytest.fixture
+def write_to(store: OffsetStore, claim: Claim) -> Callable[[Append | Upsert], None]:
+    def run(writer: Append | Upsert, rows: pa.RecordBatch = ROW) -> None:
+        def work(tx: Transaction) -> None:
+            left = lock(tx, P0, range_=OffsetRange(0, 3))
+            writer.write(tx, [rows])
+            tx.advance(left)
+
+        claim.read(lambda session: writer.resolve_table(session.connection))
+        store.run(claim, work)
+
+    return run
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_no_replica_identity(query: Query, write_to: Callable[..., None], *, is_partitioned: bool) -> None:
+    query(f"CREATE TABLE t (id bigint UNIQUE, n bigint) {'PARTITION BY HASH (id)' if is_partitioned else ''}")
+    if is_partitioned:
+        query("CREATE TABLE t1 PARTITION OF t FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    query("CREATE PUBLICATION all_of_t FOR TABLE t")
+    with pytest.raises((RowsRefused, TargetRefused), match=r"55000.*REPLICA IDENTITY USING INDEX") as caught:
+        write_to(UPSERT)
+    assert isinstance(caught.value, RowsRefused) == is_partitioned, "of partitions the server tells with the first row"
+
+
+@pytest.mark.behaviour("SINK-25")
+def test_no_partition_for_a_row(query: Query, write_to: Callable[..., None]) -> None:
+    query("CREATE TABLE t (id bigint, n bigint CHECK (n < 5)) PARTITION BY RANGE (id)")
+    query("CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (10)")
+    with pytest.raises(RowsRefused, match=r"23514.*fits no partition of public\.t\b") as caught:
+        write_to(Append("t"))
+    assert 'CREATE TABLE ... PARTITION OF "public"."t" ...' in caught.value.next_step
+    with pytest.raises(RowsRefused, match=r"fits no partition of public\.t1, or not into public\.t1 itself") as caught:
+        write_to(Append("t1"))
+    assert "name its parent" in caught.value.next_step
+    with pytest.raises(RowsRefused, match="constraint t_n_check") as caught:
+        write_to(Append("t"), batch({"id": [1], "n": [7]}))
+    assert "partition" not in str(caught.value)
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize("table", ["t", Table("t", MetaData(), schema="per_user")], ids=["default", "named"])
+def test_a_schema_translate_map(offsetstore_database: str, query: Query, table: Any) -> None:
+    query("CREATE SCHEMA tenant; CREATE TABLE tenant.t (id bigint, n bigint); CREATE TABLE t (LIKE tenant.t)")
+    engine = make_engine(offsetstore_database)
+    mapped = engine.execution_options(schema_translate_map={getattr(table, "schema", None): "tenant"})
+    with OffsetStore.connect(mapped) as store, store.claim(GROUP, topics=["payments"]) as claim:
+        with pytest.raises(ConfigurationError, match="schema_translate_map is not applied") as caught:
+            claim.read(lambda session: Append(table).resolve_table(session.connection))
+        assert '"tenant.t"' in caught.value.next_step
+        claim.read(lambda session: Append("tenant.t").resolve_table(session.connection))
+    engine.dispose()
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize("change", ["RENAME TO other", "SET SCHEMA elsewhere", "RENAME n TO amount"])
+def test_a_target_that_is_changed_in_mid_run(query: Query, write_to: Callable[..., None], change: str) -> None:
+    query("CREATE SCHEMA elsewhere; CREATE TABLE t (id bigint, n bigint)")
+    writer = Append("t")
+    write_to(writer, batch({"id": [1], "n": [1]}))
+    query(f"ALTER TABLE t {change}")
+    with pytest.raises(ColumnMismatch, match=r"no table public\.t.*it was renamed or dropped|n is not in the table"):
+        write_to(writer)
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize(
+    ("change", "kind", "found"),
+    [
+        ("kafka_partitions RENAME TO partitions", SchemaMissing, r'"public\.kafka_partitions" does not exist'),
+        ("kafka_partitions RENAME next_offset TO stored", SchemaError, "next_offset.*does not exist"),
+        ("consumer_groups ADD CHECK (epoch < 2)", SchemaError, "consumer_groups_epoch_check"),
+    ],
+)
+def test_our_own_tables_that_are_changed_in_mid_run(
+    store: OffsetStore, claim: Claim, query: Query, *, change: str, kind: type[SchemaError], found: str
+) -> None:
+    query(f"ALTER TABLE {change}")
+    asked: list[Callable[[], object]] = [lambda: store.claim(GROUP, topics=claim.topics)]
+    asked += [] if "CHECK" in change else [lambda: store.offsets(GROUP)]
+    for ask in asked:
+        with pytest.raises(kind, match=f"not as its migrations made them.*{found}") as caught:
+            ask()
+        assert "Undo what was changed" in caught.value.next_step
+
+
+@pytest.mark.behaviour("SINK-25")
+def test_a_statement_timeout_of_the_role(offsetstore_database: str, query: Query) -> None:
+    """What the store does at connect, too."""
+    [(name,)] = query("SELECT current_database()")
+    with psycopg.connect(offsetstore_database) as holder:
+        holder.execute("LOCK TABLE offsetstore_version")
+        query(f"ALTER DATABASE \"{name}\" SET statement_timeout = '50ms'")
+        with pytest.raises(StoreUnavailable, match=r"cancelled a statement.*statement_timeout.*ALTER ROLE") as caught:
+            OffsetStore.connect(offsetstore_database)
+    assert "can't be reached" not in str(caught.value)
+
+
+@pytest.mark.behaviour("SINK-25")
+@pytest.mark.parametrize(("name", "found"), [("a\0b", "a NUL, character 2 of 3"), ("\udcff", "a lone surrogate")])
+def test_a_read_of_a_name_that_nothing_can_have(store: OffsetStore, name: str, found: str) -> None:
+    reads: list[Callable[[], object]] = [
+        lambda: store.offsets(name),
+        lambda: store.history(name),
+        lambda: store.letters(name),
+        lambda: store.group_state(name),
+        lambda: store.lag([name], StaticBroker.with_topics({})),
+        lambda: store.find_metadata(GROUP, name, 0),
+    ]
+    for read in reads:
+        with pytest.raises(ValueError, match=f"(group|groups|topic) can't be stored.*{found}") as caught:
+            read()
+        assert isinstance(caught.value, InvalidText)

@@ -1,19 +1,24 @@
-"""What the user's own SQL leaves in its session, which no later transaction may meet."""
+"""What the user's own SQL leaves in its session, which no later transaction may meet; and what sessions share."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.pool import StaticPool
 
 from offsetstore import Append, Execute, OffsetRange, OffsetStore, Transaction
+from offsetstore.errors import ConfigurationError
+from offsetstore.postgres.migrate import upgrade
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.work import Work
 from offsetstore.spark.executors.connect import ExecutorStore
+from offsetstore.store import heartbeat
 from offsetstore.store.identity import ClaimInfo, TaskClaim
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
@@ -81,19 +86,19 @@ def test_nothing_of_the_session_comes_to_the_next_transaction(
     tenant: OffsetStore, query: Query, function: Callable[..., None]
 ) -> None:
     claim = tenant.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
-    number = 0
-    if function is fail_afterwards:
-        with pytest.raises(LookupError):
-            write_with(tenant, claim, Execute(function), number)
-    else:
-        write_with(tenant, claim, Execute(function), number)
-        number = 1
+    number = 0 if function is fail_afterwards else 1
+    with suppress(LookupError):
+        write_with(tenant, claim, Execute(function), 0)
 
     # What the application's own listener has set is there again: DISCARD ALL would have undone that too.
     assert ask(tenant, claim, "SHOW search_path") == "tenant, public"
     write_with(tenant, claim, Append("results"), number)
     assert query("SELECT count(*) FROM tenant.results") == [(1,)]
     wait_until(lambda: query(ADVISORY) == [(0,)])
+    # Without SQL of the user's, the connection is kept.
+    before = ask(tenant, claim, "SELECT pg_backend_pid()")
+    write_with(tenant, claim, Append("results"), number + 1)
+    assert ask(tenant, claim, "SELECT pg_backend_pid()") == before
 
 
 @pytest.mark.behaviour("SINK-20")
@@ -107,13 +112,6 @@ def test_nor_does_it_to_the_next_task_of_an_executor(store: OffsetStore, query: 
         write_with(remote, task, Append("results"), 1)
     assert query("SELECT count(*) FROM public.results") == [(1,)]
     wait_until(lambda: query(ADVISORY) == [(0,)])
-
-
-def test_without_sql_of_the_users_the_connection_is_kept(tenant: OffsetStore) -> None:
-    claim = tenant.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
-    before = ask(tenant, claim, "SELECT pg_backend_pid()")
-    write_with(tenant, claim, Append("results"), 0)
-    assert ask(tenant, claim, "SELECT pg_backend_pid()") == before
 
 
 @pytest.mark.behaviour("SINK-20", "TX-16")
@@ -130,3 +128,68 @@ def test_behind_a_pooler_a_connection_is_closed_and_the_next_one_works(
             write_with(pooled, claim, Execute(insert), number)
             assert ask(pooled, claim, "SHOW search_path") == '"$user", public'
     assert query("SELECT count(*) FROM results") == [(12,)]
+
+
+# -- what is shared, and not too far
+
+
+def test_a_busy_pool_does_not_silence_the_heartbeat(tenant: OffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
+    with tenant.transaction(tenant.claim(GROUP, topics=["payments"])) as tx:
+        tx.lock({})
+        beat = text("SELECT beat_at FROM heartbeats")
+        first = tx.connection.execute(beat).scalar_one()
+        wait_until(lambda: tx.connection.execute(beat).scalar_one() > first)
+
+
+def test_a_search_path_that_is_left_behind_leads_to_no_other_tables(store: OffsetStore, engine: Engine) -> None:
+    broker = StaticBroker.with_topics({"payments": 1}, end=100)
+    with engine.begin() as connection:
+        upgrade(connection, schema="tenant")
+    with store.transaction(store.claim("billing", broker)) as tx:
+        plan = tx.lock({P0: OffsetRange(0, 10)})
+        tx.connection.execute(text("SET search_path TO tenant"))
+        tx.advance({P0: plan[P0].remaining})
+    assert store.offsets("billing")[P0].next_offset == 10
+    again = store.claim("billing", broker)
+    assert again.starting is not None
+    assert again.starting.offsets[P0] == 10
+
+
+def test_each_transaction_has_a_name_of_its_own(store: OffsetStore) -> None:
+    claim = store.claim("a group with a long name " * 10, topics=["payments"])
+    names: set[str] = set()
+    for _ in range(2):
+        with store.transaction(claim) as tx:
+            tx.lock({})
+            names.add(tx.connection.execute(text("SHOW application_name")).scalar_one())
+    assert (len(names), all(name.startswith(claim.name) for name in names)) == (2, True)
+
+
+def test_an_engine_that_shares_one_connection_is_refused(offsetstore_database: str) -> None:
+    url = offsetstore_database.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, poolclass=StaticPool)
+    with pytest.raises(ConfigurationError, match="one connection to several"):
+        OffsetStore.connect(engine)
+    engine.dispose()
+
+
+@pytest.mark.behaviour("META-4", "META-11")
+def test_a_megabyte_that_is_kept_stays_where_it_is(store: OffsetStore, query: Query) -> None:
+    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=1000), mirror_every=None)
+    toast = "SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE oid = 'kafka_partitions'::regclass"
+    # Random enough that it can't be compressed to much less.
+    kept = "".join(chr(0x4E00 + number * 7919 % 20_000) for number in range(340_000))
+    sizes: list[int] = []
+    for until in range(1, 101):
+        with store.transaction(claim) as tx:
+            tx.lock({P0: OffsetRange(until - 1, until)})
+            if until == 1:
+                tx.advance(tx.ranges, metadata=kept)
+            else:
+                tx.finish(tx.ranges)
+        if until in {2, 100}:
+            sizes += [size for (size,) in query(toast)]
+
+    assert sizes[0] == sizes[1] > 100_000
+    assert query("SELECT next_offset, length(metadata) FROM kafka_partitions") == [(100, len(kept) + 2)]

@@ -69,33 +69,6 @@ def test_an_outage_counts_for_no_record(offsetstore_database: str, query: Query,
     assert (query(LETTERS), query(FAILURES), query("SELECT * FROM results")) == ([], [], [])
 
 
-@pytest.mark.behaviour("DLQ-6")
-@pytest.mark.parametrize("sqlstate", OF_SERVER)
-def test_an_outage_in_the_middle_of_discovery_counts_for_no_record(
-    offsetstore_database: str, query: Query, sqlstate: str
-) -> None:
-    """Record 3 is refused in any company, and the server fails once it is tried without record 0."""
-    query("CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-          "IF (SELECT count(*) FROM fresh) > 1 AND NOT EXISTS (SELECT FROM fresh WHERE record = 0) THEN "
-          f"{OF_SERVER[sqlstate]} END IF; RETURN NULL; END $$")  # fmt: skip
-    query("CREATE TRIGGER fail AFTER INSERT ON results REFERENCING NEW TABLE AS fresh "
-          "FOR EACH STATEMENT EXECUTE FUNCTION fail()")  # fmt: skip
-    query("ALTER TABLE results DROP CONSTRAINT results_record_check, "
-          "ADD CONSTRAINT late UNIQUE (record) DEFERRABLE INITIALLY DEFERRED")  # fmt: skip
-    query("INSERT INTO results VALUES (3)")
-
-    with (
-        psycopg.connect(offsetstore_database) as other,
-        held(other),
-        OffsetStore.connect(offsetstore_database, retries=Retries(attempts=2, shortest=0.0)) as store,
-    ):
-        with pytest.raises(OUTAGES):
-            write(store)
-        assert store.offsets("billing")[P0].next_offset == 0
-    assert (query(LETTERS), query(FAILURES)) == ([], [])
-    assert query("SELECT * FROM results") == [(3,)]
-
-
 @pytest.mark.behaviour("DLQ-20")
 @pytest.mark.parametrize("at", ["misfits", "commit", "search"])
 def test_a_locked_target_ends_in_a_lock_timeout_that_names_the_holder(
@@ -164,29 +137,6 @@ def test_a_record_is_a_letter_whatever_a_trigger_raises_for_it(store: OffsetStor
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", ["42501", "40001"])
-def test_what_a_trigger_raises_for_every_record_blames_none(store: OffsetStore, query: Query, sqlstate: str) -> None:
-    fails_for(query, f"RAISE EXCEPTION 'no' USING ERRCODE = '{sqlstate}';", "true")
-
-    with pytest.raises(RowsRefused, match=rf"{sqlstate}.*no other record was accepted"):
-        write(store)
-
-    assert (query(LETTERS), query("SELECT * FROM results")) == ([], [])
-    assert query(FAILURES) == [(offset, 1, {sqlstate: 1}) for offset in range(5)]
-
-
-@pytest.mark.behaviour("DLQ-15")
-def test_a_record_that_a_policy_refuses_is_a_letter(offsetstore_database: str, query: Query) -> None:
-    """As an ordinary role: policies don't concern a superuser."""
-    query("ALTER TABLE results DROP CONSTRAINT results_record_check, ENABLE ROW LEVEL SECURITY")
-    query("CREATE POLICY even ON results WITH CHECK (record <> 1)")
-    with as_ordinary_role(offsetstore_database, query) as url, OffsetStore.connect(url) as store:
-        write(store, by_inserts)
-    assert query("SELECT record FROM results ORDER BY 1") == [(0,), (2,), (3,), (4,)]
-    assert query("SELECT record_offset, cause FROM dead_letters") == [(1, "raised")]
-
-
-@pytest.mark.behaviour("DLQ-15")
 def test_a_grant_that_is_missing_inside_a_trigger_blames_no_record(offsetstore_database: str, query: Query) -> None:
     query("CREATE TABLE notes (record bigint)")
     fails_for(query, "INSERT INTO notes VALUES (NEW.record);", "true")
@@ -196,20 +146,6 @@ def test_a_grant_that_is_missing_inside_a_trigger_blames_no_record(offsetstore_d
         pytest.raises(RowsRefused, match=r"42501.*no other record was accepted"),
     ):
         write(store)
-    assert (query(LETTERS), query("SELECT * FROM results")) == ([], [])
-
-
-@pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("left", [1, 7])
-def test_a_sequence_that_comes_to_its_end_blames_no_record(store: OffsetStore, query: Query, left: int) -> None:
-    """Its values are used up by tries, too; record 3 is bad, and is a letter only if it is known to be."""
-    query(f"CREATE SEQUENCE ids MAXVALUE {left + 1}; SELECT nextval('ids')")
-    query("ALTER TABLE results ADD COLUMN id bigint DEFAULT nextval('ids')")
-
-    with pytest.raises(RowsRefused) as ended:
-        write(store)
-
-    assert ended.value.sqlstate in {"2200H", "23514"}
     assert (query(LETTERS), query("SELECT * FROM results")) == ([], [])
 
 

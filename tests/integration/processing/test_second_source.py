@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from offsetstore import Append, DeadLetters, Flush, OffsetRange, OffsetStore
-from offsetstore.errors import RowsRefused
+from offsetstore import Append, Flush, OffsetStore
 from offsetstore.processing.runner import Settings
 from offsetstore.protocol.events import BatchEnded
 from tests.integration.conftest import Query
-from tests.support.memory_source import GOOD, LOG, P0, P1, Log, MemorySource
+from tests.support.memory_source import GOOD, LOG, P0, P1, SETTINGS, MemorySource
 from tests.support.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
@@ -44,22 +43,14 @@ def store(offsetstore_database: str, recorder: Recorder) -> Iterator[OffsetStore
         yield connected
 
 
-def source_of(store: OffsetStore, settings: Settings, *, log: Log = LOG) -> MemorySource:
-    return MemorySource(store.claim("billing", topics=["payments"]), Append("results"), settings, log)
-
-
 def numbers(query: Query) -> list[int]:
     return [number for (number,) in query(ROWS)]
 
 
-def request_replay(store: OffsetStore) -> None:
-    refused = [letter for letter in store.letters("billing").letters if letter.cause == "refused"]
-    store.request_replay("billing", refused, reason="the table takes them now")
-
-
-def run_job(url: str, kind: str, failpoint: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_job(url: str, kind: str, failpoint: str | None = None) -> None:
+    """Run a job to its end, or to the failpoint where it is killed; it prints what it has of Spark's and Kafka's."""
     environment = {name: value for name, value in os.environ.items() if name != "OFFSETSTORE_FAILPOINT"}
-    return subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-m", "tests.support.memory_source", url, "billing", kind],
         cwd=ROOT,
         env=environment | ({} if failpoint is None else {"OFFSETSTORE_FAILPOINT": failpoint}),
@@ -68,53 +59,18 @@ def run_job(url: str, kind: str, failpoint: str | None = None) -> subprocess.Com
         check=False,
         timeout=300,
     )
+    assert (ended.returncode, ended.stdout.strip()) == (-signal.SIGKILL if failpoint else 0, ""), ended.stderr
 
 
-def test_without_dead_letters_a_refused_record_ends_the_job_and_what_comes_before_it_is_stored(
-    store: OffsetStore, query: Query, recorder: Recorder
-) -> None:
-    source = source_of(store, Settings())
-    with pytest.raises(RowsRefused, match="first refused at record payments-0@2") as refused:
-        source.drain_log()
-    assert "--from-offset 2 --to-offset 3" in str(refused.value)
-    assert numbers(query) == [0, 1]
-    assert source.runner.error is refused.value
-    [failed] = recorder.of(BatchEnded, "failed")
-    assert failed.stored == {P0: OffsetRange(0, 2)}
-
-
-def test_bad_records_become_letters_and_are_replayed_when_they_are_asked_for(
-    store: OffsetStore, query: Query, recorder: Recorder
-) -> None:
-    source = source_of(store, Settings(dead_letters=DeadLetters(max_retries=1)))
-    source.drain_log()
-    assert numbers(query) == GOOD
-    assert query(LETTERS) == ALL_LETTERS
-    assert len(recorder.of(BatchEnded, "written")) == 3
-
-    query("ALTER TABLE results DROP CONSTRAINT unlucky")
-    request_replay(store)
-    assert source.runner.drain(source.compute) == 1
-    assert numbers(query) == sorted([*GOOD, 13])
-    assert [state for *_, state in query(LETTERS)] == ["replayed", "dead", "dead"]
-
-
-@pytest.mark.parametrize(
-    "failpoint",
-    ["after_commit:3", "in_discovery:2", "letters_written"],
-)
+@pytest.mark.parametrize("failpoint", ["after_commit:3", "in_discovery:2", "letters_written"])
 @pytest.mark.behaviour("DLQ-1", "DLQ-2", "DLQ-9", "OUT-8")
 def test_a_job_that_is_killed_writes_each_record_once(
     store: OffsetStore, query: Query, offsetstore_database: str, failpoint: str
 ) -> None:
-    killed = run_job(offsetstore_database, "letters", failpoint)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_job(offsetstore_database, "letters", failpoint)
     if failpoint == "letters_written":  # before the first COMMIT
         assert (numbers(query), query(LETTERS), query(PRODUCED)) == ([], [], [])
-    ended = run_job(offsetstore_database, "letters")
-    assert (ended.returncode, ended.stdout.strip()) == (0, ""), (
-        ended.stderr
-    )  # it prints what it has of Spark's, Kafka's
+    run_job(offsetstore_database, "letters")
     assert numbers(query) == GOOD
     assert query(LETTERS) == ALL_LETTERS
     assert query("SELECT DISTINCT times FROM dead_letters") == [(1,)]
@@ -129,38 +85,39 @@ def test_a_job_that_is_killed_writes_each_record_once(
 def test_a_record_that_is_good_after_a_kill_is_written_and_its_attempts_are_forgotten(
     query: Query, offsetstore_database: str
 ) -> None:
-    assert run_job(offsetstore_database, "letters", "failures_written").returncode == -signal.SIGKILL
+    run_job(offsetstore_database, "letters", "failures_written")
     assert (numbers(query), query(FAILURES)) == ([], [(2, 1, {"23514": 1})])
     query("ALTER TABLE results DROP CONSTRAINT unlucky")
 
-    assert run_job(offsetstore_database, "letters").returncode == 0
+    run_job(offsetstore_database, "letters")
     assert numbers(query) == sorted([*GOOD, 13])
     assert (query(LETTERS), query(FAILURES)) == (ALL_LETTERS[1:], [])
 
 
 def test_a_replay_that_is_killed_is_done_once(store: OffsetStore, query: Query, offsetstore_database: str) -> None:
-    assert run_job(offsetstore_database, "letters").returncode == 0
+    with store.claim("billing", topics=["payments"]) as claim:
+        MemorySource(claim, Append("results"), SETTINGS["letters"](), LOG).drain_log()
     query("ALTER TABLE results DROP CONSTRAINT unlucky")
-    request_replay(store)
-    killed = run_job(offsetstore_database, "replay", "letters_replayed")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    [refused] = [letter for letter in store.letters("billing").letters if letter.cause == "refused"]
+    store.request_replay("billing", [refused], reason="the table takes them now")
+    run_job(offsetstore_database, "replay", "letters_replayed")
     assert numbers(query) == GOOD
 
-    assert run_job(offsetstore_database, "replay").returncode == 0
+    run_job(offsetstore_database, "replay")
     assert numbers(query) == sorted([*GOOD, 13])
 
 
 def test_what_is_kept_is_written_at_the_end_in_one_transaction_and_a_crash_before_it_loses_nothing(
     store: OffsetStore, query: Query, recorder: Recorder, offsetstore_database: str
 ) -> None:
-    killed = run_job(offsetstore_database, "flush", "before_commit:2")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_job(offsetstore_database, "flush", "before_commit:2")
     assert numbers(query) == []
 
-    source = source_of(store, Settings(flush=Flush(rows=1000)), log={P1: LOG[P1]})
+    claim = store.claim("billing", topics=["payments"])
+    source = MemorySource(claim, Append("results"), Settings(flush=Flush(rows=1000)), {P1: LOG[P1]})
     source.drain_log()
     assert len(recorder.of(BatchEnded, "kept")) == 2
     assert numbers(query) == []
-    source.runner.claim.close()
+    claim.close()
     assert numbers(query) == [20, 21, 22, 23, 24, 25]
     assert store.offsets("billing")[P1].next_offset == 6

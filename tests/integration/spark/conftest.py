@@ -1,8 +1,9 @@
-"""The world of each test of the sink, and a service that handlers call."""
+"""The world of each test of the sink, the pages that tests run, and a service that handlers call."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,14 +13,46 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import OffsetStore
+import offsetstore
+from offsetstore import OffsetStore, TransactionalSink
 from offsetstore.local.kafka.server import KafkaBroker
 from offsetstore.processing import blame
 from offsetstore.store import mirror
 from tests.support.background import serving
 from tests.support.postgres import Database
-from tests.support.world import World
+from tests.support.world import SECONDS, World
+
+_DOCS = Path(__file__).parents[3] / "docs"
+
+
+def page_text(page: str) -> str:
+    return (_DOCS / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str = "python") -> list[str]:
+    """The blocks of a page of the documentation that are in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page_text(page), re.DOTALL | re.MULTILINE)
+
+
+def execute_block(page: str, number: int, replaced: Mapping[str, str] | None = None, **names: Any) -> dict[str, Any]:
+    """Execute a block of Python as in a job's own file, with some of its words replaced; return its names."""
+    block = blocks(page)[number]
+    for old, new in (replaced or {}).items():
+        block = block.replace(old, new)
+    public = {name: getattr(offsetstore, name) for name in offsetstore.__all__}
+    names = {**public, "__name__": "__main__", **names}
+    exec(compile(block, page, "exec"), names)  # noqa: S102 - the page's own words
+    return names
+
+
+def run_sink(world: World, sink: TransactionalSink, **options: str) -> StreamingQuery:
+    """Let a sink write all that Kafka has."""
+    checkpoint = sink.claim.checkpoint(world.checkpoints)
+    query = world.start(sink, world.read(sink.claim, **options), checkpoint=checkpoint)
+    assert query.awaitTermination(SECONDS)
+    return query
 
 
 @pytest.fixture(autouse=True)

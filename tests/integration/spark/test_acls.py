@@ -51,12 +51,13 @@ def printed(topic: str, group: str, *more: str) -> list[Acl]:
 
 @pytest.mark.behaviour("OPS-14")
 def test_the_job_and_its_mirror_run_with_exactly_the_acls_that_are_printed(
-    world: World, authorized: Authorized, broker: Broker, topic: str
+    world: World, authorized: Authorized, broker: Broker, topic: str, request: pytest.FixtureRequest
 ) -> None:
     world.database.execute(EVENTS)
     for partition in range(2):
         world.produce(topic, ["a", "b", "c"], partition=partition)
-    acls = printed(topic, world.group)
+    prefix = f"jobs-{uuid4().hex[:8]}"
+    acls = printed(topic, world.group, "--spark-groups", prefix)
     authorized.allow(*acls)
     wait_until(lambda: broker.missing_acls(acls) == ())
 
@@ -73,23 +74,11 @@ def test_the_job_and_its_mirror_run_with_exactly_the_acls_that_are_printed(
         TopicPartition(topic, 1): 3,
     }
     # Spark's consumers joined no group, and had none to be allowed.
-    assert [name for name in authorized.groups() if name.startswith("spark-kafka-source")] == []
+    assert [name for name in authorized.groups() if name.startswith(("spark-kafka-source", prefix))] == []
 
-
-@pytest.mark.behaviour("OPS-14")
-def test_the_deprecated_offset_reader_of_spark_runs_with_the_prefix_that_is_printed(
-    world: World, authorized: Authorized, broker: Broker, topic: str
-) -> None:
-    """A read without a stream: Spark asks for its ends in the same way."""
-    world.produce(topic, ["a", "b"])
-    prefix = f"jobs-{uuid4().hex[:8]}"
-    acls = printed(topic, world.group, "--spark-groups", prefix)
-    authorized.allow(*acls)
-    wait_until(lambda: broker.missing_acls(acls) == ())
+    # Those of the deprecated reader do. A read without a stream asks for its ends in the same way.
+    request.addfinalizer(lambda: world.spark.conf.unset(DEPRECATED))
     world.spark.conf.set(DEPRECATED, "true")
-    try:
-        options = {**authorized.options(), "subscribe": topic, "groupIdPrefix": prefix}
-        assert world.spark.read.format("kafka").options(**options).load().count() == 2
-    finally:
-        world.spark.conf.unset(DEPRECATED)
-    assert [name for name in authorized.groups() if name.startswith(f"{prefix}-")]  # it has joined one
+    options = {**authorized.options(), "subscribe": topic, "groupIdPrefix": prefix}
+    assert world.spark.read.format("kafka").options(**options).load().count() == 6
+    assert [name for name in authorized.groups() if name.startswith(f"{prefix}-")]

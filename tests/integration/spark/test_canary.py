@@ -21,16 +21,15 @@ from tests.support.postgres import Database
 from tests.support.waiting import wait_until
 
 # The consumer group, which says how it fails, and the class of the error.
-OTHERS = {
-    "careless": "SinkError",
-    "lost": "TransactionLost",
-    "cancelled": "StoreUnavailable",
+EXPECTED = {
+    "refused": "RowsRefused",
     "execute-cancelled": "StoreUnavailable",
-    "letters-refused": "nothing",
+    "careless-task": "SinkError",
+    "lost": "TransactionLost",
+    "letters-refused-task": "nothing",
     "letters-rejected": "nothing",
     "letters-raised": "nothing",
 }
-EXPECTED = {group: OTHERS.get(group.removesuffix("-task"), "RowsRefused") for group in canary_job.WAYS}
 PLACES = {
     "driver.log": ["driver", "psycopg", "sqlalchemy", "py4j"],
     "spark.log": ["log4j", "worker"],

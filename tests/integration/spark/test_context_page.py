@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,28 +9,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import offsetstore
-from offsetstore import (
-    Append,
-    Broker,
-    DeadLetters,
-    Handler,
-    LetterKey,
-    Outbox,
-    Record,
-    Relay,
-    TopicPartition,
-)
+from offsetstore import Append, Broker, DeadLetters, Handler, LetterKey, Outbox, Record, Relay, TopicPartition
 from offsetstore.kafka.admin import read_committed
 from offsetstore.monitoring import Tracing
 from offsetstore.monitoring.tracing import LINKS
 from offsetstore.protocol.observers import Observers
 from offsetstore.testing.fixtures import NewTopic
-from tests.integration.spark.conftest import Service
+from tests.integration.spark.conftest import Service, execute_block
 from tests.support.world import SECONDS, World
-
-PAGE = Path(__file__).parents[3] / "docs" / "context.md"
-SEEN = "CREATE TABLE seen (id bigint, headers text, trace text)"
 
 
 def parent(number: int) -> bytes:
@@ -54,16 +38,8 @@ def test_named_headers_reach_the_service_with_each_record_and_again_when_its_let
     topic = world.topic()
     sent = [("traceparent", parent(1)), ("tenant", b"ann"), ("secret", b"s")]
     world.produce_whole(topic, [(None, b"0.5", sent, 1), (None, b"0.25", sent[1:], 1), (None, b"0.75", [], 1)])
-    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {name: getattr(offsetstore, name) for name in offsetstore.__all__}
-    names |= {
-        "__name__": "__main__",
-        "spark": world.spark,
-        "options": world.options(topic),
-        "claim": world.claim(topic),
-    }
-    block = block.replace("scores.example.org", f"127.0.0.1:{service.server_port}")
-    exec(compile(block, PAGE.name, "exec"), names)  # noqa: S102 - the page's own words
+    given = {"spark": world.spark, "options": world.options(topic), "claim": world.claim(topic)}
+    names = execute_block("context.md", 0, {"scores.example.org": service.address}, **given)
 
     query = world.start(names["sink"], names["stream"], checkpoint=names["claim"].checkpoint(world.checkpoints))
     assert query.awaitTermination(SECONDS)
@@ -92,7 +68,7 @@ def looks(record: Record) -> dict[str, Any]:
 
 @pytest.mark.behaviour("CTX-1", "CTX-2", "CTX-3", "CTX-4")
 def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world: World) -> None:
-    world.database.execute(SEEN)
+    world.database.execute("CREATE TABLE seen (id bigint, headers text, trace text)")
     topic = world.topic()
     malformed = [("traceparent", b"\xff"), ("traceparent", None), ("tenant", b"ann")]
     records: list[Any] = [(None, b"", [("traceparent", parent(n + 1))], 1) for n in range(LINKS + 2)]
@@ -124,19 +100,12 @@ def test_traces_reach_tasks_letters_without_contents_and_the_batchs_links(world:
 @pytest.mark.behaviour("CTX-1", "CTX-3")
 def test_a_producers_trace_is_in_the_record_that_comes_of_its_record(world: World, offsetstore_topic: NewTopic) -> None:
     topic, events, anchor = world.topic(), offsetstore_topic(1), offsetstore_topic(1)
-    sent: list[tuple[str, bytes | None]] = [
-        *(("tenant", b"ann"), ("traceparent", parent(1))),
-        *(("traceparent", None), ("traceparent", parent(1))),
-    ]
-    settings: dict[str, Any] = {"propagate": ["traceparent"], "includeHeaders": "true"}
-    world.produce_whole(topic, [(None, b"handled", sent, 1)])
-    handler = Handler(lambda record: {"key": record.value, "value": b"v"}, "key binary, value binary")
-    world.run(world.claim(topic), handler, Outbox(events), **settings)
-    world.produce_whole(topic, [(None, b"plain", sent, 1)])
+    traces: list[tuple[str, bytes | None]] = [("traceparent", value) for value in (parent(1), None, parent(1))]
+    world.produce_whole(topic, [(None, b"plain", [("tenant", b"ann"), *traces], 1)])
     rename = "_kafka", "value AS key", "array(struct('tenant' AS key, value)) AS headers", "value"
-    claim = world.claim(topic)
-    world.run(claim, lambda batch: batch.selectExpr(*rename), Outbox(events), atomicity="partition", **settings)
+    settings: dict[str, Any] = {"propagate": ["traceparent"], "includeHeaders": "true", "atomicity": "partition"}
+    world.run(world.claim(topic), lambda batch: batch.selectExpr(*rename), Outbox(events), **settings)
     Relay(world.store, Broker({"bootstrap.servers": world.kafka.bootstrap_servers}), anchor=anchor).drain()
 
-    found = {one.key(): one.headers() for one in read_committed(world.kafka.bootstrap_servers, events)}
-    assert found == {b"handled": sent[1:], b"plain": [("tenant", b"plain"), *sent[1:]]}
+    [found] = read_committed(world.kafka.bootstrap_servers, events)
+    assert (found.key(), found.headers()) == (b"plain", [("tenant", b"plain"), *traces])

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
-from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import offsetstore
 from offsetstore.cli.commands import cli
+from tests.integration.spark.conftest import blocks, execute_block, page_text, run_sink
 from tests.support.waiting import wait_until
-from tests.support.world import SECONDS, World
+from tests.support.world import World
 
-PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
+PAGE = "dead-letters.md"
 TABLES, LETTERS = range(2)
 JOB, CODES, EXECUTE, SESSION, STRATEGY, DRAIN, DECIDE = range(7)
 VALUES = [
@@ -30,66 +28,21 @@ VALUES = [
 PAYMENTS = "SELECT order_id, amount::text FROM payments ORDER BY 1"
 
 
-def blocks(language: str) -> list[str]:
-    page = PAGE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-
-
-def run(number: int, *, source: Callable[[str], str] = str, **names: Any) -> dict[str, Any]:
-    """Execute a Python block; return its names.
-
-    :param source: changes the block's text.
-    """
-    public = {name: getattr(offsetstore, name) for name in offsetstore.__all__}
-    names = {**public, **names}
-    exec(compile(source(blocks("python")[number]), "docs/dead-letters.md", "exec"), names)  # noqa: S102 - the page's own words
-    return names
-
-
-def shown() -> list[list[str]]:
-    """The page's table of letters, as psql prints it."""
-    [printed] = blocks("text")
-    return [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if "-+-" not in line]
-
-
 @pytest.fixture
 def topic(world: World) -> str:
-    for statement in blocks("sql")[TABLES].split(";"):
+    for statement in blocks(PAGE, "sql")[TABLES].split(";"):
         if statement.strip():
             world.database.execute(statement)
     return world.topic(VALUES)
-
-
-@pytest.mark.behaviour("DLQ-1", "DLQ-12")
-def test_of_five_payments_two_are_written_and_three_are_letters(world: World, topic: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert re.findall(r"^\| (\d) \| `(.*)` \|$", page, re.MULTILINE) == [
-        (str(offset), value) for offset, value in enumerate(VALUES)
-    ]
-
-    with world.claim(topic) as claim:
-        sink = run(JOB, claim=claim)["sink"]
-        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
-        assert query.awaitTermination(SECONDS)
-
-    assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00")]
-    assert world.stored(topic) == {0: 5}
-    names, *rows = shown()
-    found = world.database.rows(blocks("sql")[LETTERS].replace("'billing'", f"'{world.group}'"))
-    assert [[str(cell).strip() for cell in row] for row in found] == rows
-    assert names == ["record", "cause", "error", "attempts", "value"]
-    assert world.database.one("SELECT count(*) FROM failures") == 0
 
 
 @pytest.mark.behaviour("DLQ-12")
 def test_rejects_have_codes_and_the_function_leaves_large_payments_to_a_person(world: World, topic: str) -> None:
     world.produce(topic, ['{"order_id": 1, "amount": 2000000}', '{"order_id": 2}'])
     with world.claim(topic) as claim:
-        made = run(JOB, claim=claim)
-        made["parse"] = run(CODES, **made)["parse_with_codes"]
-        sink = run(EXECUTE, **made)["booking"]
-        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
-        assert query.awaitTermination(SECONDS)
+        made = execute_block(PAGE, JOB, claim=claim)
+        made["parse"] = execute_block(PAGE, CODES, **made)["parse_with_codes"]
+        run_sink(world, execute_block(PAGE, EXECUTE, **made)["booking"])
 
     assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00")]
     found = world.database.rows("SELECT record_offset, cause, error_class, attempts FROM dead_letters ORDER BY 1")
@@ -106,8 +59,8 @@ def test_rejects_have_codes_and_the_function_leaves_large_payments_to_a_person(w
 
 @pytest.mark.behaviour("DLQ-5")
 def test_the_strategy_waits_for_an_order_and_skips_a_refund(world: World, topic: str) -> None:
-    made = run(JOB, claim=world.claim(topic))
-    patient = run(STRATEGY)["patient"]
+    made = execute_block(PAGE, JOB, claim=world.claim(topic))
+    patient = execute_block(PAGE, STRATEGY)["patient"]
 
     def add_the_order() -> None:
         wait_until(lambda: world.database.one("SELECT count(*) FROM failures") > 0)
@@ -124,28 +77,38 @@ def test_the_strategy_waits_for_an_order_and_skips_a_refund(world: World, topic:
     assert (skip.from_offset, skip.to_offset, skip.reason) == (2, 3, "a refund, ticket 21")
 
 
-@pytest.mark.behaviour("DLQ-7")
-def test_its_commands_and_drain_put_the_late_order_s_payment_back_and_give_the_others_up(
+@pytest.mark.behaviour("DLQ-1", "DLQ-7", "DLQ-12")
+def test_of_five_payments_two_are_written_and_its_commands_and_drain_put_one_back_and_give_the_others_up(
     world: World, topic: str
 ) -> None:
-    made = run(JOB, claim=world.claim(topic))
-    world.run(world.claim(topic), made["parse"], offsetstore.Append("payments"), dead_letters=offsetstore.DeadLetters())
-    world.database.execute("INSERT INTO orders VALUES (99)")
+    found = re.findall(r"^\| (\d) \| `(.*)` \|$", page_text(PAGE), re.MULTILINE)
+    assert found == [(str(offset), value) for offset, value in enumerate(VALUES)]
 
+    with world.claim(topic) as claim:
+        made = execute_block(PAGE, JOB, claim=claim)
+        run_sink(world, made["sink"])
+
+    assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00")]
+    assert world.stored(topic) == {0: 5}
+    [printed] = blocks(PAGE, "text")
+    names, *rows = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if "-+-" not in line]
+    letters = world.database.rows(blocks(PAGE, "sql")[LETTERS].replace("'billing'", f"'{world.group}'"))
+    assert [[str(cell).strip() for cell in row] for row in letters] == rows
+    assert names == ["record", "cause", "error", "attempts", "value"]
+    assert world.database.one("SELECT count(*) FROM failures") == 0
+
+    world.database.execute("INSERT INTO orders VALUES (99)")
     lists, show, replay, discard, prune = commands(world, topic)
     assert "payments_order_id_fkey" in call(world, lists)
     assert '{"order_id": 99, "amount": 7}' in call(world, show)
     call(world, replay)
+    of_group = {'"billing"': repr(world.group)}
     given = {"spark": world.spark, "store": world.store, "broker": world.broker(topic), "parse": made["parse"]}
-
-    def of_group(code: str) -> str:
-        return code.replace('"billing"', repr(world.group))
-
-    assert run(DRAIN, **given, source=of_group)["replayed"] == 1
+    assert execute_block(PAGE, DRAIN, of_group, **given)["replayed"] == 1
 
     assert world.database.rows(PAYMENTS) == [(1, "12.50"), (2, "4.00"), (99, "7.00")]
     call(world, discard)
-    run(DECIDE, store=world.store, source=of_group)
+    execute_block(PAGE, DECIDE, of_group, store=world.store)
     call(world, prune)
     states = "SELECT record_offset, state, payload FROM dead_letters ORDER BY 1"
     assert world.database.rows(states) == [
@@ -157,7 +120,7 @@ def test_its_commands_and_drain_put_the_late_order_s_payment_back_and_give_the_o
 
 def commands(world: World, topic: str) -> list[list[str]]:
     """The page's commands, for the test's group and topic."""
-    lines = [line for block in blocks("console") for line in block.splitlines()]
+    lines = [line for block in blocks(PAGE, "console") for line in block.splitlines()]
     assert all(line.startswith("$ offsetstore dead-letters ") for line in lines)
     names = {"billing": world.group, "payments:0:3": f"{topic}:0:3"}
     return [[names.get(word, word) for word in shlex.split(line)[2:]] for line in lines]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+from pyspark.sql.streaming.query import StreamingQuery
 
 import offsetstore.spark
 from offsetstore import Append, Claim, OffsetStore, TopicPartition, TransactionalSink, Upsert
 from offsetstore.errors import ColumnMismatch, KafkaColumnsMissing
-from offsetstore.protocol.events import BatchEnded
+from offsetstore.protocol.events import BatchEnded, BatchStarted, PauseChanged
 from offsetstore.protocol.ports import Writer
 from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
 from offsetstore.spark.plans.admission import check_connector
 from offsetstore.spark.sink import Transform
-from tests.support.gate import Gate
 from tests.support.recorder import Recorder
-from tests.support.transforms import EVENTS, events
+from tests.support.transforms import EVENTS, events, traced
 from tests.support.waiting import wait_until
-from tests.support.world import World, made_unchecked
+from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
 FOREVER = {"processingTime": "0 seconds"}
@@ -80,55 +78,6 @@ def test_a_query_that_starts_below_is_warned_about_once_and_writes_nothing_twice
     assert said.endswith("tables are checked at the first batch: TypeError")
 
 
-def test_sigterm_stops_after_the_batch_closes_the_claim_and_copies_its_offsets(
-    world: World, offsetstore_database: str
-) -> None:
-    topic = world.events_topic(["a", "b"])
-    recorder, gate = Recorder(), Gate(events)
-    broker = world.broker(topic)
-    with OffsetStore.connect(offsetstore_database, observers=[recorder]) as store:
-        claim = store.claim(world.group, broker, mirror_every=3600)
-        sink = made_unchecked(claim, gate, into=Append("events"))
-        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger=FOREVER)
-        with offsetstore.spark.job() as job:
-
-            def terminate() -> None:
-                gate.wait_until_reached()
-                wait_until(lambda: job._is_running)  # before that, the signal would end the block
-                os.kill(os.getpid(), signal.SIGTERM)
-                threading.Timer(0.5, gate.open).start()
-
-            stopping = threading.Thread(target=terminate)
-            stopping.start()
-            job.run(query, sink)
-        stopping.join()
-
-        assert claim.is_closed
-        assert not query.isActive
-    assert world.database.column(VALUES) == ["a", "b"]
-    assert recorder.of(BatchEnded, "interrupted") == []
-    committed = broker.committed_offsets(world.group, claim.partitions)
-    assert [one.next_offset for one in committed.values()] == [2]
-
-
-def test_a_batch_that_takes_too_long_is_left_to_the_next_start(world: World) -> None:
-    topic = world.events_topic(["a"])
-    claim, gate = world.claim(topic), Gate(events)
-    sink = made_unchecked(claim, gate, into=Append("events"))
-    query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints), trigger=FOREVER)
-    gate.wait_until_reached()
-    threading.Timer(0.5, gate.open).start()  # Spark does not interrupt Python
-
-    sink.stop(query, timeout=0.01)
-
-    assert not query.isActive
-    assert sink.error is None
-    assert (world.database.column(VALUES), world.stored(topic)) in (([], {0: 0}), (["a"], {0: 1}))
-
-
-# -- what is checked when the sink is made
-
-
 @pytest.mark.behaviour("START-30")
 def test_a_sink_is_refused_with_a_table_that_does_not_fit_before_any_job_is_run(
     world: World, caplog: pytest.LogCaptureFixture
@@ -175,3 +124,47 @@ def test_a_sink_is_refused_with_a_table_that_does_not_fit_before_any_job_is_run(
     sink_of(kept, count, Append("counted"))
     assert len(seen) == 2  # a query with state has columns of its own
     assert jobs_run() == before
+
+
+@pytest.mark.behaviour("OPS-2", "OPS-15", "SINK-11")
+def test_a_paused_job_holds_no_lock_ends_soon_if_it_is_stopped_and_goes_on_when_it_is_resumed(world: World) -> None:
+    told = Recorder()
+    world.store.close()
+    world.store = OffsetStore.connect(world.database.url, observers=[told])
+    topic = world.events_topic(["a", "b"])
+    claim = world.claim(topic)
+    checkpoint = claim.checkpoint(world.checkpoints)
+    pause = world.store.pause(world.group, reason="ticket 17").after
+
+    def start() -> tuple[StreamingQuery, TransactionalSink]:
+        sink = TransactionalSink(claim, traced, into=Append("events"), atomicity="partition", task_threshold=0)
+        stream = world.read(claim, **{"kafka.metadata.max.age.ms": "100"})
+        return world.start(sink, stream, checkpoint=checkpoint, trigger={"processingTime": "100 milliseconds"}), sink
+
+    query, sink = start()
+    [paused] = wait_until(lambda: told.of(PauseChanged), timeout=SECONDS)
+    assert paused == PauseChanged(group=world.group, pause=pause)
+    for table in ("consumer_groups", "kafka_partitions"):
+        world.database.execute(f"SELECT 1 FROM {table} FOR UPDATE NOWAIT")
+    owner = world.store.owner(world.group)
+    assert owner is not None
+    assert (owner.is_live, owner.token) == (True, claim.token)
+
+    query.stop()
+    assert query.awaitTermination(1)
+    assert (query.exception(), sink.error, told.of(BatchEnded, "failed")) == (None, None, [])
+    assert [(one.batch, one.ranges) for one in told.of(BatchEnded, "interrupted")] == [
+        (one.batch, one.ranges) for one in told.of(BatchStarted)
+    ]
+    assert not (Path(checkpoint) / "commits" / "0").exists()
+    assert (Path(checkpoint) / "offsets" / "0").exists()
+    assert (world.database.column(VALUES), world.stored(topic)) == ([], {0: 0})
+
+    query, sink = start()  # on the same checkpoint
+    wait_until(lambda: len(told.of(BatchStarted)) == 2, timeout=SECONDS)
+    world.store.resume(world.group, reason="done")
+    wait_until(lambda: told.of(BatchEnded, "written"), timeout=SECONDS)
+    query.stop()
+    assert sink.error is None
+    assert (world.database.column(VALUES), world.stored(topic)) == (["a", "b"], {0: 2})
+    assert told.of(PauseChanged)[-1].pause is None

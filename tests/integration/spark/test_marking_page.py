@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import threading
 from typing import Any
 
 import psycopg
@@ -13,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import Column, MetaData, Table, insert, text
 
-import offsetstore
-from offsetstore import TopicPartition, TransactionalSink, Upsert
+from offsetstore import Append, Tick, TopicPartition, TransactionalSink, Upsert, Work
 from offsetstore.errors import LockTimeout
 from offsetstore.testing.fixtures import NewTopic
+from tests.integration.spark.conftest import execute_block
 from tests.support.server_errors import OF_SERVER, held
 from tests.support.transforms import EVENTS, traced
 from tests.support.waiting import wait_until
@@ -36,14 +35,8 @@ CREATE CONSTRAINT TRIGGER fail_once AFTER INSERT ON events DEFERRABLE INITIALLY 
 """The first transaction fails when its function has ended, as it may at COMMIT."""
 
 
-def blocks() -> list[str]:
-    page = (Path(__file__).parents[3] / "docs" / "marking.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-
-
 def run(number: int, world: World, topic: str, **names: Any) -> dict[str, Any]:
     """Execute a block with the topic, group and tables of the test; return its names."""
-    assert len(blocks()) == 5
     replaced = {
         'Append("payments")': 'Append("events")',
         '"payments"': repr(topic),
@@ -53,13 +46,8 @@ def run(number: int, world: World, topic: str, **names: Any) -> dict[str, Any]:
         "every=5": "every=0.2",
         "seconds=10": "seconds=600",
     }
-    block = blocks()[number]
-    for old, new in replaced.items():
-        block = block.replace(old, new)
-    public = {name: getattr(offsetstore, name) for name in offsetstore.__all__}
-    names = {**public, "store": world.store, "spark": world.spark, "insert": insert, "text": text, **names}
-    exec(compile(block, "docs/marking.md", "exec"), names)  # noqa: S102 - the page's own words
-    return names
+    names = {"store": world.store, "spark": world.spark, "insert": insert, "text": text, **names}
+    return execute_block("marking.md", number, replaced, **names)
 
 
 def table(*columns: str) -> Table:
@@ -144,10 +132,7 @@ def test_after_a_reset_one_partition_is_read_again_and_its_rows_are_replaced(wor
     run(RESET, world, topic)
     assert world.stored(topic) == {0: 1, 1: 1}
 
-    def corrected(batch: DataFrame) -> DataFrame:
-        return traced(batch).withColumn("value", F.upper("value"))
-
-    world.run(world.claim(topic), corrected, into)
+    world.run(world.claim(topic), lambda batch: traced(batch).withColumn("value", F.upper("value")), into)
     assert written(world) == ["a", "B", "C", "d"]
     assert world.stored(topic) == {0: 3, 1: 1}
     [reset] = [event for event in world.store.history(world.group) if event.event == "reset"]
@@ -178,3 +163,21 @@ def test_idle_work_expires_reservations_until_the_job_is_taken_over(world: World
         database.execute(expired)
         query.stop()
     assert database.one("SELECT count(*) FROM reservations") == 2
+
+
+@pytest.mark.behaviour("OPS-6")
+def test_idle_work_may_stop_the_query(world: World, topic: str) -> None:
+    queries: list[StreamingQuery] = []
+    is_there = threading.Event()
+
+    def stop(_: Work) -> None:
+        assert is_there.wait(SECONDS)
+        queries[0].stop()
+
+    claim = world.claim(topic)
+    sink = TransactionalSink(claim, traced, into=Append("events"), tick=Tick(stop, every=1))
+    stream, checkpoint = world.read(claim), claim.checkpoint(world.checkpoints)
+    queries.append(world.start(sink, stream, checkpoint=checkpoint, trigger={"processingTime": "0 seconds"}))
+    is_there.set()
+    assert queries[0].awaitTermination(SECONDS)
+    assert sink.error is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,12 +11,9 @@ import pytest
 from pyspark.sql import DataFrame
 from sqlalchemy import Column, MetaData, Table, insert, text
 
-import offsetstore
 from offsetstore import (
-    KEEP,
     Append,
     BatchInfo,
-    Claim,
     Execute,
     OffsetRange,
     TopicPartition,
@@ -25,11 +21,10 @@ from offsetstore import (
     TransactionalSink,
     Work,
 )
-from offsetstore.errors import MetadataError, RowsRefused, StaleClaim
-from offsetstore.processing.plan import BatchMetadata
-from offsetstore.testing import InMemoryOffsetStore
+from offsetstore.errors import RowsRefused, StaleClaim
+from tests.integration.spark.conftest import execute_block, run_sink
 from tests.support.transforms import traced
-from tests.support.world import SECONDS, World
+from tests.support.world import World
 
 WAYS: dict[str, dict[str, Any]] = {
     "batch": {},
@@ -50,14 +45,6 @@ def kept(batch: DataFrame) -> DataFrame:
     return traced(batch.where("value <> 'x'"))
 
 
-def until(info: BatchInfo) -> object:
-    return {tp: {"until": range_.until} for tp, range_ in info.ranges.items()}
-
-
-def a_note(_: BatchInfo) -> object:
-    return "a note"
-
-
 def values(world: World, topic: str) -> dict[int, object]:
     found = world.store.find_metadata(world.group, topic)
     return {tp.partition: value for tp, value in found.items()}
@@ -65,12 +52,14 @@ def values(world: World, topic: str) -> dict[int, object]:
 
 @pytest.mark.behaviour("META-1", "META-5")
 @pytest.mark.parametrize("way", WAYS)
-def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: str) -> None:
+def test_each_advance_takes_its_metadata_along_also_that_before_a_refused_record(
+    world: World, topic: str, way: str
+) -> None:
     seen: list[BatchInfo] = []
 
     def note(info: BatchInfo) -> object:
         seen.append(info)
-        return until(info)
+        return {tp: {"until": range_.until} for tp, range_ in info.ranges.items()}
 
     claim = world.claim(topic)
     claim.store_metadata(None, "what the function says wins over it")
@@ -82,47 +71,11 @@ def test_each_advance_takes_its_metadata_along(world: World, topic: str, way: st
     assert {str(info.rows) for info in seen} == {"None" if way == "tasks" else "{'': 4}"}
     assert [term.next for term in claim.terms.values()] == [None] * 3
 
-
-@pytest.mark.behaviour("META-4")
-def test_metadata_is_kept_for_all_or_for_the_partitions_that_are_left_out(world: World, topic: str) -> None:
-    first = TopicPartition(topic, 0)
-    returned: list[object] = ["for all", KEEP, {first: "for one"}, {first: KEEP}]
-
-    def next_one(_: BatchInfo) -> object:
-        return returned.pop(0)
-
-    claim = world.claim(topic)
-    world.run(claim, kept, Append("events"), metadata=next_one, maxOffsetsPerTrigger="3", **WAYS["tasks"])
-    assert returned == []
-    assert values(world, topic) == {0: "for one", 1: "for all", 2: "for all"}
-
-
-@pytest.mark.behaviour("META-8")
-def test_a_function_that_fails_or_names_another_partition_is_told_before_anything_is_written() -> None:
-    def fail(_: BatchInfo) -> object:
-        raise ZeroDivisionError
-
-    def elsewhere(_: BatchInfo) -> object:
-        return {TopicPartition("payments", 7): "elsewhere"}
-
-    with InMemoryOffsetStore() as store:
-        claim = store.claim("billing", topics=["payments"])
-        for function, error in ((fail, ZeroDivisionError), (elsewhere, MetadataError)):
-            with pytest.raises(error):
-                BatchMetadata(claim, function).texts(0, {TopicPartition("payments", 0): OffsetRange(0, 1)}, None)
-
-
-@pytest.mark.behaviour("META-1")
-def test_before_a_refused_record_the_metadata_are_those_of_what_was_stored(world: World, topic: str) -> None:
-    world.database.execute("ALTER TABLE events ADD CHECK (value <> 'c')")
-    failed = world.run_to_failure(world.claim(topic), kept, Append("events"), metadata=until, **WAYS["tasks"])
-
+    world.database.execute("ALTER TABLE events ADD CHECK (value <> 'bad')")
+    world.produce(topic, ["i", "bad"])
+    failed = world.run_to_failure(world.claim(topic), kept, Append("events"), metadata=note, **WAYS[way])
     assert isinstance(failed.error, RowsRefused)
-    stored = {partition: offset for partition, offset in world.stored(topic).items() if offset}
-    assert stored[0] == 2
-    assert {partition: values(world, topic)[partition] for partition in stored} == {
-        partition: {"until": offset} for partition, offset in stored.items()
-    }
+    assert (world.stored(topic)[0], values(world, topic)[0]) == (5, {"until": 5})
 
 
 def count(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
@@ -141,44 +94,39 @@ def test_an_execute_reads_and_writes_metadata(world: World, topic: str) -> None:
     assert {partition: values(world, topic)[partition] for partition in (0, 1)} == {0: 4, 1: 4}
 
 
-def blocks() -> list[str]:
-    page = (Path(__file__).parents[3] / "docs" / "metadata.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-
-
 @pytest.mark.behaviour("META-1", "META-2", "META-4", "META-5", "META-9")
 def test_what_the_page_says_is_so(world: World) -> None:
     """Its blocks, in order, on a topic and a group of this test."""
     topic = world.events_topic()
-    p0, kafka = TopicPartition(topic, 0), world.options(topic)
+    p0 = TopicPartition(topic, 0)
     columns: list[Any] = [Column(name) for name in ("topic", "partition", "offset", "value")]
     names: dict[str, Any] = {
-        **vars(offsetstore),
-        **{name: getattr(offsetstore, name) for name in ("Append", "Broker", "Execute", "TransactionalSink")},
         "store": world.store,
         "claim": world.claim(topic),
-        "kafka": kafka,
+        "kafka": world.options(topic),
         "parse": traced,
         "payments": Table("events", MetaData(), *columns),
         "insert": insert,
+    }
+    replaced = {
+        'Append("payments")': 'Append("events")',
+        '"payments"': repr(topic),
+        '"billing"': repr(world.group),
     }
 
     def found() -> object:
         return world.store.find_metadata(world.group, topic, 0)
 
-    def write(sink: TransactionalSink, claim: Claim) -> None:
+    def write(sink: TransactionalSink) -> None:
         world.produce(topic, ["a", "b"])
-        query = world.start(sink, world.read(claim), checkpoint=claim.checkpoint(world.checkpoints))
-        assert query.awaitTermination(SECONDS)
+        run_sink(world, sink)
 
     def run(number: int) -> None:
-        block = blocks()[number].replace('"payments", 0', f'"{topic}", 0').replace('"billing"', repr(world.group))
-        exec(block.replace('Append("payments")', 'Append("events")').replace('"payments"', repr(topic)), names)  # noqa: S102
+        names.update(execute_block("metadata.md", number, replaced, **names))
 
-    assert len(blocks()) == 9
     run(0)
     run(1)
-    write(names["sink"], names["claim"])
+    write(names["sink"])
     assert found() == {"batch": 0, "rows": {"": 2}}
     run(2)
     assert names["before"] == names["now"] == found()
@@ -188,13 +136,13 @@ def test_what_the_page_says_is_so(world: World) -> None:
     def noted(batch: DataFrame) -> DataFrame:
         return traced(batch).withColumn("value", names["last_note"]("topic", "partition"))
 
-    write(TransactionalSink(names["claim"], noted, into=Append("events")), names["claim"])
+    write(TransactionalSink(names["claim"], noted, into=Append("events")))
     assert world.database.one("SELECT count(*) FROM events WHERE value LIKE '%batch%'") == 2
 
     names["claim"] = world.claim(topic)
     world.store.run(names["claim"], lambda tx: clear(tx, p0, 4))
     run(5)
-    write(names["sink"], names["claim"])
+    write(names["sink"])
     assert found() == 2
     run(6)
     assert found() == {"checked": True}
@@ -207,7 +155,7 @@ def test_what_the_page_says_is_so(world: World) -> None:
     for _ in range(2):
         names["claim"] = claims[-1]
         run(8)
-        write(names["sink"], names["claim"])
+        write(names["sink"])
         traces.append(str(found()))
         claims.append(world.claim(topic))  # takes over: the one before is not closed
     assert traces[0] != traces[1]

@@ -1,21 +1,29 @@
-"""Which parts of a batch's outputs are computed once for all, seen without Kafka."""
+"""Several outputs of one batch agree on what they share, also on what Spark would compute otherwise a second time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
 from pyspark import StorageLevel
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from offsetstore import Append
 from offsetstore.processing.unit import PlanOutdated
-from offsetstore.spark.plans.sharing import computed_once
-from tests.integration.spark.test_agreement import Outputs, lose_blocks, new_id
+from offsetstore.spark import collecting
+from offsetstore.spark.plans.sharing import _Sharing, computed_once  # pyright: ignore[reportPrivateUsage]
+from offsetstore.testing.fixtures import NewTopic
+from tests.support.blocks import lose_blocks
+from tests.support.world import World
 
 pytestmark = pytest.mark.usefixtures("nothing_persisted")
+
+Outputs: TypeAlias = "dict[str, DataFrame]"
+
+new_id: Any = F.udf(lambda: str(uuid4()))  # which says of itself that it is deterministic, as each does by default
 
 
 class Given:
@@ -147,23 +155,89 @@ def test_what_the_user_keeps_over_batches_can_be_computed_again(given: Given) ->
     lookup.unpersist()
 
 
-@pytest.mark.parametrize("level", [StorageLevel.MEMORY_AND_DISK_DESER, StorageLevel.DISK_ONLY])
-def test_what_has_no_rows_is_not_lost(given: Given, level: StorageLevel) -> None:
+def test_what_has_no_rows_is_not_lost(given: Given) -> None:
     orders = given.batch.where("k > 100").select("k", new_id().alias("id"))
-    with computed_once(given.batch, level) as sharing:
+    with computed_once(given.batch, StorageLevel.DISK_ONLY) as sharing:
         frames = sharing({"a": orders, "b": orders.select("id"), "c": given.batch.where("k > 100")})
         assert [frame.collect() for frame in frames.values()] == [[], [], []]
 
 
 @pytest.mark.behaviour("SINK-19")
-def test_a_lost_block_makes_the_outputs_outdated(given: Given) -> None:
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "there twice"])
+def test_a_block_that_is_lost_or_there_twice_makes_the_outputs_outdated(
+    given: Given, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
     orders = given.batch.select("k", new_id().alias("id"))
+    blocks: Any = _Sharing._shared_blocks
+
+    def with_twins(sharing: _Sharing) -> list[str]:
+        """As after a speculative copy of each task."""
+        real: list[str] = blocks(sharing)
+        return sorted([*real, *(f"{block.partition(' ')[0]} of another executor" for block in real)])
 
     def compute() -> None:
         with computed_once(given.batch, StorageLevel.DISK_ONLY) as sharing:
             sharing({"a": orders, "b": orders.select("id")})
-            assert lose_blocks(given.session)
+            assert not is_lost or lose_blocks(given.session)
 
+    if not is_lost:
+        monkeypatch.setattr(_Sharing, "_shared_blocks", with_twins)
     with pytest.raises(PlanOutdated):
         compute()
     assert given.persisted() == 0
+
+
+# -- in a sink
+
+TABLES = (
+    "CREATE TABLE orders (name text, id text, uuid text, number double precision, at timestamptz, apart timestamptz)",
+    "CREATE TABLE lines (item int, id text, uuid text, number double precision, at timestamptz, apart timestamptz)",
+)
+
+
+def orders_and_lines(batch: DataFrame) -> Outputs:
+    """One line for each order, with all that may come out differently when it is computed again; each looks at the
+    clock too.
+    """
+    orders = batch.select(
+        F.col("value").cast("string").alias("name"),
+        new_id().alias("id"),
+        F.expr("uuid() AS uuid"),
+        F.rand().alias("number"),
+        F.current_timestamp().alias("at"),
+    )
+    lines = orders.select(F.explode(F.array(F.lit(1))).alias("item"), "id", "uuid", "number", "at")
+    return {
+        "orders": orders.withColumn("apart", F.current_timestamp()),
+        "lines": lines.selectExpr("*", "now() AS apart"),
+    }
+
+
+@pytest.mark.behaviour("SINK-19")
+def test_each_line_has_an_order_also_when_executors_lose_a_part_of_what_is_shared(
+    world: World, offsetstore_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for statement in TABLES:
+        world.database.execute(statement)
+    topic = offsetstore_topic(2)
+    for partition in range(2):
+        world.produce(topic, [f"order {number}" for number in range(5)], partition=partition)
+    collect: Any = collecting.collect
+    lost: list[int] = []
+
+    def losing(frame: DataFrame) -> collecting.Rows:
+        rows = collect(frame)
+        if not lost:
+            lost.extend(lose_blocks(world.spark))
+        return rows
+
+    monkeypatch.setattr(collecting, "collect", losing)
+    world.run(world.claim(topic), orders_and_lines, {"orders": Append("orders"), "lines": Append("lines")})
+
+    assert lost, "nothing was persisted"
+    assert [world.database.one(f"SELECT count(*) FROM {table}") for table in ("orders", "lines")] == [10, 10]
+    assert world.database.one("SELECT count(*) FROM orders JOIN lines USING (id, uuid, number, at)") == 10
+    assert world.database.one("SELECT count(DISTINCT (id, number)) FROM orders") == 10
+    assert world.database.one("SELECT count(*) FROM orders JOIN lines USING (apart)") == 100
+    context: Any = world.spark.sparkContext
+    assert list(context._jsc.getPersistentRDDs()) == []

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.query import StreamingQuery
 
-from offsetstore import Append, Claim, TopicPartition, TransactionalSink, Upsert
-from offsetstore.errors import CheckpointAhead, CheckpointBehind, RowsRefused, UnsupportedQuery
+from offsetstore import Append, TopicPartition, Upsert
+from offsetstore.errors import CheckpointAhead, RowsRefused, UnsupportedQuery
 from offsetstore.protocol import failpoints
 from offsetstore.protocol.ports import Writer
-from offsetstore.spark.kafka_columns import KAFKA_COLUMNS
-from offsetstore.spark.settings import SinkSettings
 from offsetstore.spark.sink import Transform
-from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
 from tests.support.windows import WINDOWS, rows, windows
 from tests.support.world import World, made_unchecked
@@ -33,30 +29,22 @@ class Job:
 
     world: World
     topic: str
-    change: Callable[[DataFrame], DataFrame] = windows
     transform: Transform = rows
     into: Writer = field(default_factory=lambda: Append("windows"))
     mode: str = "append"
 
-    def run(self, *, fails: bool = False, per_batch: int | None = 3) -> Any:
+    def run(self, *, fails: bool = False) -> Any:
         """Read all there is; return the query, or how it failed."""
-        claim = self.claim()
+        claim = self.world.claim(self.topic)
         sink = made_unchecked(claim, self.transform, into=self.into)
-        options = {"maxOffsetsPerTrigger": str(per_batch)} if per_batch else {}
-        stream = self.change(self.world.read(claim, **options))
+        stream = windows(self.world.read(claim, maxOffsetsPerTrigger="3"))
         writer = stream.writeStream.foreachBatch(sink).outputMode(self.mode).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", self.checkpoint(claim)).start()
+        query = writer.option("checkpointLocation", claim.checkpoint(self.world.checkpoints, keep=True)).start()
         if fails:
             return self.world.failure(query, sink)
         assert query.awaitTermination(120)
         assert sink.error is None
         return query
-
-    def claim(self) -> Claim:
-        return self.world.claim(self.topic, mirror_every=None)
-
-    def checkpoint(self, claim: Claim) -> str:
-        return claim.checkpoint(self.world.checkpoints, keep=True)
 
     @property
     def directory(self) -> Path:
@@ -75,21 +63,14 @@ def job(world: World, offsetstore_topic: NewTopic) -> Iterator[Job]:
     world.spark.conf.set(setting, before)
 
 
-def counted(query: StreamingQuery) -> list[int]:
-    """How many records each of its batches had."""
-    return [progress["numInputRows"] for progress in query.recentProgress]
-
-
 @pytest.mark.behaviour("SINK-6", "START-15")
 def test_a_window_comes_out_once_wherever_the_job_breaks(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches 0 to 2 have data; batch 3 has none, and two windows are over in it."""
     world = job.world
     world.produce(job.topic, [str(second) for second in (1, 2, 3, 11, 12, 1, 21, 35)])
     breaks = [
-        ("before_commit:2", 1),  # in batch 1
-        ("after_commit:1", 1),  # batch 1 again, now written
-        ("after_sink:2", 2),  # batch 1 is skipped, batch 2 written
-        ("before_commit:2", 3),  # batch 2 is skipped; in batch 3, which has no ranges
+        ("after_commit:2", 1),  # batch 1 is written
+        ("before_commit:3", 3),  # batch 1 is skipped, batch 2 written; in batch 3, which has no ranges
         ("after_commit:1", 3),  # batch 3 again, now written
     ]
     for point, batch in breaks:
@@ -180,8 +161,6 @@ def test_a_database_that_is_older_than_the_checkpoint_or_was_reset_stops_the_job
     assert "in the database" in failed.text
     world.database.execute("UPDATE batch_marks SET batch_id = batch_id + 1")
 
-    world.store.reset(world.group, {TopicPartition(job.topic, 0): 6}, reason="a test")
-    assert isinstance(job.run(fails=True).error, CheckpointBehind)
     world.store.reset(world.group, {TopicPartition(job.topic, 0): 4}, reason="a test")
     failed = job.run(fails=True)
     assert isinstance(failed.error, CheckpointAhead)
@@ -193,47 +172,3 @@ def test_a_database_that_is_older_than_the_checkpoint_or_was_reset_stops_the_job
     world.produce(job.topic, ["31"])
     job.run()
     assert world.database.rows(COUNTS) == [(0, 2), (10, 1), (10, 2), (20, 1)]
-
-
-@pytest.mark.behaviour("SINK-6", "SINK-8", "SINK-16")
-def test_several_outputs_of_a_window_without_a_broker(job: Job, offsetstore_topic: NewTopic) -> None:
-    """Nobody has told the store of partition 1 before it has a record."""
-    world, topic = job.world, offsetstore_topic(2)
-    world.database.execute("CREATE TABLE seconds (second int)")
-    reader = world.spark.readStream.format("kafka").options(**world.options(topic, startingOffsets="earliest"))
-
-    def transform(batch: DataFrame) -> dict[str, DataFrame]:
-        return {"windows": rows(batch), "seconds": rows(batch).select("second")}
-
-    for partition, values in ((0, ["1", "2", "11"]), (1, ["12", "21"])):
-        world.produce(topic, values, partition=partition)
-        claim = world.store.claim(world.group, topics=[topic])
-        into = {"windows": Append("windows"), "seconds": Append("seconds")}
-        sink = TransactionalSink(claim, transform, into=into)
-        query = world.start(sink, windows(reader.load()), checkpoint=job.checkpoint(claim))
-        assert query.awaitTermination(120)
-
-    assert world.database.rows(COUNTS) == [(0, 2), (10, 2)]
-    assert world.database.column("SELECT second FROM seconds ORDER BY second") == [0, 10]
-    assert world.stored(topic) == {0: 3, 1: 2}
-
-
-@pytest.mark.behaviour("SINK-6")
-def test_without_a_kept_checkpoint_a_query_with_state_is_told_how(job: Job) -> None:
-    world = job.world
-    world.produce(job.topic, ["1"])
-    claim = job.claim()
-    failed = world.run_to_failure(claim, rows, job.into, stream=windows(world.read(claim)))
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "claim.checkpoint(base, keep=True)" in failed.text
-    assert world.stored(job.topic) == {0: 0}
-
-
-@pytest.mark.behaviour("SINK-6")
-def test_state_and_a_transaction_for_each_partition_do_not_go_together() -> None:
-    settings = SinkSettings(marking="automatic", flush=None, dead_letters=None, atomicity="partition")
-    with InMemoryOffsetStore() as store:
-        claim = store.claim("billing", topics=["payments"])
-        settings.check_query(claim, KAFKA_COLUMNS, claim.checkpoint("/checkpoints"))
-        with pytest.raises(UnsupportedQuery, match="query with state"):
-            settings.check_query(claim, KAFKA_COLUMNS, claim.checkpoint("/checkpoints", keep=True))

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, get_current_span
 from pyspark.sql import DataFrame
 
-from offsetstore import Append, DeadLetters, OffsetStore
+from offsetstore import Append, DeadLetters
+from offsetstore.monitoring import Tracing
+from tests.integration.spark.conftest import execute_block, page_text
 from tests.support.transforms import EVENTS, traced
 from tests.support.world import World
 
-PAGE = Path(__file__).parents[3] / "docs" / "tracing.md"
-
-
-def run_page(**names: Any) -> dict[str, Any]:
-    """Run the blocks, each of which connects a store, and close all but the last store."""
-    first, second = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    exec(compile(first, PAGE.name, "exec"), names)  # noqa: S102 - the page's own words
-    names["store"].close()
-    exec(compile(second, PAGE.name, "exec"), names)  # noqa: S102 - the page's own words
-    return names
+PAGE = "tracing.md"
 
 
 def listed_attributes() -> set[str]:
-    lines = re.findall(r"^\| (`.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    lines = re.findall(r"^\| (`.*?) \|", page_text(PAGE), re.MULTILINE)
     return {name for line in lines for name in re.findall(r"`([\w.]+)`", line)}
 
 
 @pytest.mark.behaviour("OPS-15")
 def test_a_job_has_the_spans_that_the_page_names(world: World) -> None:
     exporter = InMemorySpanExporter()
-    names = run_page(OffsetStore=OffsetStore, url=world.database.url, exporter=exporter)
+    execute_block(PAGE, 0, url=world.database.url)["store"].close()
+    names = execute_block(PAGE, 1, url=world.database.url, exporter=exporter, Tracing=Tracing)
     world.store.close()
     world.store = names["store"]
     world.database.execute(EVENTS)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from sqlalchemy import text
 
-from offsetstore import Append, Execute, Upsert
+from offsetstore import Append, Upsert
 from offsetstore.protocol.ports import Writer
-from offsetstore.protocol.work import Work
 from offsetstore.spark import collecting
-from offsetstore.testing.fixtures import NewTopic
 from tests.support.world import World
 
 # Column: Spark's type, PostgreSQL's type, and a value as JSON has it and as psycopg reads it.
@@ -65,36 +61,17 @@ def typed(batch: DataFrame) -> DataFrame:
     return parsed.select("_kafka", "number", "r.*")
 
 
-def insert_one_by_one(work: Work, batches: Iterable[pa.RecordBatch]) -> None:
-    """What a user may write with `Execute`."""
-    columns = ", ".join(f'"{name}"' for name in TYPES)
-    values = ", ".join(
-        f"CAST(:{name} AS jsonb)" if postgres == "jsonb" else f"CAST(:{name} AS {postgres})"
-        for name, (_, postgres, _, _) in TYPES.items()
-    )
-    statement = text(f"INSERT INTO executed (number, {columns}) VALUES (:number, {values})")
-    for batch in batches:
-        rows = batch.to_pylist()
-        assert "_kafka" not in batch.schema.names
-        for row in rows:
-            row["shape"] = None if row["shape"] is None else json.dumps(row["shape"])
-        work.connection.execute(statement, rows)
-
-
 WRITERS: dict[str, Writer] = {
     "append": Append("appended"),
     "upsert": Upsert("upserted", key=["number"], version="big"),
-    "execute": Execute(insert_one_by_one),
 }
-TABLES = {"append": "appended", "upsert": "upserted", "execute": "executed"}
+TABLES = {"append": "appended", "upsert": "upserted"}
 SETTINGS = "spark.sql.session.timeZone", "spark.sql.execution.arrow.useLargeVarTypes"
 
 ROUTES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "in memory": ({}, [*WRITERS, "documents"]),
     "in a file": ({}, [*WRITERS, "documents"]),
     "partition by partition": ({}, [*WRITERS, "documents"]),
     "tasks": ({"atomicity": "partition"}, ["append"]),
-    "tasks with a function": ({"atomicity": "partition"}, ["execute"]),
     "tasks with documents": ({"atomicity": "partition"}, ["documents"]),
 }
 """How the rows go from Spark to the database: the sink's arguments, and what is written."""
@@ -167,26 +144,3 @@ def test_every_type_and_a_null_of_each_arrives_as_it_was_in_any_time_zone(world:
             key=str,
         )
     assert world.stored(topic) == {0: 4}
-
-
-@pytest.mark.behaviour("SINK-12", "SINK-2")
-def test_upsert_by_offset_keeps_the_newest_of_a_key_also_where_it_is_twice_in_a_batch(
-    world: World, offsetstore_topic: NewTopic
-) -> None:
-    world.database.execute("CREATE TABLE latest (key text PRIMARY KEY, value text, seen timestamptz)")
-    topic = offsetstore_topic(1)
-    world.produce_keyed(topic, [(key, f"{key}{number}") for number in range(20) for key in "ab"])
-
-    def transform(batch: DataFrame) -> DataFrame:
-        rows = batch.select(
-            "_kafka",
-            F.col("key").cast("string").alias("key"),
-            F.col("value").cast("string").alias("value"),
-            F.col("timestamp").alias("seen"),
-        )
-        return rows.orderBy(F.rand())  # the order of the rows must not matter
-
-    world.produce_keyed(topic, [("b", "b20"), ("b", "b21")])
-    world.run(world.claim(topic), transform, Upsert("latest", key=["key"]), maxOffsetsPerTrigger="40")
-
-    assert world.database.rows("SELECT key, value FROM latest ORDER BY key") == [("a", "a19"), ("b", "b21")]

@@ -12,13 +12,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from offsetstore import Append, DeadLetters, TopicPartition, TransactionalSink
-from offsetstore.errors import ConfigurationError, KafkaColumnsMissing, UnsupportedQuery
+from offsetstore import Append, TopicPartition, TransactionalSink
+from offsetstore.errors import KafkaColumnsMissing, UnsupportedQuery
 from offsetstore.spark.plans import analyzed
 from offsetstore.spark.plans.admission import admit, admit_stateful
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.fixtures import NewTopic
-from tests.support.transforms import EVENTS, events, traced
+from tests.support.transforms import events
+from tests.support.windows import windows
 from tests.support.world import SECONDS, World
 
 VALUES = "SELECT value FROM events ORDER BY value"
@@ -45,15 +46,10 @@ def test_real_time_mode_fails_inside_spark_and_nothing_is_written(world: World) 
     claim = world.claim(topic)
     sink = TransactionalSink(claim, events, into=Append("events"))
 
-    with pytest.raises(PySparkException) as refused:
-        world.start(
-            sink,
-            world.read(claim),
-            checkpoint=claim.checkpoint(world.checkpoints),
-            trigger={"realTime": "5 minutes"},
-        ).awaitTermination(SECONDS)
+    checkpoint, trigger = claim.checkpoint(world.checkpoints), {"realTime": "5 minutes"}
+    with pytest.raises(PySparkException, match="STREAMING_REAL_TIME_MODE"):
+        world.start(sink, world.read(claim), checkpoint=checkpoint, trigger=trigger).awaitTermination(SECONDS)
 
-    assert "STREAMING_REAL_TIME_MODE" in str(refused.value)
     assert sink.error is None
     assert world.database.column(VALUES) == []
     assert world.stored(topic) == {0: 0}
@@ -71,49 +67,31 @@ def test_a_reader_that_may_skip_lost_records_is_refused_at_the_first_batch(world
 
 
 @pytest.mark.behaviour("SINK-15")
-def test_the_same_topic_twice_in_one_query_is_refused(world: World) -> None:
-    """Also where one of the two sources has nothing new."""
-    topic = world.events_topic(["a", "b"])
+def test_the_same_topic_twice_or_one_that_the_claim_does_not_have_is_refused(
+    world: World, offsetstore_topic: NewTopic
+) -> None:
+    """Also where one of the two sources has nothing new. Nobody has resolved where another topic starts."""
+    topic, other = world.events_topic(["a", "b"]), offsetstore_topic(1)
+    world.produce(other, ["c"])
 
-    def read(start: str) -> DataFrame:
-        reader = world.spark.readStream.format("kafka").options(**world.options(topic))
-        return reader.option("startingOffsets", start).load()
+    def read(start: str, *topics: str) -> DataFrame:
+        options = world.options(*topics, startingOffsets=start)
+        return world.spark.readStream.format("kafka").options(**options).load()
 
-    stream = read("earliest").union(read("latest"))
-    failed = world.run_to_failure(world.claim(topic), events, Append("events"), stream=stream)
+    claim = world.claim(topic)
+    twice = read("earliest", topic).union(read("latest", topic))
+    failed = world.run_to_failure(claim, events, Append("events"), stream=twice)
     assert isinstance(failed.error, UnsupportedQuery)
     assert "two sources of the query read the same topic" in failed.text
-    assert world.database.column(VALUES) == []
-    assert world.stored(topic) == {0: 0}
 
-
-def test_a_topic_that_the_claim_does_not_have_is_refused(world: World, offsetstore_topic: NewTopic) -> None:
-    """Nobody has resolved where it starts, and nobody would notice if it was recreated."""
-    world.database.execute(EVENTS)
-    claimed, other = offsetstore_topic(1), offsetstore_topic(1)
-    world.produce(claimed, ["a"])
-    world.produce(other, ["b"])
-    reader = world.spark.readStream.format("kafka").options(**world.options(claimed, other))
-    stream = reader.option("startingOffsets", "earliest").load()
-    failed = world.run_to_failure(world.claim(claimed), events, Append("events"), stream=stream)
+    stream, checkpoint = read("earliest", topic, other), f"{world.checkpoints}/own"
+    failed = world.run_to_failure(claim, events, Append("events"), stream=stream, checkpoint=checkpoint)
     assert isinstance(failed.error, UnsupportedQuery)
     assert "topics that its claim does not have" in failed.text
     assert failed.error.topic_partition == TopicPartition(other, 0)
     assert "the checkpoint is another query's" in failed.error.next_step
     assert world.database.column(VALUES) == []
-    assert world.stored(other) == {}
-
-
-@pytest.mark.behaviour("DLQ-1")
-def test_with_dead_letters_each_row_of_the_stream_is_a_record_as_kafka_has_it(world: World) -> None:
-    """Letters would keep something else, and a record's rows would be written several times."""
-    topic = world.events_topic(["a", "b"])
-    claim = world.claim(topic)
-    stream = world.read(claim).withColumn("value", F.upper("value"))
-    failed = world.run_to_failure(claim, traced, Append("events"), stream=stream, dead_letters=DeadLetters())
-    assert isinstance(failed.error, UnsupportedQuery)
-    assert "Do it in the sink's transform" in failed.text
-    assert world.database.column(VALUES) == []
+    assert (world.stored(topic), world.stored(other)) == ({0: 0}, {})
 
 
 # -- what is seen in a query's plan, before it is started
@@ -193,6 +171,13 @@ CHANGES: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
+@pytest.mark.behaviour("SINK-6")
+def test_without_a_kept_checkpoint_a_query_with_state_is_told_how(offsetstore_spark: SparkSession) -> None:
+    with pytest.raises(UnsupportedQuery) as refused:
+        check(windows(read(offsetstore_spark)))
+    assert "claim.checkpoint(base, keep=True)" in str(refused.value)
+
+
 def test_a_stream_whose_rows_no_longer_are_kafkas_records_of_this_batch_is_refused(
     offsetstore_spark: SparkSession,
 ) -> None:
@@ -249,5 +234,3 @@ def test_the_sink_is_refused_outside_of_a_streaming_query(offsetstore_spark: Spa
         with pytest.raises(UnsupportedQuery, match="outside of a running streaming query"):
             sink(offsetstore_spark.range(1), 0)
         assert isinstance(sink.error, UnsupportedQuery)
-        with pytest.raises(ConfigurationError, match=r"must be a writer.*found \{\}"):
-            TransactionalSink(store.claim("other", topics=["payments"]), events, into={})

@@ -10,12 +10,9 @@ from uuid import UUID
 import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, Retries, Timeouts, TopicPartition, Transaction
-from offsetstore.testing import StaticBroker
+from tests.integration.store.meeting import GROUP, broker
 from tests.support.proxy import CommitProxy, Lost
 
-P0 = TopicPartition("payments", 0)
-P1 = TopicPartition("payments", 1)
-NEW = TopicPartition("payments", 2)
 QUERY = UUID(int=1)
 MARK = b"batch_marks AS m"
 """Marks a transaction that marks a batch."""
@@ -23,10 +20,6 @@ MARK = b"batch_marks AS m"
 RECORDS = "SELECT count(*), count(DISTINCT record) FROM results"
 
 BOTH = pytest.mark.parametrize("lost", [Lost.COMMIT, Lost.ANSWER], ids=lambda lost: lost.name)
-
-
-def broker() -> StaticBroker:
-    return StaticBroker.with_topics({"payments": 2}, end=100)
 
 
 @dataclass
@@ -43,13 +36,12 @@ class Job:
 
         def run(tx: Transaction) -> None:
             self.runs += 1
-            plan = tx.lock(dict.fromkeys(partitions, OffsetRange(0, until)))
-            for decision in plan.values():
-                left = decision.remaining
+            tx.lock(dict.fromkeys(partitions, OffsetRange(0, until)))
+            for left in tx.ranges.values():
                 tx.connection.exec_driver_sql(
                     f"INSERT INTO results SELECT generate_series({left.from_}, {left.until - 1})"
                 )
-            tx.advance({tp: decision.remaining for tp, decision in plan.items() if decision.remaining})
+            tx.advance(tx.ranges)
 
         return run
 
@@ -67,7 +59,7 @@ def started(url: str) -> Generator[Job]:
             proxy.url, timeouts=Timeouts(commit=5), retries=Retries(shortest=0.01, longest=0.1)
         ) as store,
     ):
-        yield Job(proxy, store, store.claim("billing", broker()))
+        yield Job(proxy, store, store.claim(GROUP, broker(2)))
 
 
 def write_marked(tx: Transaction, batch_id: int) -> bool:

@@ -1,82 +1,58 @@
-"""What a claim does to the tables when nobody is in its way."""
+"""What a claim does to the tables when nobody is in its way, and when it can't start."""
 
 from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 import weakref
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
-from offsetstore.errors import ClaimInUse, ConfigurationError, StoreUnavailable
+from offsetstore import OffsetRange, OffsetStore, StartPolicy
+from offsetstore.errors import (
+    BrokerUnavailable,
+    ClaimInUse,
+    ConfigurationError,
+    NoStartingOffset,
+    OffsetStoreError,
+    StoreUnavailable,
+    TopicRecreated,
+)
+from offsetstore.store import heartbeat
 from offsetstore.testing import StaticBroker
+from tests.integration.conftest import Contents
+from tests.integration.store.meeting import P0, P1, advance, broker
 from tests.support.trips import sent_statements
-
-P0 = TopicPartition("payments", 0)
-P1 = TopicPartition("payments", 1)
-
-
-def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, until: int, metadata: object = None) -> None:
-    """Move a partition from where it is."""
-    stored = store.offsets(claim.group)[tp].next_offset
-    with store.transaction(claim) as tx:
-        plan = tx.lock({tp: OffsetRange(stored, until)})
-        tx.advance({tp: plan[tp].remaining}, metadata=metadata)
-
-
-@pytest.mark.behaviour("START-11")
-def test_a_new_claim_names_the_partition_that_was_created_in_between(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    first = store.claim("billing", broker)
-    advance(store, first, P0, 40)
-    broker.set_log(P1, 0, 5)
-
-    second = store.claim("billing", broker)
-
-    assert json.loads(first.starting_offsets) == {"payments": {"0": 0}}
-    assert json.loads(second.starting_offsets) == {"payments": {"0": 40, "1": 0}}
 
 
 def test_a_partition_created_while_the_claim_waits_is_seen_by_its_second_look(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    broker.script = [None, lambda: broker.set_log(P1, 0, 0)]
+    growing = broker()
+    growing.script = [None, lambda: growing.set_log(P1, 0, 0)]
 
-    assert json.loads(store.claim("billing", broker).starting_offsets) == {"payments": {"0": 0, "1": 0}}
-
-
-@pytest.mark.behaviour("START-18")
-def test_a_foreign_commit_is_adopted_and_recorded_with_the_skipped_range(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 2}, end=100)
-    advance(store, store.claim("billing", broker), P0, 40)
-    broker.set_committed({P0: 70, P1: 0})
-
-    claim = store.claim("billing", broker)
-
-    assert json.loads(claim.starting_offsets) == {"payments": {"0": 70, "1": 0}}
-    assert store.offsets("billing")[P0].next_offset == 70
-    (line,) = [line for line in store.history("billing") if line.token == claim.token and line.event == "adopt"]
-    assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 40, 70)
-    assert line.reason == "committed in Kafka by another tool, larger than stored; skips [40, 70)"
-    assert line.actor == claim.owner
-    assert line.at is not None
+    assert json.loads(store.claim("billing", growing).starting_offsets) == {"payments": {"0": 0, "1": 0}}
 
 
 @pytest.mark.behaviour("START-22")
-def test_a_second_query_on_one_claim_is_refused(store: OffsetStore) -> None:
-    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
-    claim.bind("one")
-    claim.bind("one")
-
+def test_a_second_query_on_one_claim_is_refused_and_each_claim_has_a_checkpoint_of_its_own(store: OffsetStore) -> None:
+    first, second = (store.claim("a/../b c", topics=["payments"]) for _ in range(2))
+    first.bind("one")
+    first.bind("one")
     with pytest.raises(ClaimInUse, match=r"found query two; expected query one"):
-        claim.bind("two")
+        first.bind("two")
+
+    assert first.checkpoint("/checkpoints/") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/1-{first.token.claim_id}"
+    assert second.checkpoint("/checkpoints") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/2-{second.token.claim_id}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_arguments_that_cant_be_right_are_named(store: OffsetStore) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"group": ""}, "group must be a name"),
         ({"group": "a\0b"}, "group can't be stored; found a NUL, character 2 of 3"),
         ({"kafka_group": "a\0b"}, "kafka_group can't be stored"),
@@ -86,22 +62,12 @@ def test_a_second_query_on_one_claim_is_refused(store: OffsetStore) -> None:
         ({"takeover_timeout": float("nan")}, "takeover_timeout must be 0 or more seconds"),
         ({"mirror_every": 0}, "mirror_every"),
         ({"mirror_every": float("nan")}, "mirror_every"),
-    ],
-)
-def test_arguments_that_cant_be_right_are_named(store: OffsetStore, arguments: dict[str, object], words: str) -> None:
-    call = {"group": "billing", "topics": ["payments"], **arguments}
-
-    with pytest.raises(ConfigurationError, match=words):
-        store.claim(**call)  # pyright: ignore[reportArgumentType]
-
+    ]
+    for wrong, words in refused:
+        call: dict[str, Any] = {"group": "billing", "topics": ["payments"], **wrong}
+        with pytest.raises(ConfigurationError, match=words):
+            store.claim(**call)
     assert store.owner("billing") is None
-
-
-def test_each_claim_has_a_checkpoint_of_its_own_below_the_encoded_group(store: OffsetStore) -> None:
-    first, second = (store.claim("a/../b c", topics=["payments"]) for _ in range(2))
-
-    assert first.checkpoint("/checkpoints/") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/1-{first.token.claim_id}"
-    assert second.checkpoint("/checkpoints") == f"/checkpoints/a%2F%2E%2E%2Fb%20c/2-{second.token.claim_id}"
 
 
 @pytest.mark.behaviour("START-19")
@@ -110,15 +76,15 @@ def test_a_claim_of_ten_thousand_partitions_takes_as_many_statements_as_one_of_o
     seconds: list[float] = []
     with OffsetStore.connect(offsetstore_database) as store:
         for group, partitions in (("small", 1), ("large", 10_000)):
-            broker = StaticBroker.with_topics({"payments": partitions}, end=100)
+            asked = broker(partitions)
             for _ in range(2):  # the first inserts all rows, the second finds them
-                broker.asked.clear()
+                asked.asked.clear()
                 began = time.monotonic()
                 with sent_statements() as sent:
-                    store.claim(group, broker, mirror_every=None)
+                    store.claim(group, asked, mirror_every=None)
                 seconds.append(time.monotonic() - began)
                 counted.append(len(sent))
-                assert len(broker.asked) == 2
+                assert len(asked.asked) == 2
         assert len(store.offsets("large")) == 10_000
 
     assert counted[:2] == counted[2:]
@@ -134,8 +100,7 @@ def test_the_users_own_engine_stays_open_when_the_store_is_closed(engine: Engine
 
 
 def test_a_store_lets_go_of_a_closed_claim_unless_its_close_has_failed(store: OffsetStore) -> None:
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    closed, failed = (store.claim(group, broker, mirror_every=None) for group in ("billing", "refunds"))
+    closed, failed = (store.claim(group, broker(), mirror_every=None) for group in ("billing", "refunds"))
     tried: list[str] = []
 
     def last() -> None:
@@ -149,9 +114,76 @@ def test_a_store_lets_go_of_a_closed_claim_unless_its_close_has_failed(store: Of
     let_go = weakref.ref(closed)
     del closed, failed
 
-    store.claim("other", broker)
+    store.claim("other", broker())
     gc.collect()
     store.close()
 
     assert let_go() is None
     assert len(tried) == 2
+
+
+# -- who is not fenced
+
+UNDECIDED: dict[str, tuple[type[OffsetStoreError], StartPolicy, dict[str, dict[int, tuple[int, int]]] | None]] = {
+    "no broker": (BrokerUnavailable, StartPolicy(), None),
+    "recreated": (TopicRecreated, StartPolicy(), {"payments": {0: (0, 100)}}),
+    "no offset": (
+        NoStartingOffset,
+        StartPolicy(auto_offset_reset="none"),
+        {"payments": {0: (0, 100), 1: (0, 9), 7: (0, 9)}},
+    ),
+}
+
+
+@pytest.mark.behaviour("START-16")
+@pytest.mark.parametrize("look", ["before the fence", "under the locks"])
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_a_start_that_cant_be_decided_fences_nobody(
+    store: OffsetStore, contents: Contents, look: str, name: str
+) -> None:
+    error, policy, logs = UNDECIDED[name]
+    first = store.claim("billing", broker(2))
+    advance(store, first, OffsetRange(0, 1), P0, P1)
+    found = broker(2)
+    shown = error("told") if logs is None else StaticBroker.with_logs(logs).current
+    # Each of the attempts looks twice; the truth comes last, so that only the look in question can have failed.
+    found.script = [shown] * 3 if look == "before the fence" else [None, shown] * 3
+    before = contents()
+
+    with pytest.raises(error):
+        store.claim("billing", found, topics=["payments"], policy=policy)
+
+    assert contents() == before
+    advance(store, first, OffsetRange(1, 2), P0)
+
+
+CLAIM = """
+import sys
+from offsetstore import OffsetStore
+OffsetStore.connect(sys.argv[1]).claim("billing", topics=["payments", "refunds"])
+"""
+
+
+def test_a_job_killed_in_its_claim_has_changed_nothing(
+    store: OffsetStore, offsetstore_database: str, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # no heartbeat between the two looks
+    first = store.claim("billing", broker(2))
+    before = contents()
+
+    done = subprocess.run(
+        [sys.executable, "-c", CLAIM, offsetstore_database],
+        env={**os.environ, "OFFSETSTORE_FAILPOINT": "in_claim:1:kill"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+
+    assert done.returncode == -signal.SIGKILL
+    assert "failpoint in_claim: kill" in done.stderr
+    assert contents() == before
+    advance(store, first, OffsetRange(0, 1), P0)
+    second = store.claim("billing", broker(2))
+    assert second.token.epoch == 2
+    advance(store, second, OffsetRange(0, 1), P1)

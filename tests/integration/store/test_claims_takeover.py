@@ -9,48 +9,39 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import GroupBusy, LockTimeout, StaleClaim
 from offsetstore.postgres.grants import grant_runtime
 from offsetstore.store import claim, heartbeat, sessions
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import DEADLOCKS, P0, P1, advance, broker, wait_for_waiting
 from tests.support.background import in_background
 from tests.support.jobs import FrozenJob
 from tests.support.waiting import wait_until
 
-P0 = TopicPartition("payments", 0)
-P1 = TopicPartition("payments", 1)
 
-WAITING = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
-"""
-
-
-def broker() -> StaticBroker:
-    return StaticBroker.with_topics({"payments": 1}, end=100)
-
-
-@pytest.mark.behaviour("START-13")
+@pytest.mark.behaviour("START-13", "START-14")
+@pytest.mark.parametrize("with_a_new_row", [True, False])
 def test_a_claim_waits_for_the_stale_jobs_open_transaction_then_fences_it(
-    store: OffsetStore, query: Query, results: str
+    store: OffsetStore, query: Query, results: str, *, with_a_new_row: bool
 ) -> None:
     first = store.claim("billing", broker())
+    partitions = [P0, P1] if with_a_new_row else [P0]
     with store.transaction(first) as tx:
-        plan = tx.lock({P0: OffsetRange(0, 40)})
-        claiming = in_background(lambda: store.claim("billing", broker()))
-        wait_until(lambda: query(WAITING))
+        tx.lock(dict.fromkeys(partitions, OffsetRange(0, 40)))
+        claiming = in_background(lambda: store.claim("billing", broker(len(partitions))))
+        wait_for_waiting(query)
         tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
-        tx.advance({P0: plan[P0].remaining})
+        tx.advance(tx.ranges)
         assert not claiming.done()
 
     second = claiming.result(timeout=60)
 
     assert query("SELECT count(*) FROM results") == [(1,)]
-    assert json.loads(second.starting_offsets) == {"payments": {"0": 40}}
-    with pytest.raises(StaleClaim), store.transaction(first) as tx:
-        tx.lock({P0: OffsetRange(40, 41)})
+    assert json.loads(second.starting_offsets) == {"payments": {str(tp.partition): 40 for tp in partitions}}
+    with pytest.raises(StaleClaim):
+        advance(store, first, OffsetRange(40, 41), *partitions)
+    assert query(DEADLOCKS) == [(0,)]
 
 
 @pytest.mark.behaviour("START-13")
@@ -77,31 +68,22 @@ def test_a_frozen_job_is_terminated_after_the_timeout(
 
 
 @pytest.mark.behaviour("START-13")
+@pytest.mark.parametrize("frozen_in", ["its transaction", "its heartbeat"])
 def test_a_shorter_statement_timeout_of_the_roles_does_not_end_the_takeover(
-    store: OffsetStore, offsetstore_database: str
+    store: OffsetStore, offsetstore_database: str, frozen_in: str
 ) -> None:
     first = store.claim("billing", broker())
-    stale = store.database.begin(name=first.name)
-    stale.lock_partitions("billing", [P0])
-    impatient = f"{offsetstore_database}?options=-c%20statement_timeout%3D1000"
+    frozen = store.database.begin(name=first.name)
+    if frozen_in == "its heartbeat":
+        assert frozen.beat(first.token.claim_id)
+    else:
+        frozen.lock_partitions("billing", [P0])
+    impatient = f"{offsetstore_database}?options=-c%20statement_timeout%3D500"
 
     with OffsetStore.connect(impatient) as other:
-        second = other.claim("billing", broker(), takeover_timeout=2)
+        assert other.claim("billing", broker(), takeover_timeout=1).token.epoch == 2
 
-    assert second.token.epoch == 2
-    stale.rollback()
-
-
-@pytest.mark.behaviour("START-13")
-def test_a_job_frozen_in_its_heartbeat_is_terminated_too(store: OffsetStore) -> None:
-    first = store.claim("billing", broker())
-    beating = store.database.begin(name=first.name)
-    assert beating.beat(first.token.claim_id)
-
-    second = store.claim("billing", broker(), takeover_timeout=0.5)
-
-    assert second.token.epoch == 2
-    beating.rollback()
+    frozen.rollback()
 
 
 @pytest.mark.behaviour("START-13")
@@ -159,7 +141,7 @@ def test_another_role_may_end_the_transaction_of_a_frozen_job_if_it_is_a_member(
 def test_refuse_neither_waits_for_a_live_owners_transaction_nor_ends_it(store: OffsetStore) -> None:
     first = store.claim("billing", topics=["payments"])
     with store.transaction(first) as tx:
-        plan = tx.lock({P1: OffsetRange(0, 5)})  # an unknown partition: the group's row is held
+        tx.lock({P1: OffsetRange(0, 5)})  # an unknown partition: the group's row is held
         began = time.monotonic()
         other = broker()
         with pytest.raises(GroupBusy, match="has a live owner") as caught:
@@ -167,7 +149,7 @@ def test_refuse_neither_waits_for_a_live_owners_transaction_nor_ends_it(store: O
         assert first.owner in str(caught.value)
         assert not other.asked
         assert time.monotonic() - began < 5
-        tx.advance({P1: plan[P1].remaining})
+        tx.advance(tx.ranges)
 
     assert store.offsets("billing")[P1].next_offset == 5
 
@@ -200,29 +182,18 @@ def test_an_owner_that_runs_is_live_again_with_its_next_heartbeat_after_the_cloc
 
 
 @pytest.mark.behaviour("START-22")
-def test_wait_has_the_group_once_its_owner_leaves(store: OffsetStore) -> None:
-    first = store.claim("billing", broker())
-    waiting = broker()
-    claiming = in_background(lambda: store.claim("billing", waiting, takeover="wait"))
-    with store.transaction(first) as tx:
-        plan = tx.lock({P0: OffsetRange(0, 40)})
-        tx.advance({P0: plan[P0].remaining})
+def test_wait_has_the_group_once_its_owner_leaves_or_ends_after_the_timeout(store: OffsetStore) -> None:
+    first, asked = store.claim("billing", broker()), broker()
+    began = time.monotonic()
+    with pytest.raises(GroupBusy):
+        store.claim("billing", broker(), takeover="wait", takeover_timeout=1)
+    assert 1 <= time.monotonic() - began < 5
+
+    claiming = in_background(lambda: store.claim("billing", asked, takeover="wait"))
+    advance(store, first, OffsetRange(0, 40), P0)
     assert not claiming.done()
 
     first.close()
 
     assert json.loads(claiming.result(timeout=60).starting_offsets) == {"payments": {"0": 40}}
-    assert len(waiting.asked) == 2
-
-
-@pytest.mark.behaviour("START-22")
-def test_wait_ends_after_the_timeout(store: OffsetStore) -> None:
-    first = store.claim("billing", broker())
-    began = time.monotonic()
-
-    with pytest.raises(GroupBusy):
-        store.claim("billing", broker(), takeover="wait", takeover_timeout=1)
-
-    assert 1 <= time.monotonic() - began < 5
-    with store.transaction(first) as tx:
-        tx.lock({P0: OffsetRange(0, 0)})
+    assert len(asked.asked) == 2

@@ -12,29 +12,9 @@ from offsetstore.errors import StaleClaim
 from offsetstore.operations.home import set_identity
 from offsetstore.operations.people import people
 from offsetstore.store.sessions import transaction
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import DEADLOCKS, P0, P1, advance, broker, wait_for_waiting
 from tests.support.background import in_background
-from tests.support.waiting import wait_until
-
-P0 = TopicPartition("payments", 0)
-NEW = TopicPartition("payments", 1)
-
-WAITING = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
-"""
-DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-
-
-def broker() -> StaticBroker:
-    return StaticBroker.with_topics({"payments": 1}, end=100)
-
-
-def advance(store: OffsetStore, claim: Claim, tp: TopicPartition, range_: OffsetRange) -> None:
-    with store.transaction(claim) as tx:
-        plan = tx.lock({tp: range_})
-        tx.advance({tp: plan[tp].remaining})
 
 
 @pytest.mark.behaviour("START-14")
@@ -52,32 +32,13 @@ def test_of_claims_at_once_the_last_owns_the_group_and_every_row(store: OffsetSt
     assert {row.token for row in store.offsets("billing").values()} == {made[-1].token}
     for loser in made[:-1]:
         with pytest.raises(StaleClaim):
-            advance(store, loser, P0, OffsetRange(0, 1))
-    advance(store, made[-1], P0, OffsetRange(0, 1))
+            advance(store, loser, OffsetRange(0, 1), P0)
+    advance(store, made[-1], OffsetRange(0, 1), P0)
     assert query("SELECT claim_id FROM heartbeats") == [(made[-1].token.claim_id,)]
 
 
-@pytest.mark.behaviour("START-14")
-def test_a_claim_waits_for_a_job_that_is_creating_an_unknown_partition(store: OffsetStore, query: Query) -> None:
-    first = store.claim("billing", broker())
-    grown = StaticBroker.with_topics({"payments": 2}, end=100)
-    with store.transaction(first) as tx:
-        plan = tx.lock({NEW: OffsetRange(0, 7), P0: OffsetRange(0, 3)})
-        claiming = in_background(lambda: store.claim("billing", grown))
-        wait_until(lambda: query(WAITING))
-        tx.advance({tp: decision.remaining for tp, decision in plan.items()})
-
-    second = claiming.result(timeout=60)
-
-    assert second.starting is not None
-    assert second.starting.offsets == {P0: 3, NEW: 7}
-    with pytest.raises(StaleClaim):
-        advance(store, first, NEW, OffsetRange(7, 8))
-    assert query(DEADLOCKS) == [(0,)]
-
-
 @pytest.mark.behaviour("START-14", "TX-10")
-@pytest.mark.parametrize("partition", [NEW, P0], ids=["unknown", "known"])
+@pytest.mark.parametrize("partition", [P1, P0], ids=["unknown", "known"])
 def test_a_job_that_writes_during_a_claim_is_stale_afterwards(
     store: OffsetStore, query: Query, partition: TopicPartition
 ) -> None:
@@ -87,8 +48,8 @@ def test_a_job_that_writes_during_a_claim_is_stale_afterwards(
     slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(60))]
     claiming = in_background(lambda: store.claim("billing", slow))
     assert claiming_has_the_locks.wait(60)
-    writing = in_background(lambda: advance(store, first, partition, OffsetRange(0, 7)))
-    wait_until(lambda: query(WAITING))
+    writing = in_background(lambda: advance(store, first, OffsetRange(0, 7), partition))
+    wait_for_waiting(query)
 
     go_on.set()
 
@@ -110,7 +71,7 @@ def test_claims_that_wait_behind_one_frozen_job_settle(store: OffsetStore) -> No
 
     frozen.rollback()
     assert [claim.token.epoch for claim in made] == [2, 3, 4]
-    advance(store, made[-1], P0, OffsetRange(0, 1))
+    advance(store, made[-1], OffsetRange(0, 1), P0)
 
 
 @pytest.mark.behaviour("START-27")
@@ -122,7 +83,7 @@ def test_whoever_says_what_a_store_is_knows_what_was_said_meanwhile(store: Offse
     with transaction(store.database, name="test") as session:
         set_identity(people(session), given, session.identity().here)
         moving = in_background(lambda: store.moved(reason="ticket 17"))
-        wait_until(lambda: query(WAITING))
+        wait_for_waiting(query)
 
     assert moving.result(timeout=60).identity.store_id == given
     assert store.identity().store_id == given
@@ -136,7 +97,7 @@ def test_a_new_id_names_the_store_that_the_database_was_until_then(store: Offset
     with transaction(store.database, name="test") as session:
         set_identity(people(session), given, session.identity().here)
         saying = in_background(lambda: store.new_id(reason="ticket 17"))
-        wait_until(lambda: query(WAITING))
+        wait_for_waiting(query)
 
     after = saying.result(timeout=60).identity
     [line] = store.history("billing", events=["new-id"])

@@ -2,61 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from random import Random
 from threading import Barrier, Event
-from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, Outcome, Retries, StartPolicy, Timeouts, TopicPartition, Transaction
+from offsetstore import OffsetRange, OffsetStore, Outcome, Retries, Timeouts, TopicPartition, Transaction
 from offsetstore.errors import ConnectionLost, GroupBusy, LockTimeout, PartitionLost, StaleClaim, TransactionLost
 from offsetstore.operations.operation import By, carry_out
 from offsetstore.operations.pauses import PauseGroup
 from offsetstore.operations.people import ask
 from offsetstore.processing.pause import is_paused
 from offsetstore.store import fleet, heartbeat
-from offsetstore.store.claim import ClaimRequest
-from offsetstore.store.fleet import Member, join
+from offsetstore.store.fleet import Member
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.unknown_commit import Advanced, settle
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import (
+    DEADLOCKS,
+    P0,
+    P1,
+    P2,
+    Joins,
+    advance,
+    broker,
+    joining,
+    wait_for_waiting,
+    waiting,
+)
 from tests.support.background import in_background
-from tests.support.waiting import wait_until
-
-P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
-WAITING = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND application_name LIKE 'offsetstore:%'
-"""
-Joins: TypeAlias = Callable[..., Member]
-
-
-def broker() -> StaticBroker:
-    return StaticBroker.with_topics({"payments": 3}, end=1000)
 
 
 @pytest.fixture
 def joins(store: OffsetStore) -> Iterator[Joins]:
-    made: list[Member] = []
-
-    def joins_it(**changes: Any) -> Member:
-        request = ClaimRequest("billing", broker(), ("payments",), StartPolicy(), "refuse", 0.5, "billing")
-        made.append(join(store, replace(request, **changes)))
-        return made[-1]
-
-    yield joins_it
-    for member in made:
-        member.close()
-
-
-def advance(store: OffsetStore, member: Member, tp: TopicPartition, range_: OffsetRange) -> None:
-    with store.transaction(member) as tx:
-        tx.advance({tp: tx.lock({tp: range_})[tp].remaining})
+    with joining(store) as made:
+        yield made
 
 
 @pytest.mark.behaviour("CONS-3")
@@ -64,28 +47,15 @@ def test_a_frozen_member_s_transaction_is_ended_and_its_partition_goes_on(store:
     frozen, other = joins(), joins()
     frozen.assign([P0, P1])
     with pytest.raises(TransactionLost), store.transaction(frozen) as tx:  # noqa: PT012 - what is lost, and how
-        remaining = {P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining}
+        tx.lock({P0: OffsetRange(0, 5)})
         assert other.assign([P0]).offsets == {P0: 0}
-        in_background(lambda: advance(store, other, P0, OffsetRange(0, 3))).result(timeout=60)
-        tx.advance(remaining)
+        in_background(lambda: advance(store, other, OffsetRange(0, 3), P0)).result(timeout=60)
+        tx.advance(tx.ranges)
 
     with pytest.raises(PartitionLost):
-        advance(store, frozen, P0, OffsetRange(0, 5))
-    advance(store, frozen, P1, OffsetRange(0, 5))
+        advance(store, frozen, OffsetRange(0, 5), P0)
+    advance(store, frozen, OffsetRange(0, 5), P1)
     assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 3, P1: 5, P2: 0}
-
-
-@pytest.mark.behaviour("CONS-3")
-def test_a_transaction_that_ends_in_time_is_waited_for(store: OffsetStore, joins: Joins, query: Query) -> None:
-    owner, other = joins(), joins(takeover_timeout=30.0)
-    owner.assign([P0])
-    with store.transaction(owner) as tx:
-        remaining = {P0: tx.lock({P0: OffsetRange(0, 5)})[P0].remaining}
-        taking = in_background(lambda: other.assign([P0, P1]))
-        wait_until(lambda: query(WAITING))
-        tx.advance(remaining)
-
-    assert taking.result(timeout=60).offsets == {P0: 5, P1: 0}
 
 
 @pytest.mark.behaviour("CONS-3")
@@ -102,7 +72,7 @@ def test_a_frozen_member_holds_up_neither_those_that_join_nor_those_that_take_ot
 
     other = joins(takeover_timeout=60.0)
     assert other.assign([P1]).offsets == {P1: 0}
-    advance(store, other, P1, OffsetRange(0, 1))
+    advance(store, other, OffsetRange(0, 1), P1)
     assert not taking.done()
     other.close()
 
@@ -117,14 +87,14 @@ def test_a_member_that_takes_partitions_does_not_end_the_claim_that_fences_it(
 ) -> None:
     member = joins(takeover_timeout=0.1)
     claiming_has_the_locks, go_on = Event(), Event()
-    slow = broker()
+    slow = broker(3)
     slow.script = [None, lambda: (claiming_has_the_locks.set(), go_on.wait(60))]
     claiming = in_background(lambda: store.claim("billing", slow))
     assert claiming_has_the_locks.wait(60)
     taking = in_background(lambda: member.assign([P0]))
-    [(pid,)] = wait_until(lambda: query(WAITING))
+    [(pid,)] = wait_for_waiting(query)
     query("SELECT pg_sleep(1)")
-    assert query(WAITING) == [(pid,)]
+    assert waiting(query) == [(pid,)]
 
     go_on.set()
 
@@ -133,21 +103,6 @@ def test_a_member_that_takes_partitions_does_not_end_the_claim_that_fences_it(
         taking.result(timeout=60)
     assert claim.token.epoch == member.fleet.epoch + 1
     assert {row.token for row in store.offsets("billing").values()} == {claim.token}
-
-
-@pytest.mark.behaviour("CONS-4")
-def test_a_claim_ends_a_frozen_member_that_takes_partitions(store: OffsetStore, joins: Joins) -> None:
-    member, other = joins(), joins()
-    frozen = store.database.begin(name=f"{member.name.rpartition(':')[0]}:assign")
-    assert frozen.share_group("billing") == member.fleet
-    frozen.lock_partitions("billing", [P0])
-
-    claim = store.claim("billing", broker(), takeover_timeout=0.5)
-
-    with pytest.raises(StaleClaim):
-        other.assign([P1])
-    assert {row.token for row in store.offsets("billing").values()} == {claim.token}
-    frozen.rollback()
 
 
 @pytest.mark.behaviour("CONS-3", "CONS-6")
@@ -162,8 +117,8 @@ def test_a_member_ends_a_late_assignment_that_is_frozen_on_its_rows_and_goes_on(
     frozen.lock_partitions("billing", [P0])
 
     def work(tx: Transaction) -> None:
-        plan = tx.lock({P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
-        tx.advance({tp: one.remaining for tp, one in plan.items()})
+        tx.lock({P0: OffsetRange(0, 5), P1: OffsetRange(0, 5)})
+        tx.advance(tx.ranges)
 
     owner.timeouts = Timeouts(lock=0.5)
     owner.retries = Retries(attempts=2, shortest=0.01, longest=0.01)
@@ -178,7 +133,7 @@ def test_a_slow_transaction_of_a_member_s_own_is_not_ended(store: OffsetStore, j
     member = joins()
     member.assign([P0])
     with store.transaction(member) as slow:
-        remaining = {P0: slow.lock({P0: OffsetRange(0, 5)})[P0].remaining}
+        slow.lock({P0: OffsetRange(0, 5)})
 
         def replay() -> None:
             with store.transaction(member, lock_timeout=0.2) as tx:
@@ -186,29 +141,16 @@ def test_a_slow_transaction_of_a_member_s_own_is_not_ended(store: OffsetStore, j
 
         with pytest.raises(LockTimeout):
             in_background(replay).result(timeout=60)
-        slow.advance(remaining)
+        slow.advance(slow.ranges)
 
     assert store.offsets("billing")[P0].next_offset == 5
-
-
-@pytest.mark.behaviour("CONS-3")
-def test_a_member_that_is_frozen_while_it_looks_for_its_commit_is_ended_by_whoever_takes_partitions(
-    store: OffsetStore, joins: Joins
-) -> None:
-    looking, other = joins(), joins()
-    frozen = store.database.begin(name=f"{looking.name}:12345678")
-    frozen.lock_group("billing")
-
-    assert other.assign([P0]).offsets == {P0: 0}
-
-    frozen.rollback()
 
 
 @pytest.mark.behaviour("CONS-4", "CONS-12")
 def test_a_process_that_is_frozen_while_it_founds_is_ended_by_the_next_that_joins(
     store: OffsetStore, joins: Joins
 ) -> None:
-    store.claim("billing", broker()).close()
+    store.claim("billing", broker(3)).close()
     store.timeouts = Timeouts(lock=0.5)
     frozen = store.database.begin(name=f"{name_prefix('billing')}join")
     frozen.lock_group("billing")
@@ -218,20 +160,36 @@ def test_a_process_that_is_frozen_while_it_founds_is_ended_by_the_next_that_join
     frozen.rollback()
 
 
-def test_a_pause_ends_a_member_that_is_frozen_while_it_takes_partitions(store: OffsetStore, joins: Joins) -> None:
-    member = joins()
-    frozen = store.database.begin(name=f"{name_prefix('billing')}assign")
+@pytest.mark.behaviour("CONS-3", "CONS-4")
+def test_a_member_that_is_frozen_while_it_looks_for_its_commit_or_takes_partitions_is_ended(
+    store: OffsetStore, joins: Joins
+) -> None:
+    member, other = joins(), joins()
+    looking = store.database.begin(name=f"{member.name}:12345678")
+    looking.lock_group("billing")
+    assert other.assign([P0]).offsets == {P0: 0}
+    looking.rollback()
+
+    taking = f"{name_prefix('billing')}assign"
+    frozen = store.database.begin(name=taking)
     assert frozen.share_group("billing") == member.fleet
-
     carry_out(store.database, PauseGroup("billing", "ticket 17"), By("ticket 17", lock_timeout=4.0))
-
     assert is_paused(member)
+    frozen.rollback()
+
+    frozen = store.database.begin(name=taking)
+    assert frozen.share_group("billing") == member.fleet
+    frozen.lock_partitions("billing", [P0])
+    claim = store.claim("billing", broker(3), takeover_timeout=0.5)
+    with pytest.raises(StaleClaim):
+        other.assign([P1])
+    assert {row.token for row in store.offsets("billing").values()} == {claim.token}
     frozen.rollback()
 
 
 @pytest.mark.behaviour("CONS-12")
 def test_an_id_that_is_given_to_the_store_meanwhile_is_the_members(store: OffsetStore, joins: Joins) -> None:
-    asked, before = broker(), store.identity().store_id
+    asked, before = broker(3), store.identity().store_id
     asked.script = [lambda: store.new_id(reason="a copy")]
 
     member = joins(broker=asked)
@@ -249,7 +207,7 @@ def test_a_dead_member_s_heartbeat_in_the_future_does_not_hide_those_of_the_live
     query(f"UPDATE group_members SET beat_at = beat_at + interval '1 h' WHERE member_id = '{dead.token.claim_id}'")
 
     with pytest.raises(GroupBusy):
-        store.claim("billing", broker(), takeover="refuse")
+        store.claim("billing", broker(3), takeover="refuse")
 
     assert joins().fleet == live.fleet
 
@@ -287,7 +245,7 @@ def test_processes_that_start_at_once_are_one_fleet(store: OffsetStore, joins: J
     assert query("SELECT count(*) FROM heartbeats") == [(0,)]
     for number, member in enumerate(members[:3]):
         member.assign([TopicPartition("payments", number)])
-        advance(store, member, TopicPartition("payments", number), OffsetRange(0, 1))
+        advance(store, member, OffsetRange(0, 1), TopicPartition("payments", number))
 
 
 @pytest.mark.behaviour("CONS-3", "CONS-6", "TX-8")
@@ -302,7 +260,7 @@ def test_members_that_take_partitions_from_each_other_write_each_record_once(
         chance, written = Random(seed), 0  # noqa: S311 - the same in each run
         member = joins(takeover_timeout=30.0)
         together.wait(60)
-        for _ in range(25):
+        for _ in range(15):
             if chance.random() < 0.1:
                 member.close()
                 member = joins(takeover_timeout=30.0)
@@ -323,7 +281,7 @@ def test_members_that_take_partitions_from_each_other_write_each_record_once(
             assert {one.outcome for one in plan.values()} <= {Outcome.APPLY}, "nobody else has written what it has"
             for tp, offset in starts.items():
                 tx.connection.exec_driver_sql("INSERT INTO results VALUES (%s)", (tp.partition * 1000 + offset,))
-            tx.advance({tp: one.remaining for tp, one in plan.items()})
+            tx.advance(tx.ranges)
         return {tp: offset + 1 for tp, offset in starts.items()}
 
     written = sum(one.result(timeout=120) for one in [in_background(partial(work, seed)) for seed in range(4)])
@@ -332,21 +290,8 @@ def test_members_that_take_partitions_from_each_other_write_each_record_once(
     assert written == sum(stored.values()) > 50
     records = [tp.partition * 1000 + offset for tp in stored for offset in range(stored[tp])]
     assert sorted(row[0] for row in query(f"SELECT record FROM {results}")) == records
-    assert query("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == [(0,)]
+    assert query(DEADLOCKS) == [(0,)]
     assert [line.event for line in store.history("billing")] == ["claim", "adopt", "adopt", "adopt"]
-
-
-@pytest.mark.behaviour("CONS-4")
-def test_a_fenced_member_knows_it_by_its_heartbeat(
-    store: OffsetStore, joins: Joins, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
-    first, second = joins(), joins()
-    second.close()
-    store.claim("billing", broker())
-
-    wait_until(lambda: first.is_lost)
-    assert not second.is_lost
 
 
 def test_members_that_are_gone_are_forgotten_and_a_frozen_one_is_not_waited_for(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from threading import Event
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from offsetstore import OffsetRange, OffsetStore, TopicPartition
+from offsetstore import OffsetRange, OffsetStore
 from offsetstore.errors import OffsetGap
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol import runs as protocol_runs
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.store import heartbeat
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import P0
 from tests.support.waiting import wait_until
 
 BEAT = "SELECT beat_at FROM heartbeats"
@@ -26,21 +27,6 @@ BEAT = "SELECT beat_at FROM heartbeats"
 @pytest.fixture(autouse=True)
 def fast_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "INTERVAL", 0.1)
-
-
-@pytest.fixture
-def patient_end(fast_beats: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let the end of a claim wait for a heartbeat that is under way: it waits no longer than two intervals."""
-    return lambda: monkeypatch.setattr(heartbeat, "INTERVAL", 60)
-
-
-def test_it_beats_until_the_claim_is_closed(store: OffsetStore, query: Query, patient_end: Callable[[], None]) -> None:
-    with store.claim("billing", topics=["payments"]):
-        first = query(BEAT)
-        wait_until(lambda: query(BEAT) > first)
-        patient_end()
-
-    assert query(BEAT) == []
 
 
 def beats(query: Query) -> bool:
@@ -63,13 +49,12 @@ def wait_for_a_beat(query: Query) -> None:
 def test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once_it_runs(
     store: OffsetStore, query: Query
 ) -> None:
-    runs = Event()
-    runs.set()
+    runs = True
     asked: list[bool] = []
 
     def is_active() -> bool:
-        asked.append(runs.is_set())
-        return asked[-1]
+        asked.append(runs)
+        return runs
 
     def ask_twice() -> None:
         """Until it was asked about what is the case now, and has acted upon it."""
@@ -81,10 +66,10 @@ def test_it_skips_its_beats_while_the_bound_query_has_ended_and_beats_again_once
         claim.bind("one", is_active)
         ask_twice()
         wait_for_a_beat(query)
-        runs.clear()
+        runs = False
         ask_twice()
         wait_until(lambda: not beats(query))
-        runs.set()
+        runs = True
         ask_twice()
         wait_for_a_beat(query)
 
@@ -128,30 +113,19 @@ def test_a_query_that_can_t_be_asked_or_does_not_answer_counts_as_running(store:
 
 @pytest.mark.behaviour("OPS-11")
 def test_each_heartbeat_records_the_run_and_an_ended_query_records_its_end(store: OffsetStore) -> None:
-    runs = Event()
-    runs.set()
-    ranges = {TopicPartition("payments", 0): OffsetRange(0, 40)}
+    runs = True
+    batch: dict[str, Any] = {"group": "billing", "batch": 3, "ranges": {P0: OffsetRange(0, 40)}}
     with store.claim("billing", topics=["payments"]) as claim:
-        claim.bind("one", runs.is_set)
-        claim.observers.on(BatchStarted(group="billing", batch=3, ranges=ranges))
+        claim.bind("one", lambda: runs)
+        claim.observers.on(BatchStarted(**batch))
         wait_until(lambda: store.runs("billing")[0].status.phase == "batch")
         seen = store.runs("billing")[0].seen_at
         wait_until(lambda: store.runs("billing")[0].seen_at > seen)
 
-        claim.observers.on(
-            BatchEnded(outcome="failed", group="billing", batch=3, ranges=ranges, error=OffsetGap("a gap"))
-        )
-        runs.clear()
+        claim.observers.on(BatchEnded(outcome="failed", error=OffsetGap("a gap"), **batch))
+        runs = False
         wait_until(lambda: store.runs("billing")[0].state == "failed")
         assert [error.error_class for error in store.errors("billing")] == ["OffsetGap"]
-
-
-@pytest.mark.behaviour("OPS-11")
-def test_a_fenced_job_records_that_without_being_asked(store: OffsetStore, query: Query) -> None:
-    store.claim("billing", topics=["payments"])
-    store.claim("billing", topics=["payments"])
-
-    wait_until(lambda: query("SELECT ending FROM job_runs ORDER BY epoch") == [("fenced",), (None,)])
 
 
 def test_heartbeats_go_on_where_runs_can_t_be_recorded(
@@ -166,17 +140,23 @@ def test_heartbeats_go_on_where_runs_can_t_be_recorded(
         wait_for_a_beat(query)
 
 
-def test_a_fenced_claim_stops_beating_and_does_not_come_back(
+@pytest.mark.behaviour("OPS-11")
+def test_a_fenced_claim_records_that_stops_beating_and_does_not_come_back(
     store: OffsetStore, query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = store.claim("billing", topics=["payments"])
+    wait_for_a_beat(query)
     second = store.claim("billing", topics=["payments"])
 
     wait_until(lambda: "the claim of group 'billing' has been taken over" in caplog.text)
+    wait_until(lambda: query("SELECT ending FROM job_runs ORDER BY epoch") == [("fenced",), (None,)])
 
-    assert query("SELECT claim_id FROM heartbeats") == [(second.token.claim_id,)]
+    of_second = [(second.token.claim_id,)]
+    assert query("SELECT claim_id FROM heartbeats") == of_second
     first.close()
-    assert query("SELECT claim_id FROM heartbeats") == [(second.token.claim_id,)]
+    assert query("SELECT claim_id FROM heartbeats") == of_second
+    second.close()
+    assert query(BEAT) == []
 
 
 def test_beats_that_fail_are_made_up_for_and_leave_no_connection_behind(
@@ -196,21 +176,17 @@ def test_beats_that_fail_are_made_up_for_and_leave_no_connection_behind(
         wait_until(lambda: _checked_out(engine) == 0)
 
 
-def test_it_survives_a_database_that_is_away_for_a_moment(private_postgres: PostgresServer) -> None:
-    with OffsetStore.connect(private_postgres.url) as store, store.claim("billing", topics=["payments"]):
+def test_it_survives_a_database_that_is_away_for_a_moment_and_leaving_while_it_is_away_is_no_error(
+    private_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with OffsetStore.connect(private_postgres.url) as store:
+        claim = store.claim("billing", topics=["payments"])
         private_postgres.stop("immediate")
         time.sleep(0.5)  # some beats meet a closed port
         private_postgres.start()
         with psycopg.connect(private_postgres.url, autocommit=True) as connection:
             first = connection.execute(BEAT).fetchall()
             wait_until(lambda: connection.execute(BEAT).fetchall() > first)
-
-
-def test_leaving_while_the_database_is_away_is_no_error(
-    private_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with OffsetStore.connect(private_postgres.url) as store:
-        claim = store.claim("billing", topics=["payments"])
         private_postgres.stop("immediate")
 
         claim.close()

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import pytest
 
-from offsetstore import OffsetRange, OffsetStore, StartPolicy, TopicPartition
+from offsetstore import OffsetRange, OffsetStore, StartPolicy
 from offsetstore.errors import GroupBusy, OffsetStoreError, SinkError, TopicMissing
 from offsetstore.operations.people import ask, read_overview
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.runs import KEPT, LOOP, telling_run
 from offsetstore.store import heartbeat
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover
-from offsetstore.store.fleet import Member, join
-from offsetstore.testing import StaticBroker
+from offsetstore.store.fleet import join
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import P0, Joins, advance, broker, joining
 
 pytestmark = pytest.mark.behaviour("CONS-21")
 
-RANGES = {TopicPartition("payments", 0): OffsetRange(0, 40)}
+RANGES = {P0: OffsetRange(0, 40)}
 AGO = "clock_timestamp() - interval '{} s'"
-Joins: TypeAlias = Callable[[], Member]
-
-
-def broker() -> StaticBroker:
-    return StaticBroker.with_topics({"payments": 3}, end=1000)
+Start: TypeAlias = Callable[[], Claim]
+KINDS = pytest.mark.parametrize("start", ["job", "fleet"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -36,21 +34,19 @@ def without_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def joins(store: OffsetStore) -> Iterator[Joins]:
-    made: list[Member] = []
-
-    def joins_it() -> Member:
-        request = ClaimRequest("billing", broker(), ("payments",), StartPolicy(), "fence", 0.5, "billing")
-        made.append(join(store, request))
-        return made[-1]
-
-    yield joins_it
-    for member in made:
-        member.close()
+    with joining(store, takeover="fence") as made:
+        yield made
 
 
 @pytest.fixture
-def claims(store: OffsetStore) -> Callable[[], Claim]:
-    return lambda: store.claim("billing", broker(), mirror_every=None)
+def claims(store: OffsetStore) -> Start:
+    return lambda: store.claim("billing", broker(3), mirror_every=None)
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest, joins: Joins, claims: Start) -> Start:
+    """A job's start, or a member's."""
+    return joins if request.param == "fleet" else claims
 
 
 def write(claim: Claim, *, error: Exception | None = None, rows: int = 30) -> None:
@@ -84,22 +80,20 @@ def test_each_member_has_a_run_from_its_first_moment_until_its_end(store: Offset
     write(first)
     one, other = store.runs("billing")
     assert {one.token, other.token} == {first.token, second.token}
-    assert [run.is_member for run in (one, other)] == [True, True]
-    assert (one.state, one.topics, one.status.phase, one.status.batch) == ("live", ("payments",), "idle", 1)
+    assert (one.is_member, one.state, one.topics) == (True, "live", ("payments",))
+    assert (one.status.phase, one.status.batch) == ("idle", 1)
     assert one.status.counters == {"written": 1, "offsets": 40, "rows": 30}
-    assert (other.state, other.status.phase) == ("live", "starting")
-    first.close()
-    assert [run.state for run in store.runs("billing")] == ["ended", "live"]
-    assert told(store) == {("live", True)}
+    assert (other.is_member, other.state, other.status.phase) == (True, "live", "starting")
+    crash(first)
+    assert [run.state for run in store.runs("billing")] == ["failed", "live"]
+    assert told(store) == {("live", True)}, "a member that failed does not make a fleet failed that goes on"
     second.close()
-    assert told(store) == {("ended", False)}
+    assert told(store) == {("ended", False)}, "the last one ended cleanly"
 
 
-@pytest.mark.parametrize("kind", ["job", "fleet"])
-def test_a_job_and_a_fleet_that_an_error_ended_are_failed_alike(
-    store: OffsetStore, joins: Joins, claims: Callable[[], Claim], kind: str
-) -> None:
-    crash((joins if kind == "fleet" else claims)())
+@KINDS
+def test_a_job_and_a_fleet_that_an_error_ended_are_failed_alike(store: OffsetStore, start: Start) -> None:
+    crash(start())
 
     assert told(store) == {("failed", False)}
     [run] = store.runs("billing")
@@ -108,21 +102,11 @@ def test_a_job_and_a_fleet_that_an_error_ended_are_failed_alike(
     assert (error.source, error.error_class, error.epoch) == ("batch", "SinkError", run.token.epoch)
 
 
-def test_a_member_that_failed_does_not_make_a_fleet_failed_that_goes_on(store: OffsetStore, joins: Joins) -> None:
-    other, one = joins(), joins()
-
-    crash(one)
-    assert told(store) == {("live", True)}
-    other.close()
-    assert told(store) == {("ended", False)}, "the last one ended cleanly"
-
-
-@pytest.mark.parametrize("kind", ["job", "fleet"])
+@KINDS
 @pytest.mark.parametrize("how", ["failed", "silent"])
 def test_what_fails_at_each_start_is_failed_although_the_next_one_is_live(
-    store: OffsetStore, joins: Joins, claims: Callable[[], Claim], query: Query, *, kind: str, how: str
+    store: OffsetStore, start: Start, query: Query, how: str
 ) -> None:
-    start: Callable[[], Claim] = joins if kind == "fleet" else claims
     for number in range(LOOP):
         claim = start()
         assert told(store) == {("live", True)}, number
@@ -145,41 +129,39 @@ def test_what_fails_at_each_start_is_failed_although_the_next_one_is_live(
     assert told(store) == {("live", True)}, "it has run for a minute"
 
 
-@pytest.mark.parametrize("kind", ["job", "fleet"])
+@KINDS
 def test_a_start_that_is_refused_makes_a_group_failed_until_one_succeeds_or_a_person_decides(
-    store: OffsetStore, joins: Joins, claims: Callable[[], Claim], kind: str
+    store: OffsetStore, start: Start, claims: Start, request: pytest.FixtureRequest
 ) -> None:
-    def start(topic: str, takeover: Takeover) -> Claim:
-        if kind == "job":
-            return store.claim("billing", broker(), topics=[topic], takeover=takeover, mirror_every=None)
-        return join(store, ClaimRequest("billing", broker(), (topic,), StartPolicy(), takeover, 0.5, "billing"))
-
-    def refused(topic: str = "payments", takeover: Takeover = "fence") -> type[Exception]:
+    def refused(topic: str = "misspelt", takeover: Takeover = "fence") -> type[Exception]:
+        how = ClaimRequest("billing", broker(3), (topic,), StartPolicy(), takeover, 0.5, "billing")
+        job = partial(store.claim, "billing", how.broker, topics=how.topics, takeover=takeover, mirror_every=None)
+        ways: dict[str, Start] = {"fleet": lambda: join(store, how), "job": job}
         with pytest.raises(OffsetStoreError) as caught:
-            start(topic, takeover)
+            ways[request.node.callspec.params["start"]]()
         return caught.type
 
-    assert refused("misspelt") is TopicMissing
+    assert refused() is TopicMissing
     assert store.errors("billing") == [], "the store does not know the group"
-    claim = (joins if kind == "fleet" else claims)()
-    assert refused("misspelt") is TopicMissing
+    claim = start()
+    assert refused() is TopicMissing
     assert told(store) == {("live", True)}, "whoever is live goes on"
     claim.close()
     assert told(store) == {("ended", False)}
 
-    assert refused("misspelt") is TopicMissing
+    assert refused() is TopicMissing
     assert told(store) == {("failed", False)}
     assert {(error.source, error.error_class) for error in store.errors("billing")} == {("start", "TopicMissing")}
-    store.reset("billing", {TopicPartition("payments", 0): 3}, reason="a test")
+    store.reset("billing", {P0: 3}, reason="a test")
     assert told(store) == {("ended", False)}
-    assert refused("misspelt") is TopicMissing
+    assert refused() is TopicMissing
     assert told(store) == {("failed", False)}
-    crash((joins if kind == "fleet" else claims)())
-    (joins if kind == "fleet" else claims)().close()
+    crash(start())
+    start().close()
     assert told(store) == {("ended", False)}
     claims()
     count = len(store.errors("billing"))
-    assert refused(takeover="refuse") is GroupBusy
+    assert refused("payments", "refuse") is GroupBusy
     assert len(store.errors("billing")) == count, "a live job is no failure of this one"
 
 
@@ -193,20 +175,14 @@ def test_failures_of_long_ago_make_no_loop(store: OffsetStore, joins: Joins, que
 
 
 def test_a_job_after_a_fleet_fences_its_runs_and_the_other_way_round(
-    store: OffsetStore, joins: Joins, claims: Callable[[], Claim]
+    store: OffsetStore, joins: Joins, claims: Start
 ) -> None:
-    joins()
-    joins()
-    claims()
-    joins()
+    for start in (joins, joins, claims, joins):
+        start()
 
     runs = store.runs("billing")
-    assert [(run.is_member, run.state) for run in runs] == [
-        (True, "fenced"),
-        (True, "fenced"),
-        (False, "fenced"),
-        (True, "live"),
-    ]
+    states = [(True, "fenced"), (True, "fenced"), (False, "fenced"), (True, "live")]
+    assert [(run.is_member, run.state) for run in runs] == states
     assert [run.next_at for run in runs] == [runs[2].started_at] * 2 + [runs[3].started_at, None]
     assert [run.is_of(store.owner("billing").token) for run in runs] == [False] * 3 + [True]  # type: ignore[union-attr]
     assert [run.token for run in store.runs("billing", limit=2)] == [run.token for run in runs[2:]]
@@ -261,9 +237,8 @@ def test_a_run_that_cant_be_recorded_harms_no_member(store: OffsetStore, joins: 
     try:
         member.record_run()
         member.assign(RANGES)
-        with store.transaction(member) as tx:
-            tx.advance({tp: one.remaining for tp, one in tx.lock(RANGES).items()})
+        advance(store, member, OffsetRange(0, 40), P0)
         member.close()
     finally:
         query("ALTER TABLE away RENAME TO member_runs")
-    assert store.offsets("billing")[next(iter(RANGES))].next_offset == 40
+    assert store.offsets("billing")[P0].next_offset == 40

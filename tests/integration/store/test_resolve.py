@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -11,59 +10,34 @@ from offsetstore import OffsetRange, OffsetStore, TopicPartition, resolve_starti
 from offsetstore.postgres import statements
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Contents, Query
+from tests.integration.store.meeting import P0, P1, advance, broker
 from tests.support.trips import sent_statements
-
-P0 = TopicPartition("payments", 0)
-P1 = TopicPartition("payments", 1)
-
-
-@pytest.fixture
-def broker(store: OffsetStore) -> StaticBroker:
-    """Two partitions, of which the group has stored 40 of the first."""
-    shown = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (5, 100)}})
-    claim = store.claim("billing", StaticBroker.with_topics({"payments": 1}, end=100))
-    with store.transaction(claim) as tx:
-        plan = tx.lock({P0: OffsetRange(0, 40)})
-        tx.advance({P0: plan[P0].remaining})
-    claim.close()
-    return shown
 
 
 @pytest.mark.behaviour("START-23")
-def test_it_writes_nothing_and_fences_nobody(
-    store: OffsetStore, broker: StaticBroker, offsetstore_database: str, contents: Contents
+def test_it_writes_nothing_and_fences_nobody_and_says_for_each_partition_where_it_starts_and_why(
+    store: OffsetStore, offsetstore_database: str, contents: Contents
 ) -> None:
-    broker.set_committed({P1: 60})
+    with store.claim("billing", broker()) as claim:
+        advance(store, claim, OffsetRange(0, 40), P0)
+    shown = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (5, 100)}})
+    shown.set_committed({P0: 70})
     before = contents()
     # A second proof: PostgreSQL itself refuses whoever writes here.
     read_only = f"{offsetstore_database}?options=-c%20default_transaction_read_only%3Don"
 
     with OffsetStore.connect(read_only) as reading:
-        start = resolve_starting_offsets(broker, group="billing", store=reading)
-
-    assert start.json() == '{"payments": {"0": 40, "1": 60}}'
-    assert contents() == before
-
-
-@pytest.mark.behaviour("START-23")
-def test_without_a_store_it_goes_by_what_kafka_has_committed() -> None:
-    broker = StaticBroker.with_logs({"payments": {0: (0, 100), 1: (5, 100)}})
-    broker.set_committed({P0: 30})
-
-    start = resolve_starting_offsets(broker, group="billing")
-
-    assert json.loads(start.json()) == {"payments": {"0": 30, "1": 5}}
-
-
-@pytest.mark.behaviour("START-23")
-def test_its_explanation_says_for_each_partition_where_and_why(store: OffsetStore, broker: StaticBroker) -> None:
-    broker.set_committed({P0: 70})
-
-    lines = resolve_starting_offsets(broker, group="billing", store=store).explain().splitlines()
+        start = resolve_starting_offsets(shown, group="billing", store=reading)
 
     larger = "committed in Kafka by another tool, larger than stored (stored 40, committed 70, log [0, 100))"
     new = "a new partition of a known topic: its beginning (stored -, committed -, log [5, 100))"
-    assert lines == [f"payments-0  starts at 70: {larger}; skips [40, 70)", f"payments-1  starts at 5: {new}"]
+    lines = [f"payments-0  starts at 70: {larger}; skips [40, 70)", f"payments-1  starts at 5: {new}"]
+    assert start.explain().splitlines() == lines
+    assert contents() == before
+
+    shown.set_committed({P1: 60})
+    with_nothing_stored = resolve_starting_offsets(shown, group="billing")
+    assert with_nothing_stored.json() == '{"payments": {"0": 70, "1": 60}}'
 
 
 @pytest.mark.behaviour("START-19")

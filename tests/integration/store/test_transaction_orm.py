@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction
 from offsetstore.errors import FunctionFailed, Outage, RowsRefused, SinkError, UnexpectedCommit
 from offsetstore.protocol.functions import InterruptSignal
 from offsetstore.protocol.work import Work
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import broker
 from tests.integration.transacting import GROUP, P0, lock
 from tests.integration.writers.writing import batch
 
@@ -29,6 +30,7 @@ Book = Callable[[Connection], None]
 
 ROOT = Path(__file__).parents[3]
 HINT = 'join_transaction_mode="create_savepoint"'
+RANGE = OffsetRange(0, 3)
 
 
 class Base(DeclarativeBase):
@@ -41,46 +43,45 @@ class Row(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
-@pytest.fixture
-def claim(store: OffsetStore, query: Query) -> Claim:
-    query("CREATE TABLE booked (number bigint PRIMARY KEY CHECK (number <> 13))")
-    return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+@dataclass
+class Booking:
+    """A job whose transactions run a function, and write the row 0 before, as another output would."""
 
+    store: OffsetStore
+    claim: Claim
+    query: Query
+    through: str
 
-@pytest.fixture(params=["run", "execute", "splittable"])
-def run(store: OffsetStore, claim: Claim, request: pytest.FixtureRequest) -> Callable[[Book], None]:
-    """Run a function in a transaction which has written the row 0 before, as another output would."""
-
-    def through(book: Book) -> None:
+    def run(self, book: Book) -> None:
         def write(work: Work, _: Iterable[pa.RecordBatch]) -> None:
             book(work.connection)
 
         def work(tx: Transaction) -> None:
-            left = lock(tx, P0, range_=OffsetRange(0, 3))
+            left = lock(tx, P0, range_=RANGE)
             tx.connection.execute(text("INSERT INTO booked VALUES (0)"))
-            if request.param == "run":
+            if self.through == "run":
                 book(tx.connection)
+                tx.advance(left)
             else:
-                Execute(write, splittable=request.param == "splittable").write(tx, [batch({"n": [1]})])
-            # What ends the sink's transactions is `finish`.
-            (tx.finish if request.param == "splittable" else tx.advance)(left)
+                Execute(write, splittable=True).write(tx, [batch({"n": [1]})])
+                tx.finish(left)  # what ends the sink's transactions
 
-        store.run(claim, work)
+        self.store.run(self.claim, work)
 
-    return through
+    def has(self, stored: int, *numbers: int) -> bool:
+        rows = self.query("SELECT number FROM booked ORDER BY number")
+        return (rows, self.query("SELECT next_offset FROM kafka_partitions")) == ([(n,) for n in numbers], [(stored,)])
 
 
 @pytest.fixture
-def untouched(query: Query) -> Callable[[], None]:
-    def check() -> None:
-        assert query("SELECT number FROM booked") == []
-        assert query("SELECT next_offset FROM kafka_partitions") == [(0,)]
-
-    return check
+def claim(store: OffsetStore, query: Query) -> Claim:
+    query("CREATE TABLE booked (number bigint PRIMARY KEY CHECK (number <> 13))")
+    return store.claim(GROUP, broker())
 
 
-def joined(connection: Connection) -> Session:
-    return Session(connection, join_transaction_mode="create_savepoint")
+@pytest.fixture(params=["run", "splittable"])
+def booking(store: OffsetStore, claim: Claim, query: Query, request: pytest.FixtureRequest) -> Booking:
+    return Booking(store, claim, query, request.param)
 
 
 # -- what works
@@ -110,7 +111,7 @@ def nest(connection: Connection) -> None:
 
 
 def join_and_go_on_after_an_error(connection: Connection) -> None:
-    with joined(connection) as session:
+    with Session(connection, join_transaction_mode="create_savepoint") as session:
         for number in (1, 13, 2):
             try:
                 session.add(Row(number=number))
@@ -129,25 +130,15 @@ def use_the_drivers_own_savepoint(connection: Connection) -> None:
 
 @pytest.mark.behaviour("TX-3")
 @pytest.mark.parametrize(
-    "book",
-    [
-        add_and_commit,
-        add_and_flush,
-        nest,
-        join_and_go_on_after_an_error,
-        use_the_drivers_own_savepoint,
-    ],
+    "book", [add_and_commit, add_and_flush, nest, join_and_go_on_after_an_error, use_the_drivers_own_savepoint]
 )
-def test_a_session_commits_with_the_offsets_and_not_before(
-    run: Callable[[Book], None], untouched: Callable[[], None], query: Query, book: Book
-) -> None:
+def test_a_session_commits_with_the_offsets_and_not_before(booking: Booking, book: Book) -> None:
     def book_and_look(connection: Connection) -> None:
         book(connection)
-        untouched()
+        assert booking.has(0)
 
-    run(book_and_look)
-    assert query("SELECT number FROM booked ORDER BY number") == [(0,), (1,), (2,)]
-    assert query("SELECT next_offset FROM kafka_partitions") == [(3,)]
+    booking.run(book_and_look)
+    assert booking.has(3, 0, 1, 2)
 
 
 # -- an error that the function passes on, whatever has tried to roll back because of it
@@ -171,23 +162,17 @@ def roll_back_and_raise(connection: Connection) -> None:
 
 @pytest.mark.behaviour("TX-3", "DLQ-1")
 @pytest.mark.parametrize("book", [fail_in_a_commit, roll_back_and_raise])
-def test_what_the_database_refuses_of_a_session_is_told_as_of_any_sql(
-    run: Callable[[Book], None],
-    untouched: Callable[[], None],
-    request: pytest.FixtureRequest,
-    book: Book,
-) -> None:
-    is_plain = request.node.callspec.params["run"] == "run"  # there the database's own errors pass
-    with pytest.raises(IntegrityError if is_plain else RowsRefused) as caught:
-        run(book)
-    assert "booked_number_check" in str(caught.value)
-    untouched()
+def test_what_the_database_refuses_of_a_session_is_told_as_of_any_sql(booking: Booking, book: Book) -> None:
+    # where the function is the transaction's own, the database's errors pass
+    with pytest.raises(IntegrityError if booking.through == "run" else RowsRefused, match="booked_number_check"):
+        booking.run(book)
+    assert booking.has(0)
 
 
 @pytest.mark.behaviour("TX-3")
 @pytest.mark.parametrize("error", [ValueError("a bug"), Outage("a service is down"), InterruptSignal()])
 def test_an_error_of_the_functions_own_for_which_a_session_rolls_back_passes(
-    run: Callable[[Book], None], untouched: Callable[[], None], request: pytest.FixtureRequest, error: BaseException
+    booking: Booking, error: BaseException
 ) -> None:
     def book(connection: Connection) -> None:
         with Session(connection) as session, session.begin():
@@ -195,10 +180,10 @@ def test_an_error_of_the_functions_own_for_which_a_session_rolls_back_passes(
             session.flush()
             raise error
 
-    is_rows = request.node.callspec.params["run"] == "splittable" and isinstance(error, ValueError)
+    is_rows = booking.through == "splittable" and isinstance(error, ValueError)
     with pytest.raises(FunctionFailed if is_rows else type(error)):
-        run(book)
-    untouched()
+        booking.run(book)
+    assert booking.has(0)
 
 
 def cancel(connection: Connection, _: Query) -> None:
@@ -215,7 +200,7 @@ def cut(connection: Connection, query: Query) -> None:
 @pytest.mark.behaviour("TX-12", "DLQ-6")
 @pytest.mark.parametrize("outage", [cancel, cut])
 def test_an_outage_for_which_a_session_rolls_back_is_repeated(
-    run: Callable[[Book], None], query: Query, outage: Callable[[Connection, Query], None]
+    booking: Booking, outage: Callable[[Connection, Query], None]
 ) -> None:
     calls: list[int] = []
 
@@ -225,12 +210,11 @@ def test_an_outage_for_which_a_session_rolls_back_is_repeated(
             session.add(Row(number=1))
             session.flush()
             if len(calls) == 1:
-                outage(session.connection(), query)
+                outage(session.connection(), booking.query)
 
-    run(book)
+    booking.run(book)
     assert len(calls) == 2
-    assert query("SELECT number FROM booked ORDER BY number") == [(0,), (1,)]
-    assert query("SELECT next_offset FROM kafka_partitions") == [(3,)]
+    assert booking.has(3, 0, 1)
 
 
 # -- what can't go on: the rows that were written before would be gone
@@ -245,19 +229,20 @@ def go_on_after_a_statement(connection: Connection) -> None:
         session.execute(text("INSERT INTO booked VALUES (1)"))
 
 
-def go_on_after_an_error_of_ones_own(connection: Connection) -> None:
+def return_after_an_error_of_ones_own(connection: Connection) -> None:
     with suppress(ZeroDivisionError), Session(connection) as session, session.begin():
         session.add(Row(number=1))
         session.flush()
-        print(1 / 0)  # noqa: T201
+        raise ZeroDivisionError
+
+
+def go_on_after_an_error_of_ones_own(connection: Connection) -> None:
+    return_after_an_error_of_ones_own(connection)
     connection.execute(text("INSERT INTO booked VALUES (2)"))
 
 
 def go_on_with_the_driver(connection: Connection) -> None:
-    with suppress(ZeroDivisionError), Session(connection) as session, session.begin():
-        session.add(Row(number=1))
-        session.flush()
-        print(1 / 0)  # noqa: T201
+    return_after_an_error_of_ones_own(connection)
     connection.connection.cursor().execute("INSERT INTO booked VALUES (2)")
 
 
@@ -283,14 +268,14 @@ def begin_after_an_error(connection: Connection) -> None:
     ],
 )
 def test_a_function_that_goes_on_after_a_rollback_is_refused_and_sees_its_own_error(
-    run: Callable[[Book], None], untouched: Callable[[], None], book: Book, error: str
+    booking: Booking, book: Book, error: str
 ) -> None:
     with pytest.raises(UnexpectedCommit, match=HINT) as caught:
-        run(book)
+        booking.run(book)
     assert f"a ROLLBACK for {error} at {__file__}:" in str(caught.value)
     assert type(caught.value.__cause__).__name__ == error
     assert "13" not in str(caught.value.__cause__)
-    untouched()
+    assert booking.has(0)
 
 
 def roll_back(connection: Connection) -> None:
@@ -314,18 +299,16 @@ def roll_back_and_go_on(connection: Connection) -> None:
 
 @pytest.mark.behaviour("TX-3")
 @pytest.mark.parametrize("book", [roll_back, commit, roll_back_and_go_on])
-def test_an_end_without_an_error_is_refused_with_the_way_to_do_it(
-    run: Callable[[Book], None], untouched: Callable[[], None], book: Book
-) -> None:
+def test_an_end_without_an_error_is_refused_with_the_way_to_do_it(booking: Booking, book: Book) -> None:
     with pytest.raises(UnexpectedCommit, match=HINT):
-        run(book)
-    untouched()
+        booking.run(book)
+    assert booking.has(0)
 
 
 @pytest.mark.parametrize("splittable", [False, True])
 @pytest.mark.parametrize("is_passed", [False, True])
 def test_a_session_that_is_used_after_its_failed_flush_shows_no_row(
-    store: OffsetStore, claim: Claim, untouched: Callable[[], None], *, is_passed: bool, splittable: bool
+    store: OffsetStore, claim: Claim, query: Query, *, is_passed: bool, splittable: bool
 ) -> None:
     """SQLAlchemy's own words for that quote the error, with the row."""
     quoted: list[bool] = []
@@ -344,7 +327,7 @@ def test_a_session_that_is_used_after_its_failed_flush_shows_no_row(
                 raise KeyError from error
 
     def work(tx: Transaction) -> None:
-        lock(tx, P0, range_=OffsetRange(0, 3))
+        lock(tx, P0, range_=RANGE)
         Execute(write, splittable=splittable).write(tx, [batch({"n": [1]})])
 
     with pytest.raises((SinkError, KeyError, PendingRollbackError)) as caught:
@@ -353,39 +336,31 @@ def test_a_session_that_is_used_after_its_failed_flush_shows_no_row(
     assert quoted == [True]
     assert not isinstance(caught.value, SinkError) or HINT in str(caught.value)
     assert "(13)" not in "".join(traceback.format_exception(caught.value))
-    untouched()
-
-
-@pytest.fixture
-def store_that_resets_nothing(offsetstore_database: str) -> Iterator[OffsetStore]:
-    engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(offsetstore_database), pool_reset_on_return=None
-    )
-    with OffsetStore.connect(engine) as connected:
-        yield connected
-    engine.dispose()
+    assert query("SELECT number FROM booked") == []
 
 
 @pytest.mark.behaviour("TX-3")
 def test_what_follows_a_rollback_is_not_left_open_where_the_pool_resets_nothing(
-    store_that_resets_nothing: OffsetStore, query: Query
+    claim: Claim, query: Query, offsetstore_database: str
 ) -> None:
-    store = store_that_resets_nothing
-    query("CREATE TABLE booked (number bigint PRIMARY KEY)")
-    claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(offsetstore_database), pool_reset_on_return=None
+    )
 
     def work(tx: Transaction) -> None:
-        left = lock(tx, P0, range_=OffsetRange(0, 3))
+        left = lock(tx, P0, range_=RANGE)
         go_on_with_the_driver(tx.connection)
         tx.advance(left)
 
-    with pytest.raises(UnexpectedCommit) as caught:
-        store.run(claim, work)
-    here = "datname = current_database() AND state LIKE 'idle in transaction%'"
-    assert query(f"SELECT 1 FROM pg_stat_activity WHERE {here}") == []
-    del caught
-    with store.transaction(claim) as tx:
-        tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
+    with OffsetStore.connect(engine) as store:
+        with pytest.raises(UnexpectedCommit) as caught:
+            store.run(claim, work)
+        here = "datname = current_database() AND state LIKE 'idle in transaction%'"
+        assert query(f"SELECT 1 FROM pg_stat_activity WHERE {here}") == []
+        del caught
+        with store.transaction(claim) as tx:
+            tx.advance(lock(tx, P0, range_=RANGE))
+    engine.dispose()
     assert query("SELECT number FROM booked") == []
     assert query("SELECT next_offset FROM kafka_partitions") == [(3,)]
 
@@ -395,7 +370,7 @@ def test_a_connection_that_is_closed_for_an_error_takes_nothing_into_the_pool(
     store: OffsetStore, claim: Claim, query: Query
 ) -> None:
     def work(tx: Transaction) -> None:
-        lock(tx, P0, range_=OffsetRange(0, 3))
+        lock(tx, P0, range_=RANGE)
         with tx.connection as connection:
             connection.execute(text("INSERT INTO booked VALUES (1)"))
             raise ZeroDivisionError
@@ -403,7 +378,7 @@ def test_a_connection_that_is_closed_for_an_error_takes_nothing_into_the_pool(
     with pytest.raises(ZeroDivisionError):
         store.run(claim, work)
     with store.transaction(claim) as tx:
-        tx.advance(lock(tx, P0, range_=OffsetRange(0, 3)))
+        tx.advance(lock(tx, P0, range_=RANGE))
     assert query("SELECT number FROM booked") == []
     assert query("SELECT next_offset FROM kafka_partitions") == [(3,)]
 
@@ -416,7 +391,7 @@ def test_the_functions_in_the_page_book_orders_with_a_session(store: OffsetStore
     exec(compile(block, "docs/dead-letters.md", "exec"), names)  # noqa: S102 - the page's own words
 
     def work(tx: Transaction) -> None:
-        left = lock(tx, P0, range_=OffsetRange(0, 3))
+        left = lock(tx, P0, range_=RANGE)
         Execute(names["book"]).write(tx, [batch({"number": [1, 2]})])
         Execute(names["book_new"]).write(tx, [batch({"number": [2, 3]})])
         tx.finish(left)

@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from offsetstore import Claim, Execute, OffsetRange, OffsetStore, Transaction, Work
 from offsetstore.errors import StaleClaim
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import broker
 from tests.integration.transacting import GROUP, P0, P1, driver, lock, write
 from tests.integration.writers.writing import batch
 from tests.support.server_errors import OF_SERVER, held
@@ -22,7 +22,7 @@ from tests.support.server_errors import OF_SERVER, held
 
 @pytest.fixture
 def claim(store: OffsetStore, results: str) -> Claim:
-    return store.claim(GROUP, StaticBroker.with_topics({"payments": 2}, end=100))
+    return store.claim(GROUP, broker(2))
 
 
 @pytest.mark.behaviour("TX-2", "TX-3")
@@ -76,8 +76,10 @@ def block(statements: str) -> str:
 
 
 @pytest.mark.behaviour("DLQ-6")
-@pytest.mark.parametrize("as_execute", ["execute", "splittable", "plain"])
-@pytest.mark.parametrize("sqlstate", ["40001", *OF_SERVER])
+@pytest.mark.parametrize(
+    ("sqlstate", "as_execute"),
+    [("40001", "execute"), ("40001", "plain"), *((state, "splittable") for state in ("40001", *OF_SERVER))],
+)
 def test_an_error_of_another_transaction_of_the_functions_is_its_own(
     store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str, *, sqlstate: str, as_execute: str
 ) -> None:
@@ -110,8 +112,10 @@ def test_an_error_of_another_transaction_of_the_functions_is_its_own(
 
 
 @pytest.mark.behaviour("TX-12", "DLQ-6")
-@pytest.mark.parametrize("in_savepoint", [False, True])
-@pytest.mark.parametrize("sqlstate", ["40001", "40P01", *OF_SERVER])
+@pytest.mark.parametrize(
+    ("sqlstate", "in_savepoint"),
+    [("40001", False), ("57P01", False), *((state, True) for state in ("40001", "40P01", *OF_SERVER))],
+)
 def test_an_outage_in_a_savepoint_is_the_transactions(
     store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str, sqlstate: str, *, in_savepoint: bool
 ) -> None:

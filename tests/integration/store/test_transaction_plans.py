@@ -9,8 +9,8 @@ import pytest
 
 from offsetstore import OffsetStore
 from offsetstore.postgres import statements
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import broker
 from tests.integration.transacting import GROUP
 from tests.support.plans import expected_plan
 
@@ -26,32 +26,27 @@ ADVANCE = {
     "transaction_id": UUID(int=2),
     "moved_before": 0,
 }
+STATEMENTS: dict[str, dict[str, Any]] = {
+    statements.LOCK_PARTITIONS: {},
+    statements.ADVANCE: ADVANCE,
+    statements.UNPIN: TOKEN,
+    statements.CONTEST: TOKEN,
+}
 
 
-@pytest.mark.parametrize(
-    ("statement", "values"),
-    [
-        (statements.LOCK_PARTITIONS, {}),
-        (statements.ADVANCE, ADVANCE),
-        (statements.UNPIN, TOKEN),
-        (statements.CONTEST, TOKEN),
-    ],
-    ids=["lock", "advance", "unpin", "contest"],
-)
 @pytest.mark.parametrize("group", [GROUP, "new"])
 def test_a_claim_that_is_newer_than_the_statistics_is_expected_to_have_rows(
-    store: OffsetStore, query: Query, statement: str, values: dict[str, object], group: str
+    store: OffsetStore, query: Query, group: str
 ) -> None:
-    broker = StaticBroker.with_topics({"payments": COUNT}, end=1)
     for known in (GROUP, "another"):
-        store.claim(known, broker, mirror_every=None)
+        store.claim(known, broker(COUNT), mirror_every=None)
     query("ANALYZE kafka_partitions")
-    store.claim(group, broker, mirror_every=None)
+    store.claim(group, broker(COUNT), mirror_every=None)
 
-    plan = expected_plan(store, statement, {"group": group, **PARTITIONS, **values})
-
-    [expected] = [node["Plan Rows"] for node in plan if "Scan on kafka_partitions" in scan(node)]
-    assert expected > COUNT / 10
+    for statement, values in STATEMENTS.items():
+        plan = expected_plan(store, statement, {"group": group, **PARTITIONS, **values})
+        [expected] = [node["Plan Rows"] for node in plan if "Scan on kafka_partitions" in scan(node)]
+        assert expected > COUNT / 10, statement
 
 
 def scan(node: dict[str, Any]) -> str:

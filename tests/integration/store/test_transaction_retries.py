@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, TypeAlias
 
-import psycopg
 import pytest
 from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from offsetstore import Claim, OffsetRange, OffsetStore, Retries, Timeouts, Transaction
 from offsetstore.errors import RowsRefused, SinkError, StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.postgres.database import PostgresDatabase
 from offsetstore.store import heartbeat
-from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
+from tests.integration.store.meeting import broker
 from tests.integration.transacting import GROUP, P0, apply, driver, lock, write
-from tests.support.background import in_background
 from tests.support.waiting import wait_until
 
 RANGE = OffsetRange(0, 3)
@@ -30,7 +29,7 @@ IF nextval('tries') = 1 THEN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; 
 CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON results DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW EXECUTE FUNCTION fail_once()
 """
-Trouble: TypeAlias = Callable[[Transaction, Query, psycopg.Connection], object]
+Trouble: TypeAlias = Callable[[Transaction, Query], object]
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def store(offsetstore_database: str) -> Iterator[OffsetStore]:
 
 @pytest.fixture
 def claim(store: OffsetStore, results: str) -> Claim:
-    return store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100))
+    return store.claim(GROUP, broker())
 
 
 def assert_nothing_written(store: OffsetStore, query: Query) -> None:
@@ -54,101 +53,69 @@ def pid(tx: Transaction) -> int:
     return tx.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
 
 
-def deadlock(tx: Transaction, query: Query, other: psycopg.Connection) -> None:
-    """The other one never gives up, so that we do."""
-    query("CREATE TABLE mine (x integer)")
-    other.execute("SET deadlock_timeout = '1h'")
-    other.execute("LOCK TABLE theirs")
-    tx.connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
-    tx.connection.exec_driver_sql("LOCK TABLE mine")
-    in_background(lambda: other.execute("LOCK TABLE mine"))
-    wait_until(lambda: query("SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'mine'::regclass"))
-    tx.connection.exec_driver_sql("LOCK TABLE theirs")
-
-
-def time_out(tx: Transaction, _: Query, other: psycopg.Connection) -> None:
-    other.execute("LOCK TABLE theirs")
-    tx.connection.exec_driver_sql("SELECT * FROM theirs")
-
-
-def terminate(tx: Transaction, query: Query, _: psycopg.Connection) -> None:
+def terminate_under_psycopg(tx: Transaction, query: Query) -> None:
     assert query(f"SELECT pg_terminate_backend({pid(tx)}, 5000)") == [(True,)]
-
-
-def terminate_under_psycopg(tx: Transaction, query: Query, other: psycopg.Connection) -> None:
-    terminate(tx, query, other)
     driver(tx).execute("SELECT 1")
 
 
-def idle(tx: Transaction, query: Query, _: psycopg.Connection) -> None:
+def idle(tx: Transaction, query: Query) -> None:
     mine = pid(tx)
     wait_until(lambda: not query(f"SELECT 1 FROM pg_stat_activity WHERE pid = {mine}"))
 
 
 TROUBLES: Final[dict[str, Trouble | None]] = {
-    "serialization": lambda tx, _query, _other: tx.connection.exec_driver_sql(SERIALIZATION_FAILURE),
-    "serialization that psycopg raises": lambda tx, _query, _other: driver(tx).execute(SERIALIZATION_FAILURE),
+    "serialization that psycopg raises": lambda tx, _query: driver(tx).execute(SERIALIZATION_FAILURE),
     "serialization at COMMIT": None,
-    "deadlock": deadlock,
-    "lock timeout": time_out,
-    "terminated": terminate,
     "terminated under psycopg": terminate_under_psycopg,
     "idle for too long": idle,
-    "disk full": lambda tx, _query, _other: tx.connection.exec_driver_sql(DISK_FULL),
 }
+"""What else the server may do to it, see `test_transaction_own_sql`."""
 
 
 @pytest.mark.behaviour("TX-12", "DLQ-6")
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
 def test_a_trouble_of_the_server_repeats_the_whole_function(
-    store: OffsetStore, claim: Claim, query: Query, offsetstore_database: str, trouble: Trouble | None
+    store: OffsetStore, claim: Claim, query: Query, trouble: Trouble | None
 ) -> None:
     attempts: list[int] = []
-    query("CREATE TABLE theirs (x integer)")
-    with psycopg.connect(offsetstore_database) as other:
-        query(AT_COMMIT if trouble is None else "SELECT")
+    query(AT_COMMIT if trouble is None else "SELECT")
 
-        def work(tx: Transaction) -> None:
-            attempts.append(1)
-            left = lock(tx, P0, range_=RANGE)
-            write(tx, [0, 1, 2])
-            if len(attempts) == 1 and trouble is not None:
-                trouble(tx, query, other)
-            tx.advance(left)
+    def work(tx: Transaction) -> None:
+        attempts.append(1)
+        left = lock(tx, P0, range_=RANGE)
+        write(tx, [0, 1, 2])
+        if len(attempts) == 1 and trouble is not None:
+            trouble(tx, query)
+        tx.advance(left)
 
-        store.run(claim, work, lock_timeout=0.2)
+    store.run(claim, work)
 
     assert len(attempts) == 2
     assert query("SELECT record FROM results ORDER BY 1") == [(0,), (1,), (2,)]
     assert store.offsets(GROUP)[P0].next_offset == 3
 
 
-@pytest.mark.behaviour("TX-12")
-def test_a_conflict_in_every_attempt_is_raised(store: OffsetStore, claim: Claim, query: Query) -> None:
+@pytest.mark.behaviour("TX-12", "DLQ-6")
+@pytest.mark.parametrize(
+    ("statement", "error", "words"),
+    [
+        (SERIALIZATION_FAILURE, TransactionConflict, "SerializationFailure"),
+        (DISK_FULL, StoreUnavailable, r"ran out of disk.*53100.*raised by a function.*free disk space"),
+    ],
+)
+def test_a_trouble_in_every_attempt_is_raised(
+    store: OffsetStore, claim: Claim, query: Query, *, statement: str, error: type[Exception], words: str
+) -> None:
     attempts: list[int] = []
 
     def work(tx: Transaction) -> None:
         attempts.append(1)
-        lock(tx, P0, range_=RANGE)
-        write(tx, [0])
-        tx.connection.exec_driver_sql(SERIALIZATION_FAILURE)
-
-    with pytest.raises(TransactionConflict, match="SerializationFailure") as caught:
-        store.run(claim, work)
-
-    assert isinstance(caught.value.__cause__, DBAPIError)
-    assert len(attempts) == 3
-    assert_nothing_written(store, query)
-
-
-@pytest.mark.behaviour("TX-12", "DLQ-6")
-def test_a_disk_that_stays_full_ends_in_an_error_that_says_so(store: OffsetStore, claim: Claim, query: Query) -> None:
-    def work(tx: Transaction) -> None:
         apply(tx, P0, range_=RANGE)
-        driver(tx).execute(DISK_FULL)
+        driver(tx).execute(statement.encode())
 
-    with pytest.raises(StoreUnavailable, match=r"ran out of disk.*53100.*raised by a function.*free disk space"):
+    with pytest.raises(error, match=words):
         store.run(claim, work)
+    assert len(attempts) == 3
     assert_nothing_written(store, query)
 
 
@@ -163,29 +130,18 @@ def test_a_constraint_violation_is_not_repeated(store: OffsetStore, claim: Claim
         apply(tx, P0, range_=RANGE)
         write(tx, [0])
 
+    def swallow(tx: Transaction) -> None:
+        attempts.append(1)
+        apply(tx, P0, range_=RANGE)
+        with suppress(IntegrityError):
+            write(tx, [0])
+
     with pytest.raises(RowsRefused if deferred else IntegrityError, match="once"):
         store.run(claim, work)
+    with pytest.raises(RowsRefused if deferred else SinkError, match=r"once|swallowed an error of the database"):
+        store.run(claim, swallow)
 
-    assert len(attempts) == 1
-    assert_nothing_written(store, query)
-
-
-@pytest.mark.behaviour("TX-12", "TX-2")
-def test_an_error_of_the_database_that_the_work_swallows_is_raised_all_the_same(
-    store: OffsetStore, claim: Claim, query: Query
-) -> None:
-    query("ALTER TABLE results ADD CONSTRAINT small CHECK (record < 3)")
-
-    def job() -> None:
-        with store.transaction(claim) as tx:
-            apply(tx, P0, range_=RANGE)
-            try:
-                write(tx, [99])
-            except IntegrityError:
-                return
-
-    with pytest.raises(SinkError, match="swallowed an error of the database"):
-        job()
+    assert len(attempts) == 2
     assert_nothing_written(store, query)
 
 
@@ -195,7 +151,7 @@ def test_one_transaction_is_not_repeated_and_opens_no_connection_to_end_the_one_
 ) -> None:
     """Where the server is gone, each try would wait for a connection that does not come."""
     monkeypatch.setattr(heartbeat, "INTERVAL", 3600)  # which would open one of its own
-    claim = store.claim(GROUP, StaticBroker.with_topics({"payments": 1}, end=100), mirror_every=None)
+    claim = store.claim(GROUP, broker(), mirror_every=None)
     opened: list[int] = []
     database = store.database
     assert isinstance(database, PostgresDatabase)

@@ -5,40 +5,57 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
 
-from offsetstore import Claim, LetterError, LetterFilter, OffsetRange, OffsetStore, Timeouts, Transaction
+from offsetstore import (
+    Claim,
+    LetterError,
+    LetterFilter,
+    OffsetRange,
+    OffsetStore,
+    Timeouts,
+    TopicPartition,
+    Transaction,
+)
 from offsetstore.errors import CommitUnknown, ConnectionLost, StaleClaim, TransactionLost
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.protocol.letters import NewLetter, Payload
 from tests.integration.conftest import Query
-from tests.integration.store.committing import (
-    BOTH,
-    MARK,
-    NEW,
-    P0,
-    P1,
-    QUERY,
-    RECORDS,
-    Job,
-    broker,
-    started,
-    write_marked,
-)
+from tests.integration.store.committing import BOTH, MARK, QUERY, RECORDS, Job, started, write_marked
+from tests.integration.store.meeting import P0, P1, broker
+from tests.integration.store.meeting import P2 as NEW
 from tests.support.proxy import CLAIM, Lost
+
+NOT_TOLD = "group 'billing' has been renamed since, or deleted"
 
 
 @pytest.mark.behaviour("TX-11")
-@BOTH
-def test_run_neither_duplicates_nor_loses(job: Job, query: Query, lost: Lost) -> None:
+@pytest.mark.parametrize("lost", Lost, ids=lambda lost: lost.name)
+@pytest.mark.parametrize("partition", [P0, NEW])
+def test_run_neither_duplicates_nor_loses(job: Job, query: Query, lost: Lost, partition: TopicPartition) -> None:
+    """Also where the partition's row comes and goes with its first transaction, and is held by a server that waits."""
     with job.proxy.losing(lost):
-        job.store.run(job.claim, job.work(P0))
+        job.store.run(job.claim, job.work(partition))
 
-    assert job.runs == (2 if lost is Lost.COMMIT else 1)
+    assert job.runs == (1 if lost is Lost.ANSWER else 2)
     assert query(RECORDS) == [(40, 40)]
-    assert job.store.offsets("billing")[P0].next_offset == 40
+    assert job.store.offsets("billing")[partition].next_offset == 40
+    lines = [line for line in job.store.history("billing") if line.topic_partition == partition]
+    assert [line.to_offset for line in lines] == [0]
+
+
+@pytest.fixture
+def other(offsetstore_database: str) -> Iterator[OffsetStore]:
+    """Somebody else's store, with connections of its own."""
+    with OffsetStore.connect(offsetstore_database) as connected:
+        yield connected
+
+
+def take_over(job: Job, other: OffsetStore) -> None:
+    other.run(other.claim("billing", broker(2)), job.work(P0, until=60))
 
 
 def kept_errors() -> int:
@@ -86,19 +103,6 @@ def test_a_replay_of_a_letter_which_advances_by_nothing_is_looked_up_too(job: Jo
     assert job.store.letter_counts("billing") == {"replayed": 1}
 
 
-@pytest.mark.behaviour("TX-11")
-@BOTH
-def test_the_first_transaction_of_a_partition_is_no_exception(job: Job, query: Query, lost: Lost) -> None:
-    """Its row comes and goes with the transaction."""
-    with job.proxy.losing(lost):
-        job.store.run(job.claim, job.work(NEW))
-
-    assert job.runs == (2 if lost is Lost.COMMIT else 1)
-    assert query(RECORDS) == [(40, 40)]
-    assert job.store.offsets("billing")[NEW].next_offset == 40
-    assert [line.to_offset for line in job.store.history("billing") if line.topic_partition == NEW] == [0]
-
-
 @pytest.mark.behaviour("TX-11", "MARK-1")
 @BOTH
 @pytest.mark.parametrize("mark", [None, 25])
@@ -122,72 +126,33 @@ def test_a_block_with_manual_marking_is_settled_with_and_without_a_mark(
 
 
 @pytest.mark.behaviour("TX-11")
-def test_a_network_that_tells_only_the_client_holds_nobody_up(job: Job, query: Query) -> None:
-    """The server still waits for the COMMIT, and holds the rows that shall tell."""
-    with job.proxy.losing(Lost.CONNECTION):
-        job.store.run(job.claim, job.work(P0))
+@pytest.mark.parametrize(("lost", "partition"), [(Lost.COMMIT, P0), (Lost.ANSWER, P0), (Lost.COMMIT, NEW)])
+def test_a_claim_in_between_does_not_hide_whether_it_happened(
+    job: Job, other: OffsetStore, query: Query, lost: Lost, partition: TopicPartition
+) -> None:
+    claims: list[Claim] = []
+    with job.proxy.losing(lost, then=lambda: claims.append(other.claim("billing", broker(2)))):
+        if lost is Lost.ANSWER:
+            job.transaction(partition)
+        else:
+            with pytest.raises(TransactionLost, match="rows show that nothing was committed"):
+                job.transaction(partition)
 
-    assert job.runs == 2
+    assert query(RECORDS) == ([(40, 40)] if lost is Lost.ANSWER else [(0, 0)])
+    with pytest.raises(StaleClaim):
+        job.store.run(job.claim, job.work(partition, until=50))
+    other.run(claims[0], job.work(partition))
     assert query(RECORDS) == [(40, 40)]
 
 
 @pytest.mark.behaviour("TX-11")
-def test_a_claim_in_between_does_not_hide_that_it_happened(job: Job, offsetstore_database: str, query: Query) -> None:
-    with OffsetStore.connect(offsetstore_database) as other:
-        with job.proxy.losing(Lost.ANSWER, then=lambda: other.claim("billing", broker())):
-            job.store.run(job.claim, job.work(P0))
-
-        assert job.runs == 1
-        assert query(RECORDS) == [(40, 40)]
-        with pytest.raises(StaleClaim):
-            job.store.run(job.claim, job.work(P0, until=50))
-
-
-@pytest.mark.behaviour("TX-11")
-def test_a_claim_in_between_does_not_hide_that_it_did_not_happen(
-    job: Job, offsetstore_database: str, query: Query
-) -> None:
-    claims: list[Claim] = []
-    with OffsetStore.connect(offsetstore_database) as other:
-        with (
-            job.proxy.losing(Lost.COMMIT, then=lambda: claims.append(other.claim("billing", broker()))),
-            pytest.raises(StaleClaim),
-        ):
-            job.store.run(job.claim, job.work(P0))
-
-        assert job.runs == 2
-        assert query(RECORDS) == [(0, 0)]
-        other.run(claims[0], job.work(P0))
-        assert query(RECORDS) == [(40, 40)]
-
-
-@pytest.mark.behaviour("TX-11")
-def test_a_claim_in_between_is_told_apart_from_a_partitions_first_transaction(
-    job: Job, offsetstore_database: str, query: Query
-) -> None:
-    with (
-        OffsetStore.connect(offsetstore_database) as other,
-        job.proxy.losing(Lost.COMMIT, then=lambda: other.claim("billing", broker())),
-        pytest.raises(TransactionLost, match="rows show that nothing was committed"),
-    ):
-        job.transaction(NEW)
-
-    assert query(RECORDS) == [(0, 0)]
-
-
-@pytest.mark.behaviour("TX-11")
 @BOTH
-def test_rows_that_a_new_owner_has_moved_on_cant_tell(
-    job: Job, offsetstore_database: str, query: Query, lost: Lost
-) -> None:
-    with OffsetStore.connect(offsetstore_database) as other:
-
-        def take_over() -> None:
-            claim = other.claim("billing", broker())
-            other.run(claim, job.work(P0, until=60))
-
-        with job.proxy.losing(lost, then=take_over), pytest.raises(CommitUnknown, match="moved or removed since"):
-            job.store.run(job.claim, job.work(P0))
+def test_rows_that_a_new_owner_has_moved_on_cant_tell(job: Job, other: OffsetStore, query: Query, lost: Lost) -> None:
+    with (
+        job.proxy.losing(lost, then=lambda: take_over(job, other)),
+        pytest.raises(CommitUnknown, match="moved or removed since"),
+    ):
+        job.store.run(job.claim, job.work(P0))
 
     assert job.runs == 2  # ours, and the new owner's; never ours again
     assert query(RECORDS) == [(60, 60)]
@@ -195,44 +160,85 @@ def test_rows_that_a_new_owner_has_moved_on_cant_tell(
 
 @pytest.mark.behaviour("TX-11")
 @BOTH
-def test_one_row_that_was_not_moved_on_is_enough(job: Job, offsetstore_database: str, lost: Lost) -> None:
-    with OffsetStore.connect(offsetstore_database) as other:
-
-        def take_over() -> None:
-            claim = other.claim("billing", broker())
-            other.run(claim, job.work(P0, until=60))
-
-        with job.proxy.losing(lost, then=take_over):
-            if lost is Lost.ANSWER:
+def test_one_row_that_was_not_moved_on_is_enough(job: Job, other: OffsetStore, lost: Lost) -> None:
+    with job.proxy.losing(lost, then=lambda: take_over(job, other)):
+        if lost is Lost.ANSWER:
+            job.transaction(P0, P1)
+        else:
+            with pytest.raises(TransactionLost):
                 job.transaction(P0, P1)
-            else:
-                with pytest.raises(TransactionLost):
-                    job.transaction(P0, P1)
+
+
+# -- the group's name is another group's, or nobody's, before it is looked for
+
+
+def rename(other: OffsetStore, _: Query) -> None:
+    other.rename_group("billing", "old", reason="a merger")
+
+
+def swap(other: OffsetStore, query: Query) -> None:
+    """Give the name to a group that was never advanced."""
+    other.claim("accounting", broker(2))
+    rename(other, query)
+    other.rename_group("accounting", "billing", reason="a merger")
+
+
+def swap_and_claim(other: OffsetStore, query: Query) -> None:
+    """So that the renaming is not the last that happened."""
+    swap(other, query)
+    other.claim("billing", broker(2))
+
+
+def remove(_: OffsetStore, query: Query) -> None:
+    query("DELETE FROM kafka_partitions")
+    query("DELETE FROM consumer_groups")
+
+
+def remove_and_make_again(other: OffsetStore, query: Query) -> None:
+    remove(other, query)
+    other.claim("billing", broker(2))
 
 
 @pytest.mark.behaviour("TX-11")
-def test_a_group_that_was_removed_since_cant_tell(job: Job, query: Query) -> None:
-    def remove() -> None:
-        query("DELETE FROM kafka_partitions")
-        query("DELETE FROM consumer_groups")
+@pytest.mark.parametrize(
+    ("lost", "meanwhile", "partition"),
+    [
+        (Lost.COMMIT, rename, P0),  # its first: the row holds no id from before
+        (Lost.ANSWER, rename, P0),
+        (Lost.COMMIT, swap, P0),
+        (Lost.ANSWER, swap, P0),
+        (Lost.ANSWER, swap_and_claim, NEW),
+        (Lost.ANSWER, remove, NEW),
+        (Lost.ANSWER, remove_and_make_again, P0),
+    ],
+)
+def test_a_group_that_was_renamed_or_removed_since_cant_tell(
+    job: Job,
+    other: OffsetStore,
+    query: Query,
+    *,
+    lost: Lost,
+    meanwhile: Callable[[OffsetStore, Query], None],
+    partition: TopicPartition,
+) -> None:
+    claim = job.store.claim("billing", broker(2))  # of a later epoch than a group that is made again
+    with (
+        job.proxy.losing(lost, then=lambda: meanwhile(other, query)),
+        pytest.raises(CommitUnknown, match=f"^{partition}: .*{'' if meanwhile is remove else NOT_TOLD}"),
+    ):
+        job.store.run(claim, job.work(partition))
+    assert job.runs == 1
 
-    with job.proxy.losing(Lost.ANSWER, then=remove), pytest.raises(CommitUnknown):
-        job.transaction(NEW)
 
+@pytest.mark.behaviour("TX-11", "SINK-6")
+def test_another_group_s_mark_tells_nothing(job: Job, other: OffsetStore, query: Query) -> None:
+    with (
+        job.proxy.losing(Lost.ANSWER, after=MARK, then=lambda: swap_and_claim(other, query)),
+        pytest.raises(CommitUnknown, match=NOT_TOLD),
+    ):
+        job.store.run(job.claim, lambda tx: write_marked(tx, 0))
 
-@pytest.mark.behaviour("TX-11")
-@BOTH
-def test_a_group_that_was_renamed_since_cant_tell(job: Job, offsetstore_database: str, lost: Lost) -> None:
-    with OffsetStore.connect(offsetstore_database) as other:
-
-        def rename() -> None:
-            other.rename_group("billing", "accounting", reason="a merger")
-
-        with (
-            job.proxy.losing(lost, then=rename),
-            pytest.raises(CommitUnknown, match="billing' has been renamed since, or deleted"),
-        ):
-            job.transaction(P0)  # its first: the row holds no id from before
+    assert query("SELECT count(*) FROM results") == [(1,)]
 
 
 @pytest.mark.behaviour("TX-11")
@@ -263,19 +269,14 @@ def test_a_batch_without_ranges_is_told_by_its_mark(job: Job, query: Query, lost
 
 @pytest.mark.behaviour("TX-11", "SINK-6")
 @BOTH
-def test_a_claim_in_between_does_not_hide_the_mark(
-    job: Job, offsetstore_database: str, query: Query, lost: Lost
-) -> None:
+def test_a_claim_in_between_does_not_hide_the_mark(job: Job, other: OffsetStore, query: Query, lost: Lost) -> None:
     """With whose transaction the batch got into the results does not matter."""
 
-    with OffsetStore.connect(offsetstore_database) as other:
+    def repeat() -> None:
+        other.run(other.claim("billing", broker(2)), lambda tx: write_marked(tx, 0))
 
-        def repeat() -> None:
-            claim = other.claim("billing", broker())
-            other.run(claim, lambda tx: write_marked(tx, 0))
-
-        with job.proxy.losing(lost, after=MARK, then=repeat):
-            job.store.run(job.claim, lambda tx: write_marked(tx, 0))
+    with job.proxy.losing(lost, after=MARK, then=repeat):
+        job.store.run(job.claim, lambda tx: write_marked(tx, 0))
 
     assert query("SELECT count(*) FROM results") == [(1,)]
 
@@ -349,7 +350,7 @@ def test_a_claim_that_lost_its_commit_is_made_again(job: Job, offsetstore_databa
     job.claim.close()
 
     with job.proxy.losing(lost, after=CLAIM):
-        claim = job.store.claim("billing", broker(), takeover="refuse")
+        claim = job.store.claim("billing", broker(2), takeover="refuse")
 
     assert claim.token.epoch == (2 if lost is Lost.COMMIT else 3)
     job.store.run(claim, job.work(P0))

@@ -11,7 +11,9 @@ import pytest
 from offsetstore import OffsetRange, Timeouts
 from offsetstore.errors import CommitUnknown, TransactionLost
 from tests.integration.conftest import Query
-from tests.integration.store.committing import MARK, NEW, P0, QUERY, RECORDS, Job
+from tests.integration.store.committing import MARK, QUERY, RECORDS, Job
+from tests.integration.store.meeting import P0
+from tests.integration.store.meeting import P2 as NEW
 from tests.support.proxy import Lost
 from tests.support.waiting import wait_until
 

@@ -18,14 +18,6 @@ def tables(url: str) -> set[str]:
         return {name for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")}
 
 
-def test_a_test_has_a_database_with_our_tables(offsetstore_database: str) -> None:
-    assert "kafka_partitions" in tables(offsetstore_database)
-
-
-def test_a_test_may_have_an_empty_one(offsetstore_empty_database: str) -> None:
-    assert tables(offsetstore_empty_database) == set()
-
-
 def test_databases_do_not_know_of_each_other(offsetstore_new_database: NewDatabase) -> None:
     first, second = offsetstore_new_database(), offsetstore_new_database()
     with psycopg.connect(first) as connection:

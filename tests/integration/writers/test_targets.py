@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-import psycopg
 import pyarrow as pa
 import pytest
 
 from offsetstore.errors import ColumnMismatch, UnsafeTarget
 from offsetstore.writers import Append, Upsert
 from tests.integration.writers.writing import Database, batch
+from tests.support.waiting import wait_until
 from tests.support.work import work_on
 
 ROWS = batch({"id": [1], "n": [1]})
@@ -67,16 +66,6 @@ def test_an_unlogged_table_is_refused_by_name_until_it_is_logged(
     assert database.write(writer(), ROWS) == 1
 
 
-@pytest.mark.behaviour("SINK-18")
-@each_writer
-def test_a_foreign_table_is_refused(database: Database, server: str, writer: Callable[[], Append | Upsert]) -> None:
-    database.run(f"CREATE FOREIGN TABLE t (id bigint, n bigint) SERVER {server}")
-
-    assert "the table public.t is a foreign table: its server commits separately" in str(
-        refused_everywhere(database, writer())
-    )
-
-
 @pytest.mark.behaviour("SINK-18", "SINK-20")
 @each_writer
 @pytest.mark.parametrize("beside", ["a table of its name", "nothing"])
@@ -116,8 +105,12 @@ def test_partitions_are_looked_at_down_to_the_last(database: Database, writer: C
 
 
 @pytest.mark.behaviour("SINK-18")
-def test_a_partition_on_another_server_is_refused(database: Database, server: str) -> None:
+def test_a_foreign_table_is_refused_and_one_that_is_a_partition(database: Database, server: str) -> None:
     """Rows for the other partitions could be written."""
+    database.run(f"CREATE FOREIGN TABLE f (id bigint, n bigint) SERVER {server}")
+    for writer in (Append("f"), Upsert("f", key=["id"], add=["n"])):
+        error = refused_everywhere(database, writer)
+        assert "the table public.f is a foreign table: its server commits separately" in str(error)
     database.run(TREE.replace(", UNIQUE (id)", ""))
     database.run(f"CREATE FOREIGN TABLE far PARTITION OF high FOR VALUES FROM (50) TO (90) SERVER {server}")
 
@@ -125,30 +118,6 @@ def test_a_partition_on_another_server_is_refused(database: Database, server: st
 
     assert "the partition public.far of t is a foreign table" in str(error)
     database.run("ALTER TABLE high DETACH PARTITION far")
-    assert database.write(Append("t"), ROWS) == 1
-
-
-@pytest.mark.behaviour("SINK-18")
-def test_temporary_partitions_are_refused_with_their_table(database: Database) -> None:
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TEMPORARY TABLE t (id bigint, n bigint) PARTITION BY LIST (id)")
-        connection.exec_driver_sql("CREATE TEMPORARY TABLE one PARTITION OF t FOR VALUES IN (1)")
-        with pytest.raises(UnsafeTarget, match="temporary") as caught:
-            Append("t").write(work_on(connection), [ROWS])
-        assert str(caught.value.found).count("temporary") == 2
-        connection.rollback()
-
-
-@pytest.mark.behaviour("SINK-18")
-def test_a_partitioned_table_may_be_unlogged_where_its_partitions_are_not(database: Database) -> None:
-    """It holds no rows, and SET LOGGED changes nothing about it. From PostgreSQL 18 on there is no such table."""
-    [(version,)] = database.rows("SELECT current_setting('server_version_num')::int")
-    unlogged = TREE.replace("CREATE TABLE t", "CREATE UNLOGGED TABLE t")
-    if version >= 180000:
-        with pytest.raises(psycopg.errors.FeatureNotSupported):
-            database.run(unlogged)
-        return
-    database.run(unlogged)
     assert database.write(Append("t"), ROWS) == 1
 
 
@@ -226,7 +195,7 @@ def test_a_type_that_changes_while_the_writer_waits_is_noticed(database: Databas
         with database.engine.begin() as migration:
             migration.exec_driver_sql("ALTER TABLE t ALTER COLUMN n TYPE numeric")
             writing = pool.submit(database.write, Append("t"), batch({"n": [4711]}))
-            _wait_until_somebody_waits(database)
+            wait_until(lambda: database.rows("SELECT 1 FROM pg_locks WHERE NOT granted"))
         writing.result(timeout=30)
     assert database.rows("SELECT n::text FROM t") == [("4711",)]
 
@@ -248,10 +217,3 @@ def test_an_upserts_key_that_is_no_longer_unique_is_noticed_in_the_next_batch(da
     with pytest.raises(ColumnMismatch, match="no unique constraint or index on exactly the key"):
         database.write(writer, batch({"id": [1], "n": [2]}))
     assert database.rows("SELECT id, n FROM t") == [(1, 1)]
-
-
-def _wait_until_somebody_waits(database: Database) -> None:
-    deadline = time.monotonic() + 30
-    while not database.rows("SELECT 1 FROM pg_locks WHERE NOT granted"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

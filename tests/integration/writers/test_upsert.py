@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from threading import Barrier
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
-from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, MissingPrivilege, RowsRefused
+from offsetstore.errors import ColumnMismatch, ConfigurationError, KafkaColumnsMissing, RowsRefused
 from offsetstore.writers import Upsert
-from tests.integration.writers.writing import Database, batch, kafka
+from tests.integration.writers.writing import Database, batch
 from tests.support.work import work_on
 
 
@@ -28,21 +27,6 @@ def test_null_counts_as_nothing_in_a_sum_that_can_not_be_null(database: Database
     for _ in range(2):
         database.write(writer, batch(rows, types))
     assert database.rows("SELECT id, n FROM t ORDER BY id") == [(1, Decimal(0)), (2, Decimal("3.0"))]
-
-
-@pytest.mark.behaviour("SINK-12")
-def test_without_a_version_the_highest_offset_wins_whatever_the_order_in_the_batch(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, status text)")
-    writer = Upsert("t", key=["id"])
-    coordinates = kafka(("topic", 0, 9), ("topic", 0, 12), ("topic", 0, 10))
-    written = batch({"id": [1, 1, 1], "status": ["a", "latest", "b"], "_kafka": coordinates})
-    assert writer.uses_kafka_column(written.schema)
-    database.write(writer, written)
-    assert database.rows("SELECT status FROM t") == [("latest",)]
-    database.write(
-        writer, batch({"id": [1], "status": [None], "_kafka": kafka(("topic", 0, 11))}, {"status": pa.string()})
-    )
-    assert database.rows("SELECT status FROM t") == [(None,)]
 
 
 def test_columns_that_are_not_supplied_stay_as_they_are(database: Database) -> None:
@@ -80,15 +64,6 @@ def test_a_text_copy_stages_what_pgpq_does_not_know(database: Database) -> None:
     assert database.rows("SELECT address::text, n FROM t") == [("10.0.0.1/32", 3)]
 
 
-@pytest.mark.behaviour("SINK-4")
-def test_without_rows_nothing_is_asked_of_the_database(database: Database) -> None:
-    with database.engine.begin() as connection:
-        assert (
-            Upsert("not_even_there", key=["id"]).write(work_on(connection), [batch({"id": pa.array([], pa.int64())})])
-            == 0
-        )
-
-
 def test_an_overflowing_sum_is_refused(database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, n smallint)")
     writer = Upsert("t", key=["id"], add=["n"])
@@ -96,15 +71,6 @@ def test_an_overflowing_sum_is_refused(database: Database) -> None:
     database.write(writer, batch({"id": [1], "n": [30_000]}))
     assert database.refusal(RowsRefused, writer, batch({"id": [1], "n": [30_000]})).sqlstate == "22003"
     assert database.rows("SELECT n FROM t") == [(30_000,)]
-
-
-def test_a_null_in_the_key_is_refused_by_name(database: Database) -> None:
-    database.run("CREATE TABLE t (a int, b int, n int, UNIQUE (a, b))")
-    error = database.refusal(
-        RowsRefused, Upsert("t", key=["a", "b"], add=["n"]), batch({"a": [1, 1], "b": [None, 2], "n": [1, 1]})
-    )
-    assert error.column == "b"
-    assert "1 rows have NULL in b" in str(error)
 
 
 @pytest.mark.behaviour("SINK-10")
@@ -167,9 +133,8 @@ def test_columns_that_the_upsert_names_have_to_be_there_and_of_the_right_kind(da
     assert (single.found, single.next_step) == ({"single": "real"}, "Use double precision or numeric.")
     assert database.write(Upsert("t", key=["id"], greatest=["single"]), singles) == 2
     written = batch({"id": [1], "document": ["{}"]})
-    assert database.refusal(ColumnMismatch, Upsert("t", key=["id"], greatest=["document"]), written).found == {
-        "document": "jsonb"
-    }
+    most = database.refusal(ColumnMismatch, Upsert("t", key=["id"], greatest=["document"]), written)
+    assert most.found == {"document": "jsonb"}
 
 
 @pytest.mark.parametrize(
@@ -187,22 +152,6 @@ def test_columns_that_the_upsert_names_have_to_be_there_and_of_the_right_kind(da
 def test_arguments_that_can_t_be_meant_are_refused_at_once(arguments: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         Upsert("t", **arguments)
-
-
-@pytest.mark.behaviour("DLQ-15")
-def test_a_role_that_may_make_no_temporary_table_is_told_before_any_row(database: Database) -> None:
-    role = f"role_{uuid4().hex[:12]}"
-    database.run("CREATE TABLE t (id bigint PRIMARY KEY)")
-    [(name,)] = database.rows("SELECT current_database()")
-    with database.engine.connect() as connection:
-        connection.exec_driver_sql(
-            f'REVOKE TEMPORARY ON DATABASE "{name}" FROM PUBLIC;'
-            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA public TO {role}; GRANT ALL ON t TO {role};"
-            f"SET LOCAL ROLE {role}"
-        )
-        with pytest.raises(MissingPrivilege, match=r"temporary table.*into t;.*no TEMPORARY.*--upsert t"):
-            Upsert("t", key=["id"]).write(work_on(connection), [batch({"id": [1]})])
-        connection.rollback()
 
 
 KEYS = 2_000

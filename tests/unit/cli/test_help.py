@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import click
-import pytest
 from click.testing import CliRunner
 
 from offsetstore.cli.commands import COMMANDS, cli
@@ -50,31 +49,6 @@ def test_each_help_has_examples_fits_a_terminal_and_shows_no_mark_of_a_paragraph
         assert "Example" in text or command[0] in {"local", "demo", "completion"}, command
         wide = [line for line in text.splitlines() if len(line) > 80]
         assert all(line.lstrip().startswith("offsetstore ") for line in wide), command  # an example is one line
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("migrate", ["OFFSETSTORE_URL", "Exit code"]),
-        ("resolve", ["OFFSETSTORE_BOOTSTRAP_SERVERS", "Read-only"]),
-        ("adopt", ["Read-only", "Exit code 1", "Exit code 2", "adopt_checkpoint"]),
-        ("history", ["contested", "metadata", "130"]),
-        ("health", ["OFFSETSTORE_HEALTH_TOKEN", "Exit code"]),
-        ("exporter", ["9465", "127.0.0.1", "50000", "DESCRIBE"]),
-        ("consume", ["MODULE:FUNCTION", "OFFSETSTORE_HEALTH_TOKEN", "exit code"]),
-        ("relay", ["SIGTERM", "read_committed", "Exit code"]),
-    ],
-)
-def test_a_help_tells_what_else_matters(name: str, told: list[str]) -> None:
-    text = _help(name)
-    assert [word for word in told if word not in text] == []
-
-
-def test_what_the_brokers_are_for_depends_on_the_command() -> None:
-    words = {name: " ".join(_help(name).split()) for name in ("reset", "status")}
-    assert "for --to-earliest, --to-latest, --to-datetime, --by-duration." in words["reset"]
-    assert "without them, only the store is shown." in words["status"]
-    assert "without them, only the store" not in words["reset"]
 
 
 def test_the_help_loads_no_command_no_driver_and_no_spark() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -21,41 +22,29 @@ def _main(before: str, *arguments: str, stdout: int | IO[bytes] = subprocess.PIP
     )
 
 
-def test_without_click_the_command_says_what_to_install() -> None:
-    done = _main("sys.modules['click'] = None", "--help")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == (
+def test_what_is_not_installed_and_a_bug_are_told_apart() -> None:
+    load = "import click\nimport offsetstore.cli.commands as commands\n"
+    without_rich = (
+        f"{load}from offsetstore.cli.output import Table, print_text\n"
+        "sys.modules['rich'] = sys.modules['rich.console'] = None\n"
+        "sys.stdout.isatty = lambda: True\n"
+        "shown = click.Command('status', callback=lambda: print_text(Table(['group'], [])))\n"
+        "commands.LazyCommand.load = lambda self: shown"
+    )
+    without_click = (
         "Error: the command line needs a package that is not installed\n"
         "  found:     no click\n"
         "  next step: Run `pip install 'offsetstore[cli]'`; in a checkout, with '.[cli]' for 'offsetstore[cli]'.\n"
     )
-
-
-def test_without_rich_a_terminal_is_told_what_to_install() -> None:
-    done = _main(
-        "import click\n"
-        "import offsetstore.cli.commands as commands\n"
-        "from offsetstore.cli.output import Table, print_text\n"
-        "sys.modules['rich'] = sys.modules['rich.console'] = None\n"
-        "sys.stdout.isatty = lambda: True\n"
-        "shown = click.Command('status', callback=lambda: print_text(Table(['group'], [])))\n"
-        "commands.LazyCommand.load = lambda self: shown",
-        "status",
-    )
-    assert done.returncode == 2
-    assert "  found:     no rich\n" in done.stderr
-
-
-def test_a_bug_has_a_code_of_its_own_and_its_traceback() -> None:
-    done = _main(
-        "import offsetstore.cli.commands as commands\n"
-        "def broken(self): raise ZeroDivisionError('a bug')\n"
-        "commands.LazyCommand.load = broken",
-        "status",
-    )
-    assert done.returncode == 70
-    assert "ZeroDivisionError: a bug" in done.stderr
+    broken = f"{load}def broken(self): raise ZeroDivisionError('a bug')\ncommands.LazyCommand.load = broken"
+    for before, arguments, code, told in (
+        ("sys.modules['click'] = None", "--help", 2, without_click),
+        (without_rich, "status", 2, "  found:     no rich\n"),
+        (broken, "status", 70, "ZeroDivisionError: a bug"),
+    ):
+        done = _main(before, arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert told in done.stderr
 
 
 SHOWING = """
@@ -75,7 +64,7 @@ def decide(executed):
     Decide(None, None, "text", how, False, False).carry_out(lambda: Plan(digest="1", executed=executed), show)
 
 read = lambda: show(None)
-"""
+commands.LazyCommand.load = lambda self: click.Command("x", callback=lambda: """
 
 
 @pytest.mark.behaviour("OPS-1")
@@ -97,23 +86,16 @@ def test_what_was_carried_out_ends_well_whether_or_not_its_answer_is_read(
     does: str, out: str, code: int, told: str
 ) -> None:
     """`reset --shift-by -100 --execute | head -1` would else be repeated by a script with pipefail."""
-    before = f"{SHOWING}\ncommands.LazyCommand.load = lambda self: click.Command('x', callback=lambda: {does})"
-    if out == "unread":
-        reads, writes = os.pipe()
-        os.close(reads)
-    else:
-        writes = os.open(out, os.O_WRONLY)
-    with os.fdopen(writes, "wb") as stdout:
-        done = _main(before, "status", stdout=stdout)
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as unread, Path("/dev/full").open("wb") as full:
+        done = _main(f"{SHOWING}{does})", "status", stdout=unread if out == "unread" else full)
     assert (done.returncode, done.stderr) == (code, told)
 
 
 @pytest.mark.behaviour("OPS-1")
 def test_a_name_that_the_locale_can_not_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    done = _main(
-        f"{SHOWING}\ncommands.LazyCommand.load = lambda self: click.Command('x', callback=lambda: decide(True))",
-        "status",
-    )
+    done = _main(f"{SHOWING}decide(True))", "status")
     assert done.returncode == 0
     assert "\\u0142od\\u017a-0\n" in done.stdout

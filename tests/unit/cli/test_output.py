@@ -5,11 +5,18 @@ import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from offsetstore.cli.commands import cli
+from offsetstore.cli.dead_letters import _time_of
 from offsetstore.cli.output import Table, document, print_error, print_text
+from offsetstore.local import stack
+from offsetstore.local.stack import ServiceStatus
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.protocol.letters import Payload
 from offsetstore.text import logger, visible
 
 _COLUMNS = ("partition", "#start", "reason")
@@ -58,26 +65,20 @@ def test_at_a_terminal_a_table_keeps_to_its_width_and_cuts_nothing_off(monkeypat
     assert set(codes) <= {"0", "1", "2"}, "NO_COLOR is heeded: bold and dim at most"
 
 
-def test_at_a_terminal_an_error_is_wrapped_under_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_an_error_is_wrapped_under_its_label_and_brackets_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with _terminal(monkeypatch) as screen:
         print_error("no", {"found": "word " * 30, "next step": "Go."})
     lines = [line.rstrip() for line in _lines(screen)]
     assert max(len(line) for line in lines) <= 80
-    assert lines[0] == "Error: no"
+    assert (lines[0], lines[-1]) == ("Error: no", "  next step: Go.")
     assert lines[1].startswith("  found:     word word")
     assert lines[2].startswith("             word word")
-    assert lines[-1] == "  next step: Go."
 
-
-def test_brackets_in_a_name_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     with _terminal(monkeypatch) as screen:
         print_text(Table(["group"], [("[bold]x[/bold]",)]), "[bold]y[/bold]")
     assert [line.strip() for line in _lines(screen)] == ["group", "[bold]x[/bold]", "[bold]y[/bold]"]
-
-
-def test_a_name_can_not_steer_the_terminal() -> None:
-    assert visible("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
-    assert visible("Größe") == "Größe"
 
 
 # Unicode's Default_Ignorable_Code_Point, and what is drawn as a blank.
@@ -94,8 +95,9 @@ def test_what_is_not_drawn_is_shown_escaped() -> None:
     for code in UNSEEN:
         char = chr(code)
         assert visible(f"pay{char}ments") == f"pay{char.encode('unicode_escape').decode()}ments", hex(code)
-    for drawn in ("支払い", "платежи", "दोहा", "ที่", "e\u0301", "🙂", "a b"):
+    for drawn in ("支払い", "платежи", "दोहा", "ที่", "e\u0301", "🙂", "a b", "Größe"):
         assert visible(drawn) == drawn
+    assert visible("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc", "nor does a name steer the terminal"
 
 
 @pytest.mark.behaviour("OPS-27")
@@ -121,3 +123,27 @@ def test_a_document_follows_paths_into_lists_and_mappings() -> None:
         "range": {"least": 2},
         "given": 4,
     }
+
+
+@pytest.mark.behaviour("DX-1")
+def test_a_record_s_time_is_a_date_with_kafka_s_word_for_whose_it_is() -> None:
+    for time, kind, shown in (
+        (1_795_941_562_798, 0, "2026-11-29T08:39:22.798+00:00 (CreateTime)"),
+        (0, 1, "1970-01-01T00:00:00.000+00:00 (LogAppendTime)"),
+        (-1, -1, "1969-12-31T23:59:59.999+00:00"),
+        (2**63 - 1, 0, "9223372036854775807 (CreateTime)"),
+        (-(2**63), None, "-9223372036854775808"),
+        (None, None, "none"),
+    ):
+        assert _time_of(Payload(None, None, (), time, kind)) == shown
+
+
+def test_at_80_columns_neither_a_url_nor_a_path_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, directory = f"127.0.0.1:5432/{'sales' * 20}", Path("/caches") / ("deep" * 30)
+    service = ServiceStatus(
+        "PostgreSQL", running=True, address=f"postgresql://job:canary@{host}", pid=77, directory=directory
+    )
+    monkeypatch.setattr(stack, "status", lambda: [service])
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["local", "status"])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["PostgreSQL: running, pid 77", f"  postgresql://job@{host}", f"  {directory}"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
 
-from offsetstore import Append, OffsetRange, TopicPartition
-from offsetstore.consumer import Consumer
+from offsetstore import OffsetRange
 from offsetstore.consumer import commits as commits_module
 from offsetstore.consumer import consumer as consumer_module
 from offsetstore.consumer.commits import Commits
@@ -26,46 +25,25 @@ from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import Member, join
 from offsetstore.testing.memory import InMemoryOffsetStore
 from tests.support.background import in_background
+from tests.support.clock import Clock
 from tests.support.kafka_client import FakeClient, FakeCluster
 from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
-
-GROUP = "billing"
-P0 = TopicPartition("payments", 0)
+from tests.unit.consumer.conftest import GROUP, P0, consumer_of, running
 
 
-@pytest.fixture
-def facts() -> Iterator[FactCollector]:
-    collector = FactCollector(Clock(), Limits())
-    yield collector
-    collector.close()
-
-
-class Clock:
-    """Time passes when a test says so."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return Clock.now
-
-
-@pytest.fixture
-def store(recorder: Recorder, facts: FactCollector) -> InMemoryOffsetStore:
-    return InMemoryOffsetStore(observers=[recorder, facts])
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster.with_topics({"payments": 1}, end=100)
+@contextmanager
+def joined(store: InMemoryOffsetStore, cluster: FakeCluster) -> Generator[Member]:
+    asked = ClaimRequest(GROUP, cluster, ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
+    with join(store, asked) as member:
+        member.assign([P0])
+        yield member
 
 
 @pytest.fixture
 def member(store: InMemoryOffsetStore, cluster: FakeCluster) -> Iterator[Member]:
-    asked = ClaimRequest(GROUP, cluster, ("payments",), StartPolicy(), "refuse", 30.0, GROUP)
-    with join(store, asked) as one:
-        one.assign([P0])
-        yield one
+    with joined(store, cluster) as member:
+        yield member
 
 
 @pytest.fixture(autouse=True)
@@ -81,36 +59,41 @@ def advance(store: InMemoryOffsetStore, member: Member, begin: int, end: int) ->
 
 @pytest.mark.behaviour("CONS-5", "CONS-8")
 def test_nothing_is_committed_while_kafka_is_away_and_health_tells_it(
-    store: InMemoryOffsetStore, member: Member, cluster: FakeCluster, recorder: Recorder, facts: FactCollector
+    store: InMemoryOffsetStore, cluster: FakeCluster, recorder: Recorder
 ) -> None:
-    client, commits = FakeClient(), Commits(member, cluster, GROUP)
+    clock = Clock(1000.0)
+    facts = FactCollector(clock, Limits())
+    store.observers = store.observers.with_one(facts)
 
     def turns() -> None:
         commits.turn(client, member.partitions)
 
-    def codes() -> tuple[Code, ...]:
-        return judge(facts.facts(), Limits(), Clock.now).codes
+    def is_unreachable() -> bool:
+        return Code.KAFKA_UNREACHABLE in judge(facts.facts(), Limits(), clock.now).codes
 
-    advance(store, member, 0, 5)
-    wait_until(lambda: turns() or client.committed == [5], timeout=60.0)
-    commits.answered(None, [confluent_kafka.TopicPartition("payments", 0, 5)])
-    assert Code.KAFKA_UNREACHABLE not in codes()
+    with joined(store, cluster) as member:
+        client, commits = FakeClient(), Commits(member, cluster, GROUP)
+        advance(store, member, 0, 5)
+        wait_until(lambda: turns() or client.committed == [5])
+        commits.answered(None, [confluent_kafka.TopicPartition("payments", 0, 5)])
+        assert not is_unreachable()
 
-    cluster.is_away = True
-    advance(store, member, 5, 7)
-    wait_until(lambda: turns() or len(recorder.of(MirrorTried, "failed")) > 2, timeout=60.0)
-    recorder.events.clear()
-    Clock.now += 20
-    wait_until(lambda: turns() or len(recorder.of(MirrorTried)) > 2, timeout=60.0)
-    assert {type(one.error) for one in recorder.of(MirrorTried)} == {BrokerUnavailable}
-    assert Code.KAFKA_UNREACHABLE in codes()
-    commits.last(client, [P0])
-    assert client.committed == [5]
+        cluster.is_away = True
+        advance(store, member, 5, 7)
+        wait_until(lambda: turns() or len(recorder.of(MirrorTried, "failed")) > 2)
+        recorder.events.clear()
+        clock.now += 20
+        wait_until(lambda: turns() or len(recorder.of(MirrorTried)) > 2)
+        assert {type(one.error) for one in recorder.of(MirrorTried)} == {BrokerUnavailable}
+        assert is_unreachable()
+        commits.last(client, [P0])
+        assert client.committed == [5]
 
-    cluster.is_away = False
-    wait_until(lambda: turns() or client.committed[-1:] == [7], timeout=60.0)
-    commits.answered(None, [confluent_kafka.TopicPartition("payments", 0, 7)])
-    assert Code.KAFKA_UNREACHABLE not in codes()
+        cluster.is_away = False
+        wait_until(lambda: turns() or client.committed[-1:] == [7])
+        commits.answered(None, [confluent_kafka.TopicPartition("payments", 0, 7)])
+        assert not is_unreachable()
+    facts.close()
 
 
 @pytest.mark.behaviour("CONS-5")
@@ -142,45 +125,13 @@ def test_how_far_each_log_was_read_is_kept_beside_the_stored_offset_and_at_the_e
     assert store.offsets(GROUP)[P0].pair == read[P0]
 
 
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    made = FakeClient()
-    monkeypatch.setattr(confluent_kafka, "Consumer", made.made)
-    return made
-
-
-def consumer_of(store: InMemoryOffsetStore, cluster: FakeCluster, **changes: Any) -> Consumer:
-    given: Any = store
-    made = Consumer(
-        given,
-        GROUP,
-        topics=["payments"],
-        kafka={"bootstrap.servers": "localhost:1"},
-        transform=lambda records: records,
-        into=Append("rows"),
-        **changes,
-    )
-    made.request = replace(made.request, broker=cluster)
-    made.asked = cluster  # type: ignore[assignment]
-    return made
-
-
 @pytest.mark.behaviour("CONS-8")
 def test_wrong_credentials_end_the_consumer(
     store: InMemoryOffsetStore, cluster: FakeCluster, client: FakeClient
 ) -> None:
-    client.reports = [
-        KafkaError(KafkaError._AUTHENTICATION),
-        KafkaError(KafkaError._ALL_BROKERS_DOWN),
-    ]
-    consumer = consumer_of(store, cluster)
-    ended = in_background(consumer.run)
-    try:
-        wait_until(ended.done, timeout=60.0)
-    finally:
-        consumer.stop()
-    with pytest.raises(BrokerRefused, match="refused the credentials"):
-        ended.result()
+    client.reports = [KafkaError(KafkaError._AUTHENTICATION), KafkaError(KafkaError._ALL_BROKERS_DOWN)]
+    with pytest.raises(BrokerRefused, match="refused the credentials"), running(consumer_of(store, cluster)) as ended:
+        wait_until(ended.done)
 
 
 @pytest.mark.behaviour("CONS-8")
@@ -189,15 +140,11 @@ def test_the_end_does_not_wait_for_a_kafka_that_is_away(
 ) -> None:
     monkeypatch.setattr(consumer_module, "_LEAVING", 0.2)
     client.closing.clear()
-    consumer = consumer_of(store, cluster)
-    ended = in_background(consumer.run)
-    try:
-        wait_until(lambda: client.config, timeout=60.0)
+    with running(consumer := consumer_of(store, cluster)) as ended:
+        wait_until(lambda: client.config)
         consumer.stop()
         wait_until(ended.done, timeout=30.0)  # less than the client takes
-    finally:
         client.closing.set()
-    ended.result()
 
 
 @pytest.mark.behaviour("CONS-8")
@@ -230,6 +177,6 @@ def test_a_consumer_waits_for_a_job_as_long_as_it_lives_and_ends_when_it_is_stop
         with pytest.raises(GroupBusy):
             consumer_of(store, cluster).run()
         ended = in_background(waiting.run)
-    wait_until(lambda: client.config, timeout=60.0)  # it has joined
+    wait_until(lambda: client.config)  # it has joined
     waiting.stop()
     ended.result(timeout=60)

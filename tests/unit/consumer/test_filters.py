@@ -9,15 +9,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from offsetstore import Append, Flush, OffsetRange, Record, TopicPartition
-from offsetstore.consumer import Consumer, Context, Delay, Expire, Kept, SkipIf, Throttle
+from offsetstore import Flush, OffsetRange, Record, TopicPartition
+from offsetstore.consumer import Context, Delay, Expire, Kept, SkipIf, Throttle
 from offsetstore.consumer import feed as feed_module
 from offsetstore.consumer.feed import Feed
 from offsetstore.consumer.records import Record as PolledRecord
-from offsetstore.errors import ConfigurationError, ExitCode, FunctionFailed, SinkError, exit_code
+from offsetstore.errors import ExitCode, FunctionFailed, SinkError, exit_code
 from offsetstore.protocol.letters import Payload
 from offsetstore.store.term import Term
-from offsetstore.testing import InMemoryOffsetStore
 
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
 
@@ -74,8 +73,12 @@ def fed(*filters: Any, count: int = 4, **limits: Any) -> Feed:
 
     feed = Feed(Flush(**{"seconds": 1000, **limits}), filters, metadata=metadata)
     feed.begin({P0: 5, P1: 0}, {P0: Term(metadata="kept"), P1: Term()})
-    feed.add(P0, [PolledRecord(P0, offset, Payload(b"k", b"1234", (), 0, 0)) for offset in range(5, 5 + count)], "id")
+    feed.add(P0, polled(P0, 5, 5 + count), "id")
     return feed
+
+
+def polled(tp: TopicPartition, begin: int, end: int) -> list[PolledRecord]:
+    return [PolledRecord(tp, offset, Payload(b"k", b"1234", (), 0, 0)) for offset in range(begin, end)]
 
 
 @pytest.mark.behaviour("CONS-10")
@@ -114,20 +117,24 @@ def test_deferred_records_hold_the_offset_and_leave_the_room_to_others(monkeypat
     monkeypatch.setattr(feed_module, "_DEFERRED", 1)
     own = Own(lambda given, _: Kept(min(2, len(given)), wait=9.0))
     feed = fed(SkipIf(lambda record: record.offset == 7), own, rows=8)  # 4 of each partition may wait
-    feed.add(P0, [PolledRecord(P0, offset, Payload(None, b"1", (), 0, 0)) for offset in range(9, 11)])
+
+    def take() -> dict[TopicPartition, tuple[OffsetRange, int]]:
+        return {tp: (one.range, len(one.records)) for tp, one in feed.take().items()}
+
+    feed.add(P0, polled(P0, 9, 11))
     assert (feed.room, [*feed.deferred], feed.is_due) == (8, [P0], False)
     feed.decide(0.0, 0.0)
     assert (feed.room, [*feed.deferred], feed.dropped, feed.again) == (6, [P0], {"SkipIf": 1}, {P0: 9})
-    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(5, 8), 2)}
+    assert take() == {P0: (OffsetRange(5, 8), 2)}
     assert (feed.room, feed.take()) == (8, {})
     feed.decide(0.0, 9.0)
-    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(8, 9), 1)}
-    feed.add(P0, [PolledRecord(P0, offset, Payload(None, b"1", (), 0, 0)) for offset in range(9, 11)])
+    assert take() == {P0: (OffsetRange(8, 9), 1)}
+    feed.add(P0, polled(P0, 9, 11))
     feed.reach(P0, 12)
     feed.decide(0.0, 18.0)
-    assert {tp: (one.range, len(one.records)) for tp, one in feed.take().items()} == {P0: (OffsetRange(9, 12), 2)}
+    assert take() == {P0: (OffsetRange(9, 12), 2)}
     assert (feed.room, [*feed.deferred]) == (8, [])
-    feed.add(P0, [PolledRecord(P0, 12, Payload(None, b"", (), 0, 0))])
+    feed.add(P0, polled(P0, 12, 13))
     feed.drop([P0])
     assert (feed.room, feed.take()) == (8, {})
 
@@ -146,8 +153,7 @@ def test_what_a_deferred_partition_keeps_is_bounded_by_itself(
 
 def test_a_limit_for_all_partitions_goes_round() -> None:
     feed = fed(Throttle(2, per=1.0), count=4)
-    for offset in range(4):
-        feed.add(P1, [PolledRecord(P1, offset, Payload(None, b"", (), 0, 0))])
+    feed.add(P1, polled(P1, 0, 4))
     taken: list[TopicPartition] = []
     for second in range(4):
         feed.decide(float(second), float(second))
@@ -204,45 +210,23 @@ def test_a_predicate_that_fails_for_the_only_record_is_judged_by_earlier_ones(
 
 
 @pytest.mark.behaviour("CONS-15")
-def test_after_an_outage_a_predicate_is_called_for_no_other_record() -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(GeneratorExit(), ExitCode.BUG), (KeyError(), ExitCode.BUG), (TimeoutError(), ExitCode.OTHER)]
+)
+def test_a_filter_that_fails_has_a_bug_unless_it_meets_an_outage_after_which_no_other_record_is_looked_at(
+    error: BaseException, code: ExitCode
+) -> None:
     asked = list[int]()
 
-    def asks(record: Record) -> NoReturn:
+    def fail(record: Record) -> NoReturn:
         asked.append(record.offset)
-        raise TimeoutError
+        raise error
 
-    with pytest.raises(SinkError, match="TimeoutError"):
-        fed(SkipIf(asks)).decide(0.0, 0.0)
-    assert asked == [5]
+    def fail_for_all(given: Sequence[Record], _: Context) -> NoReturn:
+        fail(given[-1])
 
-
-@pytest.mark.behaviour("CONS-15")
-def test_a_filter_that_fails_has_a_bug_unless_it_meets_an_outage() -> None:
-    for error in (GeneratorExit(), KeyError(), TimeoutError()):
-
-        def decide(_: Sequence[Record], __: Context, error: BaseException = error) -> Kept:
-            raise error
-
-        with pytest.raises(SinkError) as raised:
-            fed(Own(decide)).decide(0.0, 0.0)
-        assert exit_code(raised.value) == (ExitCode.OTHER if isinstance(error, TimeoutError) else ExitCode.BUG)
-
-
-@pytest.mark.behaviour("CONS-9")
-def test_filters_that_cant_work_are_refused() -> None:
-    arguments: dict[str, Any] = {"topics": ["payments"], "transform": dict, "into": Append("payments")}
-    with InMemoryOffsetStore() as store:
-        for wrong in (len, Throttle, 7):
-            with pytest.raises(ConfigurationError):
-                Consumer(store, "billing", kafka={"bootstrap.servers": "kafka:9092"}, filters=[wrong], **arguments)  # pyright: ignore[reportArgumentType]
-    text: Any = "value"
-    made: list[Callable[[], object]] = [
-        lambda: Throttle(0),
-        lambda: Throttle(1, per=0),
-        lambda: Delay(0),
-        lambda: Expire(-1),
-        lambda: SkipIf(text),
-    ]
-    for make in made:
-        with pytest.raises(ConfigurationError):
-            make()
+    for one in (Own(fail_for_all), SkipIf(fail)):
+        with pytest.raises(SinkError, match=type(error).__name__) as raised:
+            fed(one).decide(0.0, 0.0)
+        assert exit_code(raised.value) == code
+    assert asked == ([8, 5] if code is ExitCode.OTHER else [8, 5, 6, 7, 8])

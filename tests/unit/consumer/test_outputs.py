@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from offsetstore import Append, TopicPartition
-from offsetstore.consumer.outputs import Outputs, TransformRaised
+from offsetstore.consumer.outputs import Outputs, TransformRaised, split
 from offsetstore.consumer.records import Record
-from offsetstore.errors import FunctionEnded, SinkError
+from offsetstore.errors import FunctionEnded, FunctionFailed, SinkError
 from offsetstore.protocol.letters import Payload
 
 pytestmark = pytest.mark.behaviour("CONS-1")
@@ -24,6 +24,10 @@ CLAIM: Any = None  # nothing is written
 def inner(records: pa.RecordBatch) -> pa.RecordBatch:
     records["value"].cast(pa.string()).cast(pa.int64())
     return records
+
+
+def outer(records: pa.RecordBatch) -> pa.RecordBatch:
+    return inner(records)
 
 
 def number(_: pa.RecordBatch) -> Any:
@@ -41,15 +45,30 @@ def named(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
     return {"a": records}
 
 
-def test_the_error_of_a_transform_names_the_line_of_its_file_and_no_value() -> None:
+def failure(transform: Any) -> FunctionFailed:
     with pytest.raises(TransformRaised) as raised:
-        Outputs(lambda records: inner(records), Append("payments")).made(CLAIM, RECORDS)  # noqa: PLW0108 - two frames
+        Outputs(transform, Append("payments")).made(CLAIM, RECORDS)
     failed = raised.value.failed()
     assert failed is not None
+    return failed
+
+
+def test_the_error_of_a_transform_names_the_line_of_its_file_if_it_has_one_and_no_value() -> None:
+    failed = failure(outer)
     line = inner.__code__.co_firstlineno + 1
     assert failed.what == f"transform raised ArrowInvalid at test_outputs.py:{line}"
     assert "secret" not in str(failed)
     assert "secret" in failed.text
+    assert failure(int).what == "transform raised TypeError"
+
+
+@pytest.mark.behaviour("DLQ-1")
+def test_a_reason_that_is_no_utf_8_is_shown() -> None:
+    """As Spark makes one of bytes, without a look at them."""
+    reasons: Any = pa.array([None, b"no: \xff"], pa.binary()).view(pa.string())
+    rows, rejected = split(pa.record_batch({"id": [1, 2], "_reject": reasons}))
+    assert rejected is not None
+    assert (rows.schema.names, rejected.error.text) == (["id"], "no: \ufffd")
 
 
 @pytest.mark.behaviour("DLQ-1")
@@ -89,14 +108,6 @@ def test_an_outage_that_we_handle_is_none_of_the_next_call_s_error() -> None:
     with pytest.raises(TransformRaised) as raised:
         while_handling(ConnectionError("an earlier call's"), lambda: outputs.made(CLAIM, RECORDS))
     assert raised.value.failed() is not None
-
-
-def test_the_error_of_a_transform_without_lines_names_no_place() -> None:
-    with pytest.raises(TransformRaised) as raised:
-        Outputs(int, Append("payments")).made(CLAIM, RECORDS)  # pyright: ignore[reportArgumentType]
-    failed = raised.value.failed()
-    assert failed is not None
-    assert failed.what == "transform raised TypeError"
 
 
 @pytest.mark.behaviour("CONS-15")

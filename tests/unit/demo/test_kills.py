@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from offsetstore.demo.job import Pause
-from offsetstore.demo.job_settings import PAUSE
 from offsetstore.demo.kills import CONSUMER_POINTS, CONSUMER_TARGETS, POINTS, POISON_POINTS, Kill, Progress, plan
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import BatchStarted
 from offsetstore.testing.job_process import Event
 
 OF_JOBS = ("Python alone", "process group")
@@ -43,28 +39,6 @@ def test_both_jobs_are_killed_alike() -> None:
         [(kill.target, kill.nth, kill.fraction) for seed in range(20) for kill in plan(job, seed)] for job in POINTS
     )
     assert ours == theirs
-
-
-@pytest.mark.parametrize("point", ["in_copy", "before_commit", "after_sink"])
-def test_a_point_is_armed_when_its_batch_begins(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(failpoints.VARIABLE, "")  # the job arms it: undone with this
-    monkeypatch.setattr(failpoints, "_reached", Counter[str]())  # by earlier tests of this process
-    for name, value in Kill("offsetstore", point, "process group", 3, 0.5).environment().items():
-        monkeypatch.setenv(name, value)
-    job = Pause()
-
-    for number in range(3):
-        assert not failpoints.armed(point)
-        job.on(BatchStarted(group="carrier-delays", batch=number, ranges={}))
-    assert failpoints.armed(point)
-
-
-def test_a_run_that_is_not_to_be_killed_at_a_point_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(failpoints.VARIABLE, raising=False)
-    monkeypatch.delenv(PAUSE, raising=False)
-    Pause().on(BatchStarted(group="carrier-delays", batch=0, ranges={}))
-    assert failpoints.setting() is None
-    assert at("random_time").environment() == {}
 
 
 def never() -> bool:

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from offsetstore.consumer import Context, Kept
-from offsetstore.demo.consume import Pause, Slowly, transform_with_day_totals
+from offsetstore.demo.consume import Slowly, transform_with_day_totals
 from offsetstore.demo.flights import Flight, Ledger, as_json, read_flights
-from offsetstore.demo.tables import ADDED, COLUMNS, KEY, WORST
+from offsetstore.demo.tables import ADDED, KEY, WORST
 from offsetstore.offsets import TopicPartition
-from offsetstore.protocol import failpoints
-from offsetstore.protocol.events import BatchStarted
 
 
 def computed(flights: list[Flight]) -> dict[str, list[Any]]:
@@ -42,13 +39,6 @@ def test_the_consumer_computes_what_the_ledger_has() -> None:
     assert len(days) == 3
 
 
-def test_without_records_the_columns_are_the_same() -> None:
-    records = pa.record_batch({"value": pa.array([], pa.binary())})
-    found = transform_with_day_totals(records)
-    assert {name: rows.num_rows for name, rows in found.items()} == {"flights": 0, "carrier_delays": 0, "day_totals": 0}
-    assert found["flights"].schema.names == [*COLUMNS]
-
-
 def test_the_demo_of_the_consumer_loads_no_spark() -> None:
     modules = "offsetstore.cli.demo, offsetstore.demo.consume, sys"
     command = [sys.executable, "-c", f"import {modules}; sys.exit('pyspark' in sys.modules)"]
@@ -64,18 +54,3 @@ def test_the_processes_are_slow_until_they_were_killed(tmp_path: Path) -> None:
     assert slowly.apply(records, context).prefix == 0
     file.unlink()
     assert slowly.apply(records, context) == Kept(5)
-
-
-def test_one_process_stops_once_a_file_names_the_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(failpoints.VARIABLE, "")  # the process arms it: undone with this
-    file, event = tmp_path / "pause", BatchStarted(group="carrier-delays", batch=1, ranges={})
-    Pause(file).on(event)
-    assert not failpoints.armed("after_commit")
-
-    file.write_text("after_commit")
-    Pause(file).on(event)
-    assert failpoints.armed("after_commit")
-
-    failpoints.follow(None)
-    Pause(file).on(event)  # of another process
-    assert not failpoints.armed("after_commit")

@@ -87,6 +87,7 @@ def test_settings_that_cannot_be_right_are_refused_at_once(config: dict[str, Any
         (lambda: Broker(NOBODY).view("billing", []), None),
         (lambda: Broker(NOBODY).view("billing", ["payments"], timestamp_ms=-1), None),
         (lambda: Broker(NOBODY).commit("", {P0: CommittedOffset(1)}), None),
+        (lambda: Broker(NOBODY).snapshot({"": ["payments"]}), None),
     ],
 )
 def test_what_nobody_can_be_asked_is_refused(ask: Callable[[], object], told: str | None) -> None:
@@ -164,6 +165,9 @@ def test_a_dead_broker_is_an_error_within_the_configured_time_and_who_waits_is_t
     [said] = [record.getMessage() for record in caplog.records if record.name == "offsetstore"]
     assert said.startswith("no answer from Kafka yet, still waiting while describing payments: ")
     assert "Connection refused" in said
+    for ask in (lambda: broker.snapshot({"billing": ["payments"]}), lambda: broker.first_records([(P0, 0)])):
+        with pytest.raises(BrokerUnavailable):
+            ask()
 
 
 def test_a_cluster_that_is_starting_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +281,22 @@ def test_where_the_client_clings_to_a_broker_that_has_died_a_new_one_asks_the_ot
     assert clinging.clock.now - now < 0.9  # the time of one call
 
 
-def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
-    return dict.fromkeys(partitions, Watermarks(0, 100, high=100))
+PAIRS = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(450)}
+
+
+def finding(monkeypatch: pytest.MonkeyPatch, find_resets: Callable[..., Any], *ends: Watermarks) -> Broker:
+    """A broker that asks about leader epochs in this way, with logs that end there."""
+
+    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
+        return {tp: ends[tp.partition] if ends else Watermarks(0, 100, high=100) for tp in partitions}
+
+    broker = Broker(NOBODY, timeout=0.2)
+    monkeypatch.setattr(brokers, "find_resets", find_resets)
+    monkeypatch.setattr(broker, "log_ends", log_ends)
+    return broker
 
 
 def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(450)}
     parts: list[int] = []
     deadlines: set[float] = set()
 
@@ -291,18 +305,14 @@ def test_leader_epochs_are_asked_about_in_parts_each_in_its_own_time(monkeypatch
         deadlines.add(deadline.at)
         return dict.fromkeys(tp for tp in part if tp.partition % 100 == 0)
 
-    broker = Broker(NOBODY)
-    monkeypatch.setattr(brokers, "find_resets", find_resets)
-    monkeypatch.setattr(broker, "log_ends", log_ends)
-
-    assert [tp.partition for tp in broker.find_truncated(pairs)] == [0, 100, 200, 300, 400]
+    found = finding(monkeypatch, find_resets).find_truncated(PAIRS)
+    assert [tp.partition for tp in found] == [0, 100, 200, 300, 400]
     assert parts == [200, 200, 50, 5]  # what may have been truncated is asked once more
     assert len(deadlines) == 4
 
 
 @pytest.mark.behaviour("START-26")
 def test_a_log_that_can_t_be_told_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(450)}
     late, refused = BrokerUnavailable("no leader"), BrokerRefused("wrong password")
     parts: list[int] = []
 
@@ -312,18 +322,14 @@ def test_a_log_that_can_t_be_told_keeps_no_other_from_being_told(monkeypatch: py
             raise refused
         return {tp: late if tp.partition < 3 else None for tp in part if tp.partition in {1, 2, 201}}
 
-    broker = Broker(NOBODY)
-    monkeypatch.setattr(brokers, "find_resets", find_resets)
-    monkeypatch.setattr(broker, "log_ends", log_ends)
-
-    found = {tp.partition: answer for tp, answer in broker.find_truncated(pairs).items()}
-
+    broker = finding(monkeypatch, find_resets)
+    found = {tp.partition: answer for tp, answer in broker.find_truncated(PAIRS).items()}
     assert found == {1: late, 2: late, 201: None, **dict.fromkeys(range(400, 450), refused)}
     assert parts == [200, 200, 50, 1]
 
     parts.clear()
     monkeypatch.setattr(brokers, "PARTITIONS", 50)
-    assert set(broker.find_truncated(pairs).values()) == {refused}
+    assert set(broker.find_truncated(PAIRS).values()) == {refused}
     assert parts == [50]  # nobody is asked a second time with a wrong password
 
 
@@ -367,19 +373,12 @@ def test_what_is_told_of_some_logs_by_the_deadline_is_kept(monkeypatch: pytest.M
 def test_a_log_that_lies_outside_of_the_offset_altogether_was_not_told_to_be_truncated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(3)}
-    ends = [Watermarks(0, 100, high=100), Watermarks(0, 30, high=30), Watermarks(50, 100, high=100)]
-
     def find_resets(_settings: object, part: Mapping[TopicPartition, EpochPair], _deadline: Deadline) -> dict[Any, int]:
         return dict.fromkeys(part, 35)
 
-    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
-        return {tp: ends[tp.partition] for tp in partitions}
-
-    broker = Broker(NOBODY)
-    monkeypatch.setattr(brokers, "find_resets", find_resets)
-    monkeypatch.setattr(broker, "log_ends", log_ends)
-    assert broker.find_truncated(pairs) == {P0: 35}
+    ends = Watermarks(0, 100, high=100), Watermarks(0, 30, high=30), Watermarks(50, 100, high=100)
+    pairs = {TopicPartition("payments", number): EpochPair(40, 0) for number in range(3)}
+    assert finding(monkeypatch, find_resets, *ends).find_truncated(pairs) == {P0: 35}
 
 
 @pytest.mark.behaviour("START-26")
@@ -390,12 +389,8 @@ def test_only_librdkafkas_reset_tells_that_a_log_was_truncated(monkeypatch: pyte
         time.sleep(0 if codes else timeout)
         return told(KafkaError(codes.pop(0), "broker end offset is 35 (offset 40, leader epoch 0)")) if codes else None
 
-    def log_ends(partitions: Collection[TopicPartition]) -> dict[TopicPartition, Watermarks]:
-        return dict.fromkeys(partitions, Watermarks(0, 99, high=99))
-
     monkeypatch.setattr(client, "Consumer", polling(poll))
-    broker = Broker(NOBODY, timeout=0.2)
-    monkeypatch.setattr(broker, "log_ends", log_ends)
+    broker = finding(monkeypatch, brokers.find_resets)
     assert broker.find_truncated({P0: EpochPair(40, 0)}) == {P0: 35}
     codes += [KafkaError._TRANSPORT]
     assert isinstance(broker.find_truncated({P0: EpochPair(40, 0)})[P0], BrokerUnavailable)
@@ -413,29 +408,8 @@ def test_of_each_log_no_more_is_read_than_a_batch_of_the_default_size(monkeypatc
 
 
 def test_a_look_at_the_logs_delays_no_batch(clinging: type[Clinging], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does that of a member that takes a partition, which asks about that alone."""
     broker, looking, go_on = Broker(NOBODY, timeout=0.6), Event(), Event()
-
-    def look_long(*_: object) -> tuple[dict[TopicPartition, str]]:
-        looking.set()
-        go_on.wait(20)
-        return ({P0: "seen"},)
-
-    monkeypatch.setattr(broker, "_logs", look_long)
-    look = in_background(lambda: broker.log_ends([P0]))
-    assert looking.wait(20)
-
-    assert broker.topic_ids(["payments"])["payments"]
-
-    go_on.set()
-    assert look.result(timeout=20) == {P0: "seen"}
-    assert clinging.made == 2
-    broker.close()
-
-
-def test_a_member_that_takes_a_partition_asks_about_that_alone_and_delays_no_batch(
-    clinging: type[Clinging], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker, asking, go_on = Broker(NOBODY, timeout=0.6), Event(), Event()
     described = {"payments": SimpleNamespace(topic_id=Uuid(0, 1), partitions=[SimpleNamespace(id=n) for n in range(3)])}
 
     def answers(_: object, asked: list[object], __: object) -> list[Any]:
@@ -444,18 +418,25 @@ def test_a_member_that_takes_a_partition_asks_about_that_alone_and_delays_no_bat
     def nothing(*_: object) -> dict[TopicPartition, CommittedOffset]:
         return {}
 
-    def ask_long(*asked: Any, **_: object) -> tuple[dict[TopicPartition, Watermarks]]:
-        asking.set()
+    def look_long(*asked: Any, **_: object) -> tuple[dict[TopicPartition, Watermarks]]:
+        looking.set()
         go_on.wait(20)
         return (dict.fromkeys(asked[1], Watermarks(0, 9)),)
 
+    def looks(look: Callable[[], Any]) -> Any:
+        looking.clear()
+        go_on.clear()
+        looked = in_background(look)
+        assert looking.wait(20)
+        assert broker.topic_ids(["payments"])["payments"]
+        go_on.set()
+        return looked.result(timeout=20)
+
     monkeypatch.setattr(clinging, "answers", answers)
     monkeypatch.setattr("offsetstore.kafka.broker.committed_offsets", nothing)
-    monkeypatch.setattr(broker, "_logs", ask_long)
-    view = in_background(lambda: broker.view("billing", ["payments"], partitions=[P0]))
-    assert asking.wait(20)
-    assert broker.topic_ids(["payments"])["payments"]
-    go_on.set()
-    log = view.result(timeout=20).topics["payments"]
+    monkeypatch.setattr(broker, "_logs", look_long)
+    assert looks(lambda: broker.log_ends([P0])) == {P0: Watermarks(0, 9)}
+    assert clinging.made == 2
+    log = looks(lambda: broker.view("billing", ["payments"], partitions=[P0])).topics["payments"]
     assert (log.partitions, log.partition_count) == ({0: Watermarks(0, 9)}, 3)
     broker.close()

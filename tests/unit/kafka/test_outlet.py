@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
@@ -15,7 +16,12 @@ import pytest
 from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, ConfigurationError, RelayFenced
 from offsetstore.kafka.outlet import Outlet, ProducerEnded
 from offsetstore.kafka.settings.librdkafka import ClientSettings
-from offsetstore.protocol.outbox import Mark, OutboxRow
+from offsetstore.protocol.outbox import Mark, OutboxRow, Refusal
+
+INVALID = ck.KafkaError(ck.KafkaError.INVALID_RECORD)
+NOT_ALLOWED = ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+OTHER = ck.KafkaError(ck.KafkaError._INVALID_DIFFERENT_RECORD)
+SEVEN = Mark(7, "seven")
 
 
 def outlet_of(**settings: Any) -> Outlet:
@@ -28,6 +34,53 @@ def outlet() -> Generator[Outlet]:
     made = outlet_of()
     yield made
     made.close()
+
+
+class Fake:
+    """A producer that does what a test says, and keeps which of its methods were called.
+
+    ``left`` is how many records are in its queue.
+    """
+
+    def __init__(self, **does: Callable[..., object]) -> None:
+        self.left = 0
+        self.does: dict[str, Callable[..., object]] = does
+        self.called: list[str] = []
+
+    def __len__(self) -> int:
+        return self.left
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            self.called.append(name)
+            return self.does[name](*given) if name in self.does else 0
+
+        return call
+
+    @property
+    def steps(self) -> list[str]:
+        """What was called for the transaction, and not for a record."""
+        others = {"produce", "poll", "flush", "purge"}
+        return [name.partition("_")[0] for name in self.called if name not in others]
+
+
+@pytest.fixture
+def fake(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """The outlet's producer."""
+    made = Fake()
+    monkeypatch.setattr(outlet, "_producer", [made])
+    return made
+
+
+def raising(*errors: Exception) -> Callable[..., None]:
+    """What raises these errors at its first calls."""
+    left = list(errors)
+
+    def call(*_: object) -> None:
+        if left:
+            raise left.pop(0)
+
+    return call
 
 
 class Slow:
@@ -82,35 +135,25 @@ def test_but_not_if_none_arrives_nor_longer_than_a_transaction_may_take(
     assert producer.now == pytest.approx(seconds, abs=0.5)
 
 
-def test_a_fatal_error_that_comes_with_a_report_is_that_error(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fatal_error_that_comes_with_a_report_is_that_error(outlet: Outlet) -> None:
     """The client calls for the report although it has raised; then Python raises a SystemError."""
-    producer = Slow(1, 0.3)
 
     def fenced(_seconds: float) -> int:
         raise SystemError("returned a result with an exception set") from ck.KafkaException(ck.KafkaError(-144))
 
-    monkeypatch.setattr(producer, "flush", fenced)
+    producer = Fake(flush=fenced)
+    producer.left = 1
     with pytest.raises(ck.KafkaException, match="_FENCED"):
         outlet._flush(producer)
 
 
-class Deaf:
-    """A producer that heeds no timeout."""
-
-    def __init__(self) -> None:
-        self.is_over = threading.Event()
-
-    def send_offsets_to_transaction(self, *_: object) -> None:
-        self.is_over.wait(60)
-
-
 @pytest.mark.behaviour("OUT-2")
 def test_a_producer_that_never_returns_is_not_waited_for_longer_than_it_was_given(outlet: Outlet) -> None:
-    producer = Deaf()
+    is_over = threading.Event()
     began = time.monotonic()
     with pytest.raises(ck.KafkaException, match="_TIMED_OUT"):
-        outlet._mark(producer, [])
-    producer.is_over.set()
+        outlet._mark(Fake(send_offsets_to_transaction=lambda *_: is_over.wait(60)), [])
+    is_over.set()
     assert 0.5 < time.monotonic() - began < 30
 
 
@@ -124,8 +167,8 @@ def test_a_producer_that_never_returns_is_not_waited_for_longer_than_it_was_give
             BrokerRefused,
             "to WRITE to the transactional id",
         ),
-        (ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED), True, BrokerRefused, "to WRITE to the topic"),
-        (ck.KafkaError(ck.KafkaError.TOPIC_AUTHORIZATION_FAILED), False, BrokerRefused, "to READ the topic"),
+        (NOT_ALLOWED, True, BrokerRefused, "to WRITE to the topic"),
+        (NOT_ALLOWED, False, BrokerRefused, "to READ the topic"),
         (ck.KafkaError(ck.KafkaError._TIMED_OUT), True, BrokerUnavailable, "Check bootstrap.servers"),
         (ck.KafkaError(ck.KafkaError._FENCED, "replaced", fatal=True), True, ProducerEnded, "Another relay has begun"),
     ],
@@ -172,58 +215,16 @@ def test_a_full_queue_is_not_waited_for_without_end(outlet: Outlet) -> None:
     producer.purge()
 
 
-class Raising(Slow):
-    """A producer that raises at its first calls, and whose queue is empty.
-
-    ``at_end`` is called when it aborts.
-    """
-
-    def __init__(self, *errors: Exception, at_end: Callable[[], object] = int) -> None:
-        super().__init__(0, 0.0)
-        self.errors, self.at_end = list(errors), at_end
-
-    def produce(self, *_: object) -> None:
-        if self.errors:
-            raise self.errors.pop(0)
-
-    def poll(self, _seconds: float) -> int:
-        return 0
-
-    def begin_transaction(self) -> None: ...
-
-    def abort_transaction(self, _seconds: float) -> None:
-        self.at_end()
-
-
-class Renewed(Raising):
-    """One whose steps are kept, in order."""
-
-    def __init__(self) -> None:
-        super().__init__(at_end=lambda: self.steps.append("abort"))
-        self.steps: list[str] = []
-
-    def begin_transaction(self) -> None:
-        self.steps.append("begin")
-
-    def send_offsets_to_transaction(self, *_: object) -> None:
-        self.steps.append("mark")
-
-    def commit_transaction(self, _seconds: float) -> None:
-        self.steps.append("commit")
-
-
 @pytest.mark.behaviour("OUT-5")
 @pytest.mark.parametrize("is_open", [True, False])
 def test_the_mark_is_renewed_also_after_a_send_that_has_failed(
-    outlet: Outlet, monkeypatch: pytest.MonkeyPatch, *, is_open: bool
+    outlet: Outlet, fake: Fake, monkeypatch: pytest.MonkeyPatch, *, is_open: bool
 ) -> None:
     """Its transaction is still open: while the database is away, nobody fences."""
-    producer = Renewed()
-    monkeypatch.setattr(outlet, "_producer", [producer])
-    outlet._is_open, outlet.kept = is_open, Mark(7, "seven")
+    outlet._is_open, outlet.kept = is_open, SEVEN
     outlet.renew()
-    assert producer.steps == [*(["abort"] if is_open else []), "begin", "mark", "commit"]
-    assert outlet.kept == Mark(7, "seven")
+    assert fake.steps == [*(["abort"] if is_open else []), "begin", "send", "commit"]
+    assert outlet.kept == SEVEN
     monkeypatch.setattr(outlet, "_producer", [])
     outlet.renew()  # nor does it begin anything without a producer
 
@@ -231,41 +232,34 @@ def test_the_mark_is_renewed_also_after_a_send_that_has_failed(
 @pytest.mark.behaviour("OUT-6")
 def test_a_queue_that_has_emptied_meanwhile_is_tried_again(outlet: Outlet) -> None:
     full = BufferError("Local: Queue full")
-    assert outlet._produce(Raising(full), rows_of(3)) == {}
-    assert outlet._produce(Raising(full, full), rows_of(3)).keys() == {1}
+    assert outlet._produce(Fake(produce=raising(full)), rows_of(3)) == {}
+    assert outlet._produce(Fake(produce=raising(full, full)), rows_of(3)).keys() == {1}
 
 
 @pytest.mark.behaviour("OUT-9", "OUT-11")
-@pytest.mark.parametrize(
-    "code", [ck.KafkaError.TOPIC_AUTHORIZATION_FAILED, ck.KafkaError.UNKNOWN_TOPIC_OR_PART], ids=str
-)
+@pytest.mark.parametrize("error", [NOT_ALLOWED, ck.KafkaError(ck.KafkaError.UNKNOWN_TOPIC_OR_PART)], ids=str)
 def test_what_the_client_says_of_a_topic_names_no_row_and_the_topic_is_asked_for_again(
-    outlet: Outlet, monkeypatch: pytest.MonkeyPatch, code: int
+    outlet: Outlet, fake: Fake, error: ck.KafkaError
 ) -> None:
     """Its metadata may be old: what has been allowed since would be set aside."""
-    monkeypatch.setattr(outlet, "_producer", [Raising(ck.KafkaException(ck.KafkaError(code)))])
+    fake.does["produce"] = raising(ck.KafkaException(error))
     outlet._writable.add("events")
-    found = outlet.send(Mark(7, "seven"), rows_of(3), before_commit=pytest.fail)
-    assert found is not None
-    assert (found.certain, found.suspected.keys(), found.is_proven) == ({}, {1, 2, 3}, False)
+    assert told(outlet.send(SEVEN, rows_of(3), before_commit=pytest.fail)) == (set(), {1, 2, 3}, False)
     assert not outlet._writable
 
 
 @pytest.mark.behaviour("OUT-6")
-@pytest.mark.parametrize("code", [ck.KafkaError.UNKNOWN, ck.KafkaError.TOPIC_AUTHORIZATION_FAILED])
+@pytest.mark.parametrize("error", [ck.KafkaError(ck.KafkaError.UNKNOWN), NOT_ALLOWED])
 def test_a_record_at_which_a_broker_fails_by_itself_is_suspected_and_one_without_an_answer_is_not(
-    outlet: Outlet, code: int
+    outlet: Outlet, error: ck.KafkaError
 ) -> None:
     """Nor is it proven that a right is missing: a leader may hear of it later than others."""
-    rows = rows_of(3)
     fail(outlet, {
-        1: ck.KafkaError(code),
+        1: error,
         2: ck.KafkaError(ck.KafkaError._TIMED_OUT),
         3: ck.KafkaError(ck.KafkaError.INVALID_TIMESTAMP),  # our own clock's
     })  # fmt: skip
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows)
-    assert found is not None
-    assert (found.suspected.keys(), found.certain, found.is_proven) == ({1}, {}, False)
+    assert refusal(outlet, rows_of(3)) == (set(), {1}, False)
     assert "no answer" not in str(outlet._trouble(ck.KafkaError(ck.KafkaError.UNKNOWN), "producing batch 7"))
 
 
@@ -280,8 +274,15 @@ def fail(outlet: Outlet, errors: dict[int, ck.KafkaError], *, partition: int = 0
     ]
 
 
-INVALID = ck.KafkaError(ck.KafkaError.INVALID_RECORD)
-OTHER = ck.KafkaError(ck.KafkaError._INVALID_DIFFERENT_RECORD)
+def told(found: Refusal | None) -> tuple[set[int], set[int], bool]:
+    """The rows that are refused for certain, those that are suspected, and whether that is proven."""
+    assert found is not None
+    return {*found.certain}, {*found.suspected}, found.is_proven
+
+
+def refusal(outlet: Outlet, rows: list[OutboxRow]) -> tuple[set[int], set[int], bool]:
+    """What is told of these rows, after the reports."""
+    return told(outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows))
 
 
 @pytest.mark.behaviour("OUT-11")
@@ -301,9 +302,7 @@ def test_kafka_names_a_record_if_it_tells_it_from_the_others_of_its_request(
 ) -> None:
     """A request that is refused as a whole names none, whatever the code."""
     fail(outlet, errors)
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows_of(4))
-    assert found is not None
-    assert (found.certain.keys(), found.suspected.keys(), found.is_proven) == (named, suspected, True)
+    assert refusal(outlet, rows_of(4)) == (named, suspected, True)
 
 
 @pytest.mark.behaviour("OUT-11")
@@ -323,21 +322,17 @@ def test_of_two_requests_of_a_partition_the_one_that_was_refused_as_a_whole_name
     outlet: Outlet, reports: str, named: set[int]
 ) -> None:
     """Their reports look alike; rows in a row may be one of them, and are found by halving."""
-    told = dict(enumerate(reports.replace(" ", ""), start=1))
-    fail(outlet, {number: INVALID if report == "I" else OTHER for number, report in told.items()})
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows_of(len(told)))
-    assert found is not None
-    invalid = {number for number, report in told.items() if report == "I"}
-    assert (found.certain.keys(), found.suspected.keys()) == (named, invalid - named)
+    shown = dict(enumerate(reports.replace(" ", ""), start=1))
+    fail(outlet, {number: INVALID if report == "I" else OTHER for number, report in shown.items()})
+    invalid = {number for number, report in shown.items() if report == "I"}
+    assert refusal(outlet, rows_of(len(shown)))[:2] == (named, invalid - named)
 
 
 @pytest.mark.behaviour("OUT-11")
 def test_that_another_partition_s_request_was_told_apart_says_nothing(outlet: Outlet) -> None:
     fail(outlet, {1: OTHER, 2: INVALID})
     fail(outlet, {3: INVALID, 4: INVALID}, partition=1)
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows_of(4))
-    assert found is not None
-    assert (found.certain.keys(), found.suspected.keys()) == ({2}, {3, 4})
+    assert refusal(outlet, rows_of(4))[:2] == ({2}, {3, 4})
 
 
 @pytest.mark.behaviour("OUT-11")
@@ -345,75 +340,43 @@ def test_of_rows_that_look_alike_none_is_named_unless_all_are(outlet: Outlet) ->
     """A report has no headers, by which they may differ."""
     rows = [*rows_of(2), OutboxRow(3, "events", b"2", b"", (("a", b"large"),))]
     fail(outlet, {1: OTHER, 2: INVALID})
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows)
-    assert found is not None
-    assert (found.certain, found.suspected.keys()) == ({}, {2, 3})
-    same = [row._replace(headers=None) for row in rows]
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), same)
-    assert found is not None
-    assert (found.certain.keys(), found.suspected) == ({2}, {})  # as many as were told of
+    assert refusal(outlet, rows)[:2] == (set(), {2, 3})
+    assert refusal(outlet, [row._replace(headers=None) for row in rows])[:2] == ({2}, set())  # as many as were told of
     fail(outlet, {2: INVALID})
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows)
-    assert found is not None
-    assert found.certain.keys() == {2, 3}
+    assert refusal(outlet, rows)[0] == {2, 3}
 
 
 @pytest.mark.behaviour("OUT-11")
-@pytest.mark.parametrize("is_key", [True, False])
+@pytest.mark.parametrize("missing", ["key", "value"])
 def test_a_missing_key_or_value_is_not_an_empty_one_although_reports_show_both_alike(
-    outlet: Outlet, *, is_key: bool
+    outlet: Outlet, missing: str
 ) -> None:
     """A compacted topic takes the second, and not the first."""
-    rows = [OutboxRow(number, "events", b"", b"") for number in (1, 2)]
-    rows[1] = rows[1]._replace(key=None) if is_key else rows[1]._replace(value=None)
+    empty = OutboxRow(1, "events", b"", b"")
     outlet._failed += [(("events", b"", b""), ("events", 0), one) for one in (OTHER, INVALID)]
-    found = outlet._refusal(ck.KafkaError(ck.KafkaError._STATE), rows)
-    assert found is not None
-    assert (found.certain, found.suspected.keys()) == ({}, {1, 2})
-
-
-class Refusing:
-    """A producer whose first record Kafka names, and that may be fenced before it aborts."""
-
-    def __init__(self, outlet: Outlet, *, is_fenced: bool) -> None:
-        self.outlet, self.is_fenced, self.left = outlet, is_fenced, 0
-
-    def __len__(self) -> int:
-        return self.left
-
-    def produce(self, *_: object) -> None:
-        self.left += 1
-
-    def poll(self, _seconds: float) -> int:
-        return 0
-
-    def flush(self, _seconds: float) -> int:
-        if self.left:
-            fail(self.outlet, {1: INVALID, 2: OTHER})
-        self.left = 0
-        return 0
-
-    def begin_transaction(self) -> None: ...
-
-    def send_offsets_to_transaction(self, *_: object) -> None: ...
-
-    def abort_transaction(self, _seconds: float) -> None:
-        if self.is_fenced:
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._FENCED, fatal=True))
+    assert refusal(outlet, [empty, empty._replace(id=2, **{missing: None})])[:2] == (set(), {1, 2})
 
 
 @pytest.mark.behaviour("OUT-2", "OUT-4", "OUT-11")
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_what_kafka_says_of_a_record_counts_only_if_its_producer_may_still_abort(
-    outlet: Outlet, monkeypatch: pytest.MonkeyPatch, *, is_fenced: bool
+    outlet: Outlet, fake: Fake, *, is_fenced: bool
 ) -> None:
     """A producer that was replaced is told all kinds of things."""
-    monkeypatch.setattr(outlet, "_producer", [Refusing(outlet, is_fenced=is_fenced)])
-    found = outlet.send(Mark(7, "seven"), rows_of(3), before_commit=pytest.fail)
-    monkeypatch.setattr(outlet, "_is_open", False)
-    assert found is not None
-    told = found.certain.keys(), found.suspected.keys(), found.is_proven
-    assert told == ((set(), {1}, False) if is_fenced else ({1}, set(), True))
+
+    def produce(*_: object) -> None:
+        fake.left += 1
+
+    def flush(_seconds: float) -> int:
+        if fake.left:
+            fail(outlet, {1: INVALID, 2: OTHER})
+        fake.left = 0
+        return 0
+
+    fenced = [ck.KafkaException(ck.KafkaError(ck.KafkaError._FENCED, fatal=True))] if is_fenced else []
+    fake.does = {"produce": produce, "flush": flush, "abort_transaction": raising(*fenced)}
+    found = told(outlet.send(SEVEN, rows_of(3), before_commit=pytest.fail))
+    assert found == ((set(), {1}, False) if is_fenced else ({1}, set(), True))
 
 
 @pytest.mark.behaviour("OUT-3", "OUT-12")
@@ -445,107 +408,48 @@ def test_settings_with_which_it_could_not_work_or_keep_rows_in_order_are_refused
         outlet_of(**{name: value})
 
 
-class Losing:
-    """A producer that reports the first record as purged, and would commit the others."""
-
-    committed = False
-
-    def __init__(self, outlet: Outlet) -> None:
-        self.outlet = outlet
-
-    def __len__(self) -> int:
-        return 0
-
-    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None:
-        self.outlet._failed.append(((topic, b"", b""), (topic, 0), ck.KafkaError(ck.KafkaError._PURGE_QUEUE)))
-
-    def commit_transaction(self, _seconds: float) -> None:
-        self.committed = True
-
-    def begin_transaction(self) -> None: ...
-
-    def poll(self, _seconds: float) -> int:
-        return 0
-
-    flush = poll
-
-    def send_offsets_to_transaction(self, *_: object) -> None: ...
+def purged(outlet: Outlet, topic: str, *_: object) -> None:
+    """Report a record that was sent no more."""
+    outlet._failed.append(((topic, b"", b""), (topic, 0), ck.KafkaError(ck.KafkaError._PURGE_QUEUE)))
 
 
 @pytest.mark.behaviour("OUT-2")
 def test_a_transaction_of_which_a_record_has_failed_is_not_committed_whatever_the_client_says(
-    outlet: Outlet, monkeypatch: pytest.MonkeyPatch
+    outlet: Outlet, fake: Fake
 ) -> None:
-    producer = Losing(outlet)
-    monkeypatch.setattr(outlet, "_producer", [producer])
-    monkeypatch.setattr(outlet, "_is_open", False)
+    fake.does["produce"] = partial(purged, outlet)
     with pytest.raises(BrokerUnavailable, match="producing batch 7"):
-        outlet.send(Mark(7, "seven"), [OutboxRow(id_, "events", None, b"") for id_ in range(3)], before_commit=int)
-    assert not producer.committed
-
-
-class Ending(Losing):
-    """A producer that tells how its transactions end."""
-
-    def __init__(self, outlet: Outlet) -> None:
-        super().__init__(outlet)
-        self.done: list[str] = []
-
-    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None: ...
-
-    def commit_transaction(self, _seconds: float) -> None:
-        self.done.append("committed")
-
-    def abort_transaction(self, _seconds: float) -> None:
-        self.done.append("aborted")
+        outlet.send(SEVEN, rows_of(3), before_commit=int)
+    assert "commit" not in fake.steps
 
 
 @pytest.mark.behaviour("OUT-2", "OUT-4")
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_transaction_is_committed_only_after_its_batch_was_recorded_and_aborted_if_that_fails(
-    outlet: Outlet, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+    outlet: Outlet, fake: Fake, *, is_replaced: bool
 ) -> None:
-    producer = Ending(outlet)
-    monkeypatch.setattr(outlet, "_producer", [producer])
-
-    def record() -> None:
-        producer.done.append("recorded")
-        if is_replaced:
-            raise RelayFenced("another relay has taken the outbox over")
-
+    if is_replaced:
+        fake.does["record"] = raising(RelayFenced("another relay has taken the outbox over"))
     with pytest.raises(RelayFenced) if is_replaced else nullcontext():
-        assert outlet.send(Mark(7, "seven"), rows_of(3), before_commit=record) is None
-    monkeypatch.setattr(outlet, "_is_open", False)
-    assert producer.done == ["recorded", "aborted" if is_replaced else "committed"]
-
-
-class Silent(Losing):
-    """A producer to which Kafka does not answer."""
-
-    def __init__(self, outlet: Outlet) -> None:
-        super().__init__(outlet)
-        self.topics: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self.topics)
-
-    def produce(self, topic: str, _value: bytes | None, _key: bytes | None) -> None:
-        self.topics.append(topic)
-
-    def purge(self) -> None:
-        for topic in self.topics:
-            super().produce(topic, None, None)
-        self.topics.clear()
+        assert outlet.send(SEVEN, rows_of(3), before_commit=fake.record) is None
+    assert fake.steps == ["begin", "send", "record", "abort" if is_replaced else "commit"]
 
 
 @pytest.mark.behaviour("OUT-6")
-def test_the_topics_of_records_without_an_answer_are_named(outlet: Outlet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_topics_of_records_without_an_answer_are_named(outlet: Outlet, fake: Fake) -> None:
     """One partition without a leader stops all: who reads the log has to know which."""
-    monkeypatch.setattr(outlet, "_producer", [Silent(outlet)])
-    monkeypatch.setattr(outlet, "_is_open", False)
-    with pytest.raises(
-        BrokerUnavailable, match="producing batch 7, of which records of events, letters have no answer"
-    ):
-        outlet.send(
-            Mark(7, "seven"), [OutboxRow(1, "letters", None, b""), OutboxRow(2, "events", None, b"")], before_commit=int
-        )
+    topics: list[str] = []
+
+    def produce(topic: str, *_: object) -> None:
+        topics.append(topic)
+        fake.left += 1
+
+    def purge() -> None:
+        for topic in topics:
+            purged(outlet, topic)
+        fake.left = 0
+
+    fake.does = {"produce": produce, "purge": purge}
+    rows = [OutboxRow(1, "letters", None, b""), OutboxRow(2, "events", None, b"")]
+    with pytest.raises(BrokerUnavailable, match="batch 7, of which records of events, letters have no answer"):
+        outlet.send(SEVEN, rows, before_commit=int)

@@ -107,20 +107,21 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_arguments_and_output_pass_through_and_the_exit_code_is_the_jobs(start: Start) -> None:
-    job = start("import sys; print(sys.argv[1:]); sys.exit(7)", "--help", "a b", "--", "-x")
-    assert job.communicate(timeout=60)[0] == "['--help', 'a b', '--', '-x']\n"
-    assert job.returncode == 7
-
-
-def test_the_jobs_session_starts_spark_submit_with_the_options(start: Start, tmp_path: Path) -> None:
+def test_the_jobs_session_starts_spark_submit_with_the_options_and_the_rest_is_the_jobs(
+    start: Start, tmp_path: Path
+) -> None:
+    """Its arguments, its output and its exit code."""
     job = start(
+        "import sys\n"
         "from pyspark.errors import PySparkRuntimeError\n"
         "from pyspark.java_gateway import launch_gateway\n"
         "try: launch_gateway()\n"
-        "except PySparkRuntimeError as error: print(error.getCondition())\n"
+        "except PySparkRuntimeError as error: print(error.getCondition(), sys.argv[1:])\n"
+        "sys.exit(7)\n",
+        *("--help", "a b", "--", "-x"),
     )
-    assert job.communicate(timeout=60)[0] == "JAVA_GATEWAY_EXITED\n"
+    assert job.communicate(timeout=60)[0] == "JAVA_GATEWAY_EXITED ['--help', 'a b', '--', '-x']\n"
+    assert job.returncode == 7
     assert (tmp_path / "said").read_text().splitlines() == [*OPTIONS, "pyspark-shell"]
 
 

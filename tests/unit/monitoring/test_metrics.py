@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-import socket
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
 from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from offsetstore import OffsetRange, OffsetStore, Pause, Token, TopicPartition
-from offsetstore.errors import ConfigurationError, LockTimeout, RowsRefused, StaleClaim
-from offsetstore.monitoring import Metrics, Monitoring
+from offsetstore.errors import LockTimeout, RowsRefused, StaleClaim
+from offsetstore.monitoring import Metrics
 from offsetstore.protocol.events import (
     BatchEnded,
     BatchStarted,
@@ -41,13 +38,13 @@ from offsetstore.protocol.events import (
 from offsetstore.testing import InMemoryOffsetStore, StaticBroker
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.behaviour("OPS-5")
+
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 GROUP = "billing"
 P0, P1, Q0 = TopicPartition("payments", 0), TopicPartition("payments", 1), TopicPartition("refunds", 0)
 RANGES = {P0: OffsetRange(0, 5), P1: OffsetRange(2, 4), Q0: OffsetRange(0, 1)}
 CANARY = "canary"
-
-
 TOKEN = Token(7, uuid4())
 BATCH: dict[str, Any] = {"group": GROUP, "batch": 3, "ranges": RANGES}
 ERROR = RowsRefused(f"the database refused {CANARY}", sqlstate="23514")
@@ -156,7 +153,6 @@ def after(*events: Event) -> Metrics:
     return metrics
 
 
-@pytest.mark.behaviour("OPS-5")
 def test_each_event_is_counted_and_what_is_over_is_taken_back() -> None:
     found = values(after(*EVENTS))
     assert {name: found.get(name) for name in COUNTED} == COUNTED
@@ -171,7 +167,6 @@ def test_each_event_is_counted_and_what_is_over_is_taken_back() -> None:
     assert (over["paused"], over["claim_held"]) == (0, 0)
 
 
-@pytest.mark.behaviour("OPS-5")
 def test_from_the_claim_on_nothing_has_happened_zero_times() -> None:
     found = values(after(EVENTS[0]))
     known = {name for name in COUNTED if name.startswith(KNOWN)}
@@ -180,7 +175,6 @@ def test_from_the_claim_on_nothing_has_happened_zero_times() -> None:
     assert all(found[name] == 0 for name in UNSEEN)
 
 
-@pytest.mark.behaviour("OPS-5")
 def test_a_closed_claim_leaves_its_counters_and_no_gauge() -> None:
     closed = ClaimEnded(outcome="closed", group=GROUP, token=TOKEN)
     in_mid_batch = after(*EVENTS, BatchStarted(**BATCH), closed, BatchEnded(outcome="failed", **BATCH, error=ERROR))
@@ -191,7 +185,7 @@ def test_a_closed_claim_leaves_its_counters_and_no_gauge() -> None:
     assert values(again)["claim_held"] == 1, "it is about the next claim"
 
 
-@pytest.mark.behaviour("OPS-5", "OPS-3")
+@pytest.mark.behaviour("OPS-3")
 def test_a_group_that_was_renamed_is_no_longer_held_and_gone_when_its_claim_is_closed(
     offsetstore_database: str,
 ) -> None:
@@ -208,19 +202,6 @@ def test_a_group_that_was_renamed_is_no_longer_held_and_gone_when_its_claim_is_c
         assert "claim_held" not in values(metrics)
 
 
-@pytest.mark.behaviour("OPS-5")
-def test_a_closed_claim_that_meets_a_fence_is_not_shown_again() -> None:
-    metrics = Metrics()
-    with InMemoryOffsetStore(observers=[metrics]) as store:
-        closed = store.claim(GROUP, topics=["payments"])
-        closed.close()
-        store.claim(GROUP, topics=["payments"]).close()
-        with pytest.raises(StaleClaim), store.transaction(closed) as tx:
-            tx.lock({P0: OffsetRange(0, 1)})
-    assert "claim_held" not in values(metrics)
-
-
-@pytest.mark.behaviour("OPS-5")
 def test_a_batch_in_flight_shows_since_when_and_one_that_ended_badly_is_neither_in_flight_nor_waiting() -> None:
     assert values(after(EVENTS[0]))["batch_started_timestamp_seconds"] == 0
     assert values(after(*EVENTS[:2]))["batch_started_timestamp_seconds"] > 1_700_000_000
@@ -230,7 +211,7 @@ def test_a_batch_in_flight_shows_since_when_and_one_that_ended_badly_is_neither_
         assert found.get("batch_duration_seconds_count", 0) == 0
 
 
-@pytest.mark.behaviour("OPS-5", "OPS-7")
+@pytest.mark.behaviour("OPS-7")
 def test_every_series_names_its_group_and_none_a_partition_or_a_text_of_an_error_or_a_person() -> None:
     registry = after(*EVENTS).registry
     assert CANARY not in generate_latest(registry).decode()
@@ -242,18 +223,6 @@ def test_every_series_names_its_group_and_none_a_partition_or_a_text_of_an_error
     assert all(family.name.startswith("offsetstore_") and family.documentation for family in families)
 
 
-@pytest.mark.behaviour("OPS-5")
-def test_two_groups_of_one_process_are_two_series() -> None:
-    other = BatchStarted(group="audit", batch=0, ranges={})
-    metrics = after(
-        *EVENTS[:3], other, BatchEnded(outcome="written", group="audit", batch=0, ranges={}, rows={}, seconds={})
-    )
-    [family] = [one for one in metrics.registry.collect() if one.name == "offsetstore_batches"]
-    groups = {one.labels["consumergroup"] for one in family.samples if one.name.endswith("_total")}
-    assert groups == {GROUP, "audit"}
-
-
-@pytest.mark.behaviour("OPS-5")
 def test_a_store_tells_of_its_claims_from_the_first_to_the_last() -> None:
     metrics = Metrics()
     with InMemoryOffsetStore(observers=[metrics]) as store:
@@ -264,25 +233,15 @@ def test_a_store_tells_of_its_claims_from_the_first_to_the_last() -> None:
         assert values(metrics)["claim_held"] == 1, "another claim has the group"
         second.close()
         second.close()
+        with pytest.raises(StaleClaim), store.transaction(first) as tx:
+            tx.lock({P0: OffsetRange(0, 1)})
+        assert "claim_held" not in values(metrics)
+        with store.claim(GROUP, topics=["payments"]), store.claim("audit", topics=["payments"]):
+            [held] = [one for one in metrics.registry.collect() if one.name == "offsetstore_claim_held"]
+            assert {one.labels["consumergroup"]: one.value for one in held.samples} == {GROUP: 1, "audit": 1}
     assert "claim_held" not in values(metrics)
 
 
-@pytest.mark.behaviour("OPS-5")
-def test_a_scrape_gets_them_over_http_until_it_is_closed() -> None:
-    with Monitoring(port=0) as monitoring:
-        for event in EVENTS:
-            monitoring.on(event)
-        with urlopen(f"http://127.0.0.1:{monitoring.port}/metrics", timeout=10) as answer:
-            scraped = answer.read().decode()
-        with pytest.raises(ConfigurationError, match="metrics can't be served there"):
-            Monitoring(port=monitoring.port)
-    families = {family.name for family in text_string_to_metric_families(scraped)}
-    assert {"offsetstore_batches", "offsetstore_claim_held"} <= families
-    with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.1", monitoring.port), timeout=5):
-        pass
-
-
-@pytest.mark.behaviour("OPS-5")
 def test_the_alerts_are_about_series_that_are_there_from_the_claim_on_or_the_first_success() -> None:
     rules = (files("offsetstore") / "assets" / "prometheus" / "offsetstore.rules.yml").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `offsetstore_(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE))

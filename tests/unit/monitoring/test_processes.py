@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from urllib.request import urlopen
 
 import psutil
@@ -148,10 +148,28 @@ class Supervised:
         self.supervisor.stop()
         return self.end()
 
+    def begin_to_end(self) -> None:
+        """Tell it to end, once all are ready, and wait until it says so."""
+        soon(self.is_ready)
+        self.supervisor.stop()
+        soon(lambda: self.said)
+
+    def restart(self, after: float, *, started: int = 2) -> None:
+        """Let time pass, and wait until the first process is ready for that time."""
+        self.skip(after)
+        soon(lambda: self.started[0] == started and self.is_ready())
+
     def pid(self, number: int) -> int:
         process = self.supervisor.places[number].process
         assert process is not None
         return process.pid
+
+    def kill(self) -> str:
+        """Kill the first process; return what is said of its end."""
+        before = len(self.said)
+        os.kill(self.pid(0), signal.SIGKILL)
+        soon(lambda: len(self.said) > before)
+        return self.said[-1]
 
     def is_ready(self) -> bool:
         """Whether all are, and the supervisor has seen one that was."""
@@ -159,11 +177,20 @@ class Supervised:
         return self.supervisor.health().is_ready and self.supervisor._has_begun
 
 
+Supervise: TypeAlias = Callable[..., Supervised]
+
+
 @pytest.fixture
-def supervised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Supervised]]:
+def supervise(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervise]:
+    """What starts a supervisor of processes with these steps: by their numbers, or those of one."""
     monkeypatch.setattr(processes, "_LOOK", 0.02)
     made: list[Supervised] = []
-    yield made
+
+    def start(steps: Mapping[int, Sequence[str]] | Sequence[str], care: Care | None = None) -> Supervised:
+        made.append(Supervised(steps if isinstance(steps, Mapping) else {0: steps}, care))
+        return made[-1]
+
+    yield start
     for one in made:
         one.supervisor.stop()
         one.clock.now += 1  # else both are one
@@ -171,21 +198,16 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Supervised]]:
         one.ended.result(timeout=60)
 
 
-def supervise(
-    supervised: list[Supervised], steps: Mapping[int, Sequence[str]] | Sequence[str], care: Care | None = None
-) -> Supervised:
-    made = Supervised(steps if isinstance(steps, Mapping) else {0: steps}, care)
-    supervised.append(made)
-    return made
-
-
 @pytest.mark.behaviour("CONS-8")
-def test_all_processes_are_drained_at_the_end(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: ["ready wait"]})
+def test_all_processes_are_drained_at_the_end_and_signals_that_come_together_are_one(supervise: Supervise) -> None:
+    """`timeout` signals the supervisor, and then its group."""
+    one = supervise({0: ["ready wait"], 1: ["ready wait"]})
     assert not one.supervisor.health().is_ready
     soon(one.is_ready)
     soon(lambda: one.heard == ["all processes are ready"])
     pids = [one.pid(0), one.pid(1)]
+    one.supervisor.stop()
+    one.clock.now += 0.9
     assert one.stop() == 0
     assert one.heard == ["all processes are ready", "ending, within 60 s", "ended with exit code 0"]
     for pid in pids:
@@ -194,7 +216,7 @@ def test_all_processes_are_drained_at_the_end(supervised: list[Supervised]) -> N
 
 
 def test_a_report_that_cant_be_read_is_heard_and_does_not_end_its_process(
-    supervised: list[Supervised], monkeypatch: pytest.MonkeyPatch
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while the package is replaced: a process would take the end of the connection for the supervisor's."""
     errors: list[type[BaseException]] = [ValueError, AttributeError, FileNotFoundError, EOFError, MemoryError]
@@ -207,15 +229,14 @@ def test_a_report_that_cant_be_read_is_heard_and_does_not_end_its_process(
         return loads(told)
 
     monkeypatch.setattr(processes.pickle, "loads", load)
-    one = supervise(supervised, ["ready wait"])
+    one = supervise(["ready wait"])
     soon(one.is_ready)
     assert (met, one.said, one.started[0]) == (errors, [], 1)
     assert one.stop() == 0
 
 
-def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Supervised]) -> None:
+def test_a_process_that_died_is_replaced_with_growing_pauses(supervise: Supervise) -> None:
     one = supervise(
-        supervised,
         ["ready tells=5:helps exit=5", "ready tells=3:helps exit=3", "tells=70:helps exit=70", "ready wait"],
     )
     for number, (code, pause) in enumerate([(5, 1), (3, 2), (70, 4)], 1):
@@ -225,32 +246,23 @@ def test_a_process_that_died_is_replaced_with_growing_pauses(supervised: list[Su
         assert one.started[0] == number
         one.skip(0.5)
     soon(lambda: one.started[0] == 4 and one.is_ready())
-    os.kill(one.pid(0), signal.SIGKILL)
-    soon(lambda: len(one.said) == 4)
-    assert one.said[-1] == f"process 0 has ended with SIGKILL ({KILLED}); the next one starts in 8 s"
+    assert one.kill() == f"process 0 has ended with SIGKILL ({KILLED}); the next one starts in 8 s"
     one.skip(8)
     soon(lambda: one.started[0] == 5 and one.heard[-1] == "the process is ready")
     one.skip(61)
-    os.kill(one.pid(0), signal.SIGKILL)
-    soon(lambda: len(one.said) == 5)
-    assert one.said[-1].endswith("starts in 1 s")  # it had lived for a minute
-    one.skip(1)
-    soon(lambda: one.started[0] == 6 and one.is_ready())
+    assert one.kill().endswith("starts in 1 s")  # it had lived for a minute
+    one.restart(1, started=6)
     one.supervisor.places[0].failures = 5_000  # a week
-    os.kill(one.pid(0), signal.SIGKILL)
-    soon(lambda: len(one.said) == 6)
-    assert one.said[-1].endswith("starts in 60 s")
+    assert one.kill().endswith("starts in 60 s")
 
 
-def test_a_process_that_cant_be_started_is_started_later(
-    supervised: list[Supervised], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cant_be_started_is_started_later(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object, **named: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", refuse)
-        one = supervise(supervised, ["ready wait"])
+        one = supervise(["ready wait"])
         soon(lambda: one.said)
         assert one.said[0] == (
             "process 0 could not be started (Resource temporarily unavailable); the next one starts in 1 s"
@@ -259,17 +271,11 @@ def test_a_process_that_cant_be_started_is_started_later(
     soon(one.is_ready)
 
 
-def test_a_process_for_which_no_restart_helps_ends_all(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: ["ready tells=6:harms exit=6"]})
-    assert one.end() == 6
-    assert one.started == {0: 1, 1: 1}
-
-
 @pytest.mark.behaviour("CONS-16")
 @pytest.mark.parametrize("code", [0, 3])
-def test_an_exit_code_that_the_process_has_not_told_is_a_crash(supervised: list[Supervised], code: int) -> None:
+def test_an_exit_code_that_the_process_has_not_told_is_a_crash(supervise: Supervise, code: int) -> None:
     """A library's, the interpreter's, or that of a program in a transform."""
-    one = supervise(supervised, {0: ["ready wait"], 1: [f"ready exit={code}", "ready wait"]})
+    one = supervise({0: ["ready wait"], 1: [f"ready exit={code}", "ready wait"]})
     soon(lambda: one.said)
     assert one.said == [f"process 1 has ended with exit code {code} ({EXITED}); the next one starts in 1 s"]
     one.skip(1)
@@ -278,13 +284,13 @@ def test_an_exit_code_that_the_process_has_not_told_is_a_crash(supervised: list[
 
 
 @pytest.mark.behaviour("CONS-16")
-@pytest.mark.parametrize("how", ["exit=0", f"kill={signal.SIGSEGV:d}"])
-def test_what_the_process_has_told_counts_whatever_its_interpreter_makes_of_it(
-    supervised: list[Supervised], how: str
+@pytest.mark.parametrize("how", ["exit=2", "exit=0", f"kill={signal.SIGSEGV:d}"])
+def test_a_process_that_has_told_that_no_restart_helps_ends_all_whatever_its_interpreter_makes_of_it(
+    supervise: Supervise, how: str
 ) -> None:
-    one = supervise(supervised, [f"ready tells=2:harms {how}"])
+    one = supervise({0: ["ready wait"], 1: [f"ready tells=2:harms {how}"]})
     assert one.end() == 2
-    assert one.started == {0: 1}
+    assert one.started == {0: 1, 1: 1}
 
 
 def fail(one: Supervised, times: int) -> None:
@@ -304,10 +310,10 @@ def fail(one: Supervised, times: int) -> None:
     ],
 )
 def test_what_no_restart_mends_ends_all_at_the_fifth_time_if_no_process_has_ever_worked(
-    supervised: list[Supervised], steps: list[str]
+    supervise: Supervise, steps: list[str]
 ) -> None:
     """Each is ready while it waits for Kafka to assign something, so that is no proof for what is found at writing."""
-    one = supervise(supervised, steps)
+    one = supervise(steps)
     fail(one, 4)
     assert one.end() == 3
     assert one.started == {0: 5}
@@ -315,9 +321,9 @@ def test_what_no_restart_mends_ends_all_at_the_fifth_time_if_no_process_has_ever
 
 
 @pytest.mark.behaviour("CONS-16", "DX-9")
-def test_an_error_that_comes_again_is_told_in_the_line_of_its_end(supervised: list[Supervised]) -> None:
+def test_an_error_that_comes_again_is_told_in_the_line_of_its_end(supervise: Supervise) -> None:
     what = ["first", "first", "second", "second", "first"]
-    one = supervise(supervised, [f"tells=3:repeats:{one} exit=3" for one in what])
+    one = supervise([f"tells=3:repeats:{one} exit=3" for one in what])
     fail(one, 4)
     assert one.end() == 3
     again = [found[1] if (found := re.search(r"code 3(?:, again: (\w+))?[;,]", line)) else line for line in one.said]
@@ -336,18 +342,16 @@ def test_an_error_that_comes_again_is_told_in_the_line_of_its_end(supervised: li
     ],
     ids=["was ready", "has written", "another failure between", "an outage", "a crash"],
 )
-def test_what_may_pass_is_retried_without_an_end(
-    supervised: list[Supervised], first: list[str], then: list[str]
-) -> None:
-    one = supervise(supervised, [*first, *then, "ready wait"])
+def test_what_may_pass_is_retried_without_an_end(supervise: Supervise, first: list[str], then: list[str]) -> None:
+    one = supervise([*first, *then, "ready wait"])
     fail(one, len(first) + len(then))
     soon(one.is_ready)
     assert one.stop() == 0
 
 
 @pytest.mark.behaviour("CONS-16")
-def test_a_process_that_was_ready_for_a_minute_without_a_record_has_worked(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: [*["ready joined-tells=5:repeats exit=5"] * 6, "ready wait"]})
+def test_a_process_that_was_ready_for_a_minute_without_a_record_has_worked(supervise: Supervise) -> None:
+    one = supervise({0: ["ready wait"], 1: [*["ready joined-tells=5:repeats exit=5"] * 6, "ready wait"]})
     soon(lambda: one.supervisor.places[0].is_ready)
     one.skip(61)
     fail(one, 6)
@@ -367,9 +371,9 @@ def test_a_process_that_was_ready_for_a_minute_without_a_record_has_worked(super
     ],
 )
 def test_the_exit_code_is_that_of_the_last_failure_if_no_process_was_ever_ready(
-    supervised: list[Supervised], steps: list[str], code: int
+    supervise: Supervise, steps: list[str], code: int
 ) -> None:
-    one = supervise(supervised, steps)
+    one = supervise(steps)
     if len(steps) > 1:
         soon(lambda: one.said)
     assert one.stop() == code
@@ -377,8 +381,8 @@ def test_the_exit_code_is_that_of_the_last_failure_if_no_process_was_ever_ready(
 
 @pytest.mark.behaviour("CONS-16")
 @pytest.mark.parametrize(("steps", "code"), [("deaf=1", 70), ("deaf=0", 0), ("tells=5:helps deaf=5", 5)])
-def test_a_process_that_is_told_to_end_is_believed_no_more(supervised: list[Supervised], steps: str, code: int) -> None:
-    one = supervise(supervised, [f"{steps} ready wait"])
+def test_a_process_that_is_told_to_end_is_believed_no_more(supervise: Supervise, steps: str, code: int) -> None:
+    one = supervise([f"{steps} ready wait"])
     soon(one.is_ready)
     assert one.stop() == code
 
@@ -399,13 +403,12 @@ def orders(one: Supervised, number: int = 0) -> Orders:
     [("SIGSEGV", CRASHED), ("SIGKILL", KILLED), ("0", EXITED)],
 )
 def test_the_third_process_that_dies_at_a_record_names_it_and_what_they_handle_is_narrowed(
-    supervised: list[Supervised], how: str, why: str
+    supervise: Supervise, how: str, why: str
 ) -> None:
     """A crash in C, the kernel that is out of memory, or a library that exits."""
     death = f"exit={how}" if how.isdigit() else f"kill={signal.Signals[how]:d}"
     ended = f"process 0 has ended with {f'exit code {how}' if how.isdigit() else how} ({why}) while it handled"
     one = supervise(
-        supervised,
         [
             f"ready handles=P0:0:100,P1:0:50 {death}",
             f"handles=P0:10:80,P2:0:9 {death}",
@@ -432,10 +435,8 @@ def test_the_third_process_that_dies_at_a_record_names_it_and_what_they_handle_i
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_a_record_that_was_handled_alone_by_chance_is_named_at_the_third_death_as_well(
-    supervised: list[Supervised],
-) -> None:
-    one = supervise(supervised, [f"ready wrote {SEGV}", *[f"ready one=P0:7:8 {SEGV}"] * 3, "ready wait"])
+def test_a_record_that_was_handled_alone_by_chance_is_named_at_the_third_death_as_well(supervise: Supervise) -> None:
+    one = supervise([f"ready wrote {SEGV}", *[f"ready one=P0:7:8 {SEGV}"] * 3, "ready wait"])
     fail(one, 4)
     soon(one.is_ready)
     assert [line.endswith(f" s.{SKIP}") for line in one.said] == [False, False, False, True]
@@ -443,17 +444,16 @@ def test_a_record_that_was_handled_alone_by_chance_is_named_at_the_third_death_a
 
 @pytest.mark.behaviour("CONS-17")
 def test_processes_that_run_are_told_of_suspects_too_since_kafka_gives_them_the_partition_first(
-    supervised: list[Supervised],
+    supervise: Supervise,
 ) -> None:
     dies = f"ready handles=P0:0:9 {SEGV}"
-    one = supervise(supervised, {0: [dies, dies, "ready wait"], 1: ["ready wait"]})
+    one = supervise({0: [dies, dies, "ready wait"], 1: ["ready wait"]})
     soon(lambda: len(one.said) == 1 and one.supervisor.places[1].is_ready)
     assert orders(one, 1).suspects == {}
     one.skip(1)
     soon(lambda: len(one.said) == 2)
     assert orders(one, 1).suspects == places("P0:0:9")
-    one.skip(2)
-    soon(lambda: one.started[0] == 3 and one.is_ready())
+    one.restart(2, started=3)
     assert orders(one).suspects == places("P0:0:9")
 
 
@@ -467,9 +467,9 @@ def test_processes_that_run_are_told_of_suspects_too_since_kafka_gives_them_the_
     ],
 )
 def test_an_operators_signal_an_error_that_is_told_and_a_death_between_flushes_name_no_record(
-    supervised: list[Supervised], steps: str
+    supervise: Supervise, steps: str
 ) -> None:
-    one = supervise(supervised, [steps, steps, steps, "ready wait"])
+    one = supervise([steps, steps, steps, "ready wait"])
     fail(one, 3)
     soon(one.is_ready)
     assert not any("while it handled" in line for line in one.said)
@@ -477,8 +477,8 @@ def test_an_operators_signal_an_error_that_is_told_and_a_death_between_flushes_n
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_a_process_that_the_supervisor_kills_names_no_record(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, ["ready handles=P0:0:9 hush", "ready handles=P0:0:9 hush", "ready wait"])
+def test_a_process_that_the_supervisor_kills_names_no_record(supervise: Supervise) -> None:
+    one = supervise(["ready handles=P0:0:9 hush", "ready handles=P0:0:9 hush", "ready wait"])
     for _ in range(2):
         soon(lambda: (process := one.supervisor.places[0].process) and process.words.handled)
         one.skip(301)
@@ -524,48 +524,45 @@ def test_what_is_told_stays_when_a_process_is_killed_while_it_tells_the_next(
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_deaths_at_different_records_are_no_reason_to_be_careful(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, [f"ready handles=P0:0:9 {SEGV}", f"ready handles=P0:9:20,P1:0:9 {SEGV}", "ready wait"])
+def test_deaths_at_different_records_are_no_reason_to_be_careful(supervise: Supervise) -> None:
+    one = supervise([f"ready handles=P0:0:9 {SEGV}", f"ready handles=P0:9:20,P1:0:9 {SEGV}", "ready wait"])
     fail(one, 2)
     soon(one.is_ready)
     assert orders(one).suspects == {}
 
 
 @pytest.mark.behaviour("CONS-17")
-def test_the_next_process_that_joins_is_given_the_deaths_to_record(supervised: list[Supervised]) -> None:
+def test_the_next_process_that_joins_is_given_the_deaths_to_record(supervise: Supervise) -> None:
     """One that dies before has recorded nothing."""
-    one = supervise(supervised, [f"handles=P0:0:9 {SEGV}", "exit=3", "joined ready wait"])
+    one = supervise([f"handles=P0:0:9 {SEGV}", "exit=3", "joined ready wait"])
     fail(one, 2)
     soon(one.is_ready)
     text = f"process 0 has ended with SIGSEGV ({CRASHED}) while it handled payments-0 [0, 9)"
     death = Death(text, places("P0:0:9"))
     assert orders(one).deaths == (death,)
-    os.kill(one.pid(0), signal.SIGKILL)
-    soon(lambda: len(one.said) == 3)
-    one.skip(60)
-    soon(lambda: one.started[0] == 4 and one.is_ready())
+    one.kill()
+    one.restart(60, started=4)
     assert orders(one).deaths == ()
 
 
-def test_what_is_wrong_with_all_processes_is_told_by_the_first(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {number: ["tells=2:harms exit=2"] for number in range(3)})
+def test_what_is_wrong_with_all_processes_is_told_by_the_first(supervise: Supervise) -> None:
+    one = supervise({number: ["tells=2:harms exit=2"] for number in range(3)})
     assert one.end() == 2
     assert one.started == {0: 1, 1: 0, 2: 0}
     assert len(one.said) == 1
 
 
-def test_a_fenced_process_whose_fleet_has_the_group_is_replaced(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, ["ready fenced tells=6:helps exit=6", "ready wait"])
+def test_a_fenced_process_whose_fleet_has_the_group_is_replaced(supervise: Supervise) -> None:
+    one = supervise(["ready fenced tells=6:helps exit=6", "ready wait"])
     soon(lambda: one.said)
-    one.skip(1)
-    soon(lambda: one.started[0] == 2 and one.is_ready())
+    one.restart(1)
 
 
 @pytest.mark.behaviour("CONS-4")
 def test_a_fenced_process_that_is_slow_to_end_is_killed_as_late_as_a_drained_one_and_never_replaced(
-    supervised: list[Supervised],
+    supervise: Supervise,
 ) -> None:
-    one = supervise(supervised, {0: ["deaf ready fenced wait"], 1: ["ready wait"]}, Care(drain=20.0))
+    one = supervise({0: ["deaf ready fenced wait"], 1: ["ready wait"]}, Care(drain=20.0))
     soon(lambda: one.supervisor.places[0].dead_since is not None)
     one.skip(19)
     assert one.said == []
@@ -577,13 +574,28 @@ def test_a_fenced_process_that_is_slow_to_end_is_killed_as_late_as_a_drained_one
     assert "has ended with SIGKILL, and another claim has its group, and a restart does not help" in one.said[1]
 
 
-@pytest.mark.parametrize("steps", ["ready stop", "ready hush", "dead wait", "deaf dead wait"])
-def test_a_process_that_hangs_is_killed_and_replaced(supervised: list[Supervised], steps: str) -> None:
-    """It is stopped, tells nothing any more, or tells that it makes no progress."""
-    one = supervise(supervised, [steps, "ready wait"])
-    soon(lambda: (process := one.supervisor.places[0].process) and process.report)
+SILENT = "has told nothing for 301 s (limit 300 s)"
+NOT_LIVE = "is not live (billing: the batch is in flight)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "words"),
+    [
+        ("ready stop", 300, SILENT),
+        ("ready hush", 300, SILENT),
+        ("dead wait", 9, NOT_LIVE),
+        ("deaf dead wait", 9, NOT_LIVE),
+        ("hush", 600, "(limit 600 s)"),
+    ],
+)
+def test_a_process_that_hangs_is_killed_and_replaced(
+    supervise: Supervise, steps: str, limit: float, words: str
+) -> None:
+    """It is stopped, tells nothing any more, tells that it makes no progress, or has never told anything."""
+    one = supervise([steps, "ready wait"])
+    soon(lambda: (process := one.supervisor.places[0].process) and (process.report or steps == "hush"))
     soon(lambda: "dead" not in steps or one.supervisor.places[0].dead_since is not None)
-    one.skip(9 if "dead" in steps else 300)
+    one.skip(limit)
     assert one.said == []
     one.skip(1)
     soon(lambda: one.said)
@@ -591,110 +603,61 @@ def test_a_process_that_hangs_is_killed_and_replaced(supervised: list[Supervised
     soon(lambda: len(one.said) == 2)
     killed, ended = one.said
     assert killed.endswith(": it is killed")
-    assert ("has told nothing for 301 s (limit 300 s)" in killed) == ("dead" not in steps)
-    assert ("is not live (billing: the batch is in flight)" in killed) == ("dead" in steps)
-    assert "SIGKILL" in ended
-    one.skip(1)
-    soon(lambda: one.started[0] == 2 and one.is_ready())
-
-
-def test_a_process_that_never_reports_is_killed_after_the_time_to_start(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, ["hush"])
-    soon(lambda: one.supervisor.places[0].process)
-    one.skip(600)
-    assert one.said == []
-    one.skip(1)
-    soon(lambda: one.said)
-    assert "(limit 600 s): it is killed" in one.said[0]
+    assert words in killed
+    assert steps == "hush" or "SIGKILL" in ended, "one that may still start is ended by the signal that asks for stacks"
+    one.restart(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
-def test_a_process_that_has_grown_is_drained_and_replaced(supervised: list[Supervised]) -> None:
+def test_a_process_that_has_grown_is_drained_and_replaced(supervise: Supervise) -> None:
     limit = 150 << 20
-    one = supervise(supervised, [f"tells=0:helps ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
+    one = supervise([f"tells=0:helps ready grow={limit} ready wait", "ready wait"], Care(max_rss=limit))
     soon(lambda: len(one.said) == 2)
-    one.skip(1)
-    soon(lambda: one.started[0] == 2 and one.is_ready())
+    one.restart(1)
     grown, ended = one.said
     assert "bytes of memory (limit 157,286,400): it is drained and replaced" in grown
     assert ended == "process 0 has ended with exit code 0; the next one starts in 1 s"
-    harmed = supervise(supervised, [f"tells=6:harms deaf=6 ready grow={limit} ready wait"], Care(max_rss=limit))
+    harmed = supervise([f"tells=6:harms deaf=6 ready grow={limit} ready wait"], Care(max_rss=limit))
     assert harmed.end() == 6, "no restart helps"
     assert harmed.started == {0: 1}
 
 
 @pytest.mark.behaviour("CONS-8")
-def test_what_does_not_end_in_time_is_killed_and_the_exit_code_says_so(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["deaf ready wait"], 1: ["ready wait"]}, Care(drain=10.0))
-    soon(one.is_ready)
-    one.supervisor.stop()
-    soon(lambda: one.said)
-    one.skip(9)
+@pytest.mark.parametrize(
+    ("steps", "care", "drain"),
+    [("deaf ready wait", Care(drain=10.0), 10), ("deaf slow wait", None, 150), ("deaf ready wait", None, 60)],
+)
+def test_what_does_not_end_in_as_long_as_its_limits_let_it_take_is_killed_and_the_exit_code_says_so(
+    supervise: Supervise, steps: str, care: Care | None, drain: float
+) -> None:
+    one = supervise([steps], care)
+    one.begin_to_end()
+    assert f"within {drain} s" in one.said[0]
+    one.skip(drain - 1)
     assert not one.ended.done()
     one.skip(1)
     assert one.end() == 75
     assert one.said[-2:] == [
-        "process 0 is killed since it has not ended within 10 s: what it has not written is read again",
+        f"process 0 is killed since it has not ended within {drain} s: what it has not written is read again",
         "process 0 has ended with SIGKILL",
     ]
     assert one.heard[-1] == "ended with exit code 75"
 
 
 @pytest.mark.behaviour("CONS-8")
-@pytest.mark.parametrize(("steps", "drain"), [("deaf slow wait", 150), ("deaf ready wait", 60)])
-def test_a_process_has_as_long_to_end_as_its_own_limits_let_it_take(
-    supervised: list[Supervised], steps: str, drain: float
-) -> None:
-    one = supervise(supervised, [steps])
-    soon(one.is_ready)
-    one.supervisor.stop()
-    soon(lambda: one.said)
-    assert f"within {drain} s" in one.said[0]
-    one.skip(drain - 1)
-    assert not one.ended.done()
-    one.skip(1)
-    assert one.end() == 75
-
-
-@pytest.mark.behaviour("CONS-8")
-def test_a_second_signal_kills_what_is_left_at_once(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, ["deaf ready wait"], Care(drain=10_000.0))
-    soon(one.is_ready)
-    one.supervisor.stop()
-    soon(lambda: one.said)
+@pytest.mark.parametrize("steps", ["deaf ready wait", "tells=0:helps deaf ready wait"])
+def test_a_process_that_is_told_to_be_killed_counts_as_killed_however_it_ends(supervise: Supervise, steps: str) -> None:
+    """Such as one that had told a good end, and hung after that; or that ended by SIGTERM at the same moment."""
+    one = supervise([steps], Care(drain=10_000.0))
+    one.begin_to_end()
     one.clock.now += 1
     assert one.stop() == 75
     assert one.said[1] == "process 0 is killed at the second signal: what it has not written is read again"
-
-
-@pytest.mark.behaviour("CONS-8")
-def test_signals_that_come_together_are_one(supervised: list[Supervised]) -> None:
-    """`timeout` signals the supervisor, and then its group."""
-    one = supervise(supervised, ["ready wait"])
-    soon(one.is_ready)
-    one.supervisor.stop()
-    one.clock.now += 0.9
-    one.supervisor.stop()
-    assert one.stop() == 0
-    assert one.said == ["ending, within 60 s"]
-
-
-@pytest.mark.behaviour("CONS-8")
-def test_a_process_that_is_told_to_be_killed_counts_as_killed_however_it_ends(supervised: list[Supervised]) -> None:
-    """Such as one that had told a good end, and hung after that; or that ended by SIGTERM at the same moment."""
-    one = supervise(supervised, ["tells=0:helps deaf ready wait"], Care(drain=10_000.0))
-    soon(one.is_ready)
-    one.supervisor.stop()
-    soon(lambda: one.said)
-    one.clock.now += 1
-    assert one.stop() == 75
     assert one.heard[-1] == "ended with exit code 75"
 
 
-def test_the_whole_is_ready_if_each_process_is_and_live_while_the_supervisor_runs(
-    supervised: list[Supervised],
-) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: ["hush"]})
+def test_the_whole_is_ready_if_each_process_is_and_live_while_the_supervisor_runs(supervise: Supervise) -> None:
+    one = supervise({0: ["ready wait"], 1: ["hush"]})
     soon(lambda: one.supervisor.places[1].process)
     soon(lambda: one.supervisor.places[0].is_ready)
     found = one.supervisor.health()
@@ -707,8 +670,8 @@ def test_the_whole_is_ready_if_each_process_is_and_live_while_the_supervisor_run
     assert not one.supervisor.health().is_live
 
 
-def test_a_process_that_tells_nothing_is_not_ready(supervised: list[Supervised]) -> None:
-    one = supervise(supervised, {0: ["ready wait"], 1: ["ready stop"]})
+def test_a_process_that_tells_nothing_is_not_ready(supervise: Supervise) -> None:
+    one = supervise({0: ["ready wait"], 1: ["ready stop"]})
     soon(lambda: one.supervisor.places[1].is_ready)
     soon(one.is_ready)
     one.skip(11)
@@ -738,10 +701,10 @@ def test_a_process_that_has_ended_is_sent_no_signal_whoever_has_its_number_now(
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux has pidfds")
 @pytest.mark.parametrize("steps", ["hush", "exit=5", "exit=0"])
-def test_what_a_process_has_started_ends_with_it(supervised: list[Supervised], tmp_path: Path, steps: str) -> None:
+def test_what_a_process_has_started_ends_with_it(supervise: Supervise, tmp_path: Path, steps: str) -> None:
     """A pool of the user's function would else be left behind by each replacement."""
     file = tmp_path / "child"
-    one = supervise(supervised, [f"deaf ready child={file} ready {steps}", "ready wait"])
+    one = supervise([f"deaf ready child={file} ready {steps}", "ready wait"])
     soon(lambda: file.exists() and file.read_text())
     child = int(file.read_text())
 
@@ -775,47 +738,26 @@ def test_a_process_that_cant_be_looked_after_is_not_left_to_run(monkeypatch: pyt
         os.waitpid(begun[0], os.WNOHANG)
 
 
-def test_ends_are_seen_by_a_supervisor_that_was_started_with_sigchld_ignored() -> None:
+def test_ends_are_seen_although_sigchld_was_ignored_and_sigterm_is_the_supervisors_to_handle() -> None:
     code = (
-        "import signal\n"
+        "import signal, sys\n"
         "from offsetstore.monitoring.processes import Supervisor\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-        "def say(text):\n"
-        "    print(text)\n"
-        "    supervisor.stop()\n"
-        f"supervisor = Supervisor(1, lambda number: {reporting('exit=3')}, say=say)\n"
-        "supervisor.run()\n"
-        "print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    said = done.stdout.splitlines()
-    assert said[0] == f"process 0 has ended with exit code 3 ({EXITED}); the next one starts in 1 s", done.stderr
-    assert said[-1] == "True"
-
-
-def test_sigterm_is_the_supervisors_to_handle(tmp_path: Path) -> None:
-    code = (
-        "import sys\n"
-        "from offsetstore.monitoring.processes import Supervisor\n"
-        "def command(number):\n"
-        "    print('begun', flush=True)\n"
-        f"    return {reporting('ready wait')}\n"
-        "supervisor = Supervisor(1, command, say=lambda text: print(text, flush=True))\n"
-        "sys.exit(supervisor.run())"
+        f"commands = [{reporting('exit=3')}, {reporting('ready wait')}]\n"
+        "supervisor = Supervisor(1, lambda number: commands.pop(0), say=lambda text: print(text, flush=True))\n"
+        "code = supervisor.run()\n"
+        "print(signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN)\n"
+        "sys.exit(code)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "begun\n"
-            assert process.stdout.readline() == "the process is ready\n"
+            ended = f"process 0 has ended with exit code 3 ({EXITED}); the next one starts in 1 s\n"
+            assert [process.stdout.readline(), process.stdout.readline()] == [ended, "the process is ready\n"]
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGTERM)  # as `timeout` does
-            assert (process.communicate(timeout=60)[0], process.returncode) == (
-                "ending, within 60 s\nended with exit code 0\n",
-                0,
-            )
+            told = process.communicate(timeout=60)[0]
+            assert (told, process.returncode) == ("ending, within 60 s\nended with exit code 0\nTrue\n", 0)
         finally:
             process.kill()
 
@@ -852,7 +794,8 @@ def test_a_supervisor_that_gets_orphans_waits_for_them_and_steals_no_exit_status
         for number in range(3):
             assert f"process {number} has ended with exit code {number + 7} ({EXITED})" in said.read_text()
         soon(lambda: not left_behind(supervisor.pid))
-        assert not any(psutil.pid_exists(int(file.read_text())) for file in files if file.exists() and file.read_text())
+        children = [int(text) for text in (file.read_text() for file in files if file.exists()) if text]
+        soon(lambda: not any(psutil.pid_exists(child) for child in children))
         supervisor.terminate()
         assert supervisor.wait(SECONDS) >= 0
     finally:
@@ -862,10 +805,8 @@ def test_a_supervisor_that_gets_orphans_waits_for_them_and_steals_no_exit_status
 
 
 @pytest.mark.behaviour("CONS-21")
-def test_processes_that_fail_before_they_join_are_counted_where_no_database_knows_of_them(
-    supervised: list[Supervised],
-) -> None:
-    running = supervise(supervised, ["tells=70:helps", "exit=9", "ready wait"])
+def test_processes_that_fail_before_they_join_are_counted_where_no_database_knows_of_them(supervise: Supervise) -> None:
+    running = supervise(["tells=70:helps", "exit=9", "ready wait"])
     with WholeMonitoring(running.supervisor, 0, host="127.0.0.1", token=None) as monitoring:
 
         def told() -> dict[str, float]:

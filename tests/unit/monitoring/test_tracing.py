@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from threading import Thread
 from typing import Any
@@ -38,6 +38,8 @@ from offsetstore.protocol.events import (
 )
 from offsetstore.protocol.observers import Observers
 from tests.support.modules import forgotten
+
+pytestmark = pytest.mark.behaviour("OPS-15")
 
 GROUP = "billing"
 CANARY = "canary"
@@ -90,13 +92,16 @@ def seconds(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
 def children(traced: Traced, parent: ReadableSpan) -> list[ReadableSpan]:
     found = [span for span in traced.spans if span.parent is not None and span.parent == parent.context]
     return sorted(found, key=lambda span: span.start_time or 0)
 
 
-@pytest.mark.behaviour("OPS-15")
-def test_a_batch_is_a_span_with_the_names_of_the_messaging_conventions() -> None:
+def test_a_batch_is_a_span_with_the_names_of_the_messaging_conventions_and_its_phases_are_its_children() -> None:
     traced = Traced().on(TAKEN, STARTED, WRITTEN)
     batch = traced.named("process payments")
     assert (batch.kind, batch.parent, batch.status.status_code) == (SpanKind.CONSUMER, None, StatusCode.UNSET)
@@ -118,49 +123,37 @@ def test_a_batch_is_a_span_with_the_names_of_the_messaging_conventions() -> None
     assert (scope.name, scope.schema_url) == ("offsetstore", tracing.SCHEMA)
     assert tracing.SCHEMA in {schema.value for schema in schemas.Schemas}
 
-
-@pytest.mark.behaviour("OPS-15")
-def test_its_phases_are_its_children_one_after_the_other_to_its_end() -> None:
-    traced = Traced().on(STARTED, WRITTEN)
-    batch = traced.named("process payments")
     phases = children(traced, batch)
-    assert {span.name: seconds(span) for span in phases} == {
-        f"offsetstore.{name}": spent for name, spent in SECONDS.items()
-    }
-    assert [span.name for span in phases] == [f"offsetstore.{name}" for name in SECONDS]
+    assert [(span.name.removeprefix("offsetstore."), seconds(span)) for span in phases] == [*SECONDS.items()]
     assert [span.start_time for span in phases[1:]] + [batch.end_time] == [span.end_time for span in phases]
     assert all(span.attributes == {messaging.MESSAGING_CONSUMER_GROUP_NAME: GROUP} for span in phases)
 
 
-@pytest.mark.behaviour("OPS-15")
-def test_its_outcome_is_told() -> None:
-    for end, outcome, rows in (
-        (BatchEnded(outcome="skipped", **BATCH), "skipped", None),
-        (BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"plan": 1.0}), "kept", 8),
-        (FAILED, "failed", None),
-        (BatchEnded(outcome="interrupted", **BATCH), "interrupted", None),
-    ):
-        attributes = Traced().on(STARTED, end).named("process payments").attributes or {}
-        assert (attributes["offsetstore.outcome"], attributes.get("offsetstore.rows")) == (outcome, rows)
+@pytest.mark.parametrize(
+    ("end", "rows"),
+    [
+        (BatchEnded(outcome="skipped", **BATCH), None),
+        (BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"plan": 1.0}), 8),
+        (FAILED, None),
+        (BatchEnded(outcome="interrupted", **BATCH), None),
+    ],
+    ids=lambda given: given.outcome if isinstance(given, BatchEnded) else "",
+)
+def test_its_outcome_is_told(end: BatchEnded, rows: int | None) -> None:
+    attributes = attributes_of(Traced().on(STARTED, end).named("process payments"))
+    assert (attributes["offsetstore.outcome"], attributes.get("offsetstore.rows")) == (end.outcome, rows)
 
 
-@pytest.mark.behaviour("OPS-7", "OPS-15")
+@pytest.mark.behaviour("OPS-7")
 def test_a_failure_is_told_by_its_class_and_no_text_gets_into_a_span() -> None:
-    traced = Traced().on(TAKEN, STARTED, *MEANWHILE, FAILED)
-    [failed] = traced.spans
+    [failed] = Traced().on(TAKEN, STARTED, *MEANWHILE, FAILED).spans
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "RowsRefused")
-    assert (failed.attributes or {})[ERROR_TYPE] == "RowsRefused"
+    assert attributes_of(failed)[ERROR_TYPE] == "RowsRefused"
     assert CANARY not in failed.to_json()
+    before_it_begins = BatchEnded(outcome="failed", group=GROUP, batch=0, ranges={}, error=ValueError(CANARY))
+    assert Traced().on(STARTED, WRITTEN, before_it_begins).named("process").status.description == "ValueError"
 
 
-@pytest.mark.behaviour("OPS-15")
-def test_a_query_that_is_refused_before_its_batch_begins_has_a_span_too() -> None:
-    refused = BatchEnded(outcome="failed", group=GROUP, batch=0, ranges={}, error=ValueError(CANARY))
-    failed = Traced().on(STARTED, WRITTEN, refused).named("process")
-    assert failed.status.description == "ValueError"
-
-
-@pytest.mark.behaviour("OPS-15")
 def test_what_happens_meanwhile_is_noted_on_the_batch() -> None:
     batch = Traced().on(STARTED, *MEANWHILE, WRITTEN).named("process payments")
     assert [(event.name, dict(event.attributes or {})) for event in batch.events] == [
@@ -169,22 +162,20 @@ def test_what_happens_meanwhile_is_noted_on_the_batch() -> None:
         ("retried", {ERROR_TYPE: "LockTimeout", "offsetstore.attempt": 1, "offsetstore.wait": 0.25}),
         ("commit resolved", {"offsetstore.outcome": "unknown"}),
     ]
-    attributes = batch.attributes or {}
+    attributes = attributes_of(batch)
     assert attributes["offsetstore.dead_letters"] == 4
     calls = {name: attributes[f"offsetstore.handler.{name}"] for name in ("calls", "retries", "timeouts", "seconds")}
     assert calls == {"calls": 9, "retries": 3, "timeouts": 1, "seconds": 2.5}
 
 
-@pytest.mark.behaviour("OPS-15")
 def test_a_batch_of_several_topics_is_named_after_none() -> None:
     ranges = {P0: OffsetRange(0, 1), TopicPartition("refunds", 0): OffsetRange(0, 1)}
     event = BatchStarted(group=GROUP, batch=0, ranges=ranges)
     [batch] = Traced().on(event, BatchEnded(outcome="skipped", group=GROUP, batch=0, ranges=ranges)).spans
     assert batch.name == "process"
-    assert messaging.MESSAGING_DESTINATION_NAME not in (batch.attributes or {})
+    assert messaging.MESSAGING_DESTINATION_NAME not in attributes_of(batch)
 
 
-@pytest.mark.behaviour("OPS-15")
 def test_the_applications_spans_of_a_batch_are_its_children_and_later_ones_are_not() -> None:
     traced = Traced().on(STARTED)
     with traced.tracer.start_as_current_span("own"):
@@ -198,23 +189,17 @@ def test_the_applications_spans_of_a_batch_are_its_children_and_later_ones_are_n
     assert not get_current_span().is_recording()
 
 
-@pytest.mark.behaviour("OPS-15")
 def test_batches_in_two_threads_of_one_group_are_kept_apart() -> None:
     traced = Traced().on(TAKEN, STARTED)
     other: dict[str, Any] = {**BATCH, "batch": 0}
-    elsewhere: Callable[[], object] = lambda: traced.on(  # noqa: E731 - the new claim's job, in its own thread
-        BatchStarted(**other), MEANWHILE[2], BatchEnded(outcome="skipped", **other)
-    )
-    thread = Thread(target=elsewhere)
+    events = (BatchStarted(**other), MEANWHILE[2], BatchEnded(outcome="skipped", **other))
+    thread = Thread(target=traced.on, args=events)  # the new claim's job
     thread.start()
     thread.join()
     traced.on(WRITTEN)
-    told = {(span.attributes or {})["offsetstore.batch"]: span for span in traced.spans if span.parent is None}
-    assert {number: (span.attributes or {})["offsetstore.outcome"] for number, span in told.items()} == {
-        0: "skipped",
-        3: "written",
-    }
-    assert (len(told[0].events), len(told[3].events)) == (1, 0)
+    told = [(attributes_of(span), len(span.events)) for span in traced.spans if span.parent is None]
+    found = {(one["offsetstore.batch"], one["offsetstore.outcome"], events) for one, events in told}
+    assert found == {(0, "skipped", 1), (3, "written", 0)}
 
 
 def produced(number: int) -> tuple[tuple[str, bytes | None], ...]:
@@ -225,31 +210,21 @@ def produced(number: int) -> tuple[tuple[str, bytes | None], ...]:
 @pytest.mark.behaviour("CTX-2", "CTX-3")
 def test_a_batch_links_once_to_each_span_that_has_produced_its_records_and_asks_for_128() -> None:
     asked: list[int] = []
+    none = [(), (("traceparent", None),), (("traceparent", b"\xff"),), produced(0)]
 
     def headers(limit: int) -> list[tuple[tuple[str, bytes | None], ...]]:
         asked.append(limit)
-        return [
-            *map(produced, (1, 2, 1)),
-            (),
-            (("traceparent", None),),
-            (("traceparent", b"\xff"),),
-            *map(produced, (0, 3)),
-        ]
+        return [*map(produced, (1, 2, 1)), *none, produced(3)]
 
     batch = Traced().on(BatchStarted(**BATCH, headers=headers), WRITTEN).named("process payments")
     assert asked == [tracing.LINKS] == [128]
     assert [link.context.span_id for link in batch.links] == [1, 2, 3]
     assert (batch.parent, batch.dropped_links) == (None, 0)
+    unrecorded = Traced(TracerProvider(sampler=ALWAYS_OFF)).on(BatchStarted(**BATCH, headers=headers), WRITTEN)
+    assert (unrecorded.spans, asked) == ((), [128]), "no one records it, so no headers are read"
 
 
 @pytest.mark.behaviour("CTX-2")
-def test_a_batch_that_no_one_records_reads_no_headers() -> None:
-    traced, asked = Traced(TracerProvider(sampler=ALWAYS_OFF)), list[int]()
-    traced.on(BatchStarted(**BATCH, headers=lambda limit: asked.append(limit) or []), WRITTEN)
-    assert (asked, traced.spans) == ([], ())
-
-
-@pytest.mark.behaviour("CTX-2", "OPS-15")
 def test_a_batch_whose_headers_cant_be_read_is_a_span_without_links() -> None:
     def headers(limit: int) -> Any:
         raise OSError(limit)
@@ -259,25 +234,21 @@ def test_a_batch_whose_headers_cant_be_read_is_a_span_without_links() -> None:
     for event in (BatchStarted(**BATCH, headers=headers), WRITTEN):
         observers.on(event)
     batch = traced.named("process payments")
-    assert (batch.links, (batch.attributes or {})["offsetstore.outcome"]) == ((), "written")
+    assert (batch.links, attributes_of(batch)["offsetstore.outcome"]) == ((), "written")
 
 
 FLUSHED = FlushEnded(group=GROUP, batches=(1, 3), ranges=BATCH["ranges"], rows={"": 9}, seconds={"write": 2.0})
 
 
-@pytest.mark.behaviour("OPS-15")
 def test_a_flush_is_a_span_and_a_kept_batchs_phases_end_where_its_flush_begins() -> None:
     traced = Traced().on(STARTED, FLUSHED, BatchEnded(outcome="kept", **BATCH, rows={"": 8}, seconds={"compute": 4.0}))
     batch, flush, compute = map(traced.named, ("process payments", "offsetstore.flush", "offsetstore.compute"))
     assert children(traced, batch) == [compute, flush]
     assert compute.end_time == flush.start_time
     assert seconds(flush) == seconds(traced.named("offsetstore.write")) == 2.0
-    assert (flush.attributes or {})["offsetstore.batches"] == (1, 3)
-    assert (flush.attributes or {})[messaging.MESSAGING_BATCH_MESSAGE_COUNT] == 7
+    assert attributes_of(flush)["offsetstore.batches"] == (1, 3)
+    assert attributes_of(flush)[messaging.MESSAGING_BATCH_MESSAGE_COUNT] == 7
 
-
-@pytest.mark.behaviour("OPS-15")
-def test_between_batches_a_flush_stands_alone_and_other_events_make_no_span() -> None:
     traced = Traced().on(TAKEN, *MEANWHILE, MirrorTried(group=GROUP, offsets={}), FLUSHED)
     assert {span.name for span in traced.spans} == {"offsetstore.flush", "offsetstore.write"}
     assert traced.named("offsetstore.flush").parent is None

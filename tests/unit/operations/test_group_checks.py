@@ -13,7 +13,7 @@ import pytest
 from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing, TopicRecreated, WrongCluster
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
-from offsetstore.operations.group_status import GroupStatus, judge_group, standing
+from offsetstore.operations.group_status import GroupStatus, judge_group, standing, state_of
 from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
 from offsetstore.operations.people import StoreOverview
 from offsetstore.operations.reads import GroupState
@@ -134,7 +134,7 @@ COPY, BEHIND = GroupSnapshot({P0: CommittedOffset(100)}), GroupSnapshot({P0: Com
 STILL_ON = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
 
 
-@pytest.mark.behaviour("OPS-22")
+@pytest.mark.behaviour("OPS-22", "CONS-21")
 @pytest.mark.parametrize(
     "case",
     [
@@ -146,6 +146,8 @@ STILL_ON = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
                  "errors -g billing -n 5", lag_of(owner=replace(FAILED, alive_for=silent)), run_of("failed"), SEEN)
             for silent in (3 * SECOND, 60 * SECOND, None)
         ),
+        Case("claim", "bad", "the last start was refused", "errors -g billing --source start -n 5",
+             lag_of(owner=replace(LEFT, is_refused=True)), run_of("closed"), OWNER.claimed_at),
         Case("claim", "attention", "ended cleanly", "runs ", lag_of(owner=LEFT), run_of("closed"), SEEN),
         Case("claim", "attention", "was fenced", "runs ", lag_of(owner=LEFT), run_of("fenced"), SEEN),
         *(
@@ -224,14 +226,14 @@ def test_a_partition_that_stands_while_others_advance_is_bad(stuck: PartitionLag
     assert found.text.startswith("payments-1 has stood at offset 40 while others advanced. ")
     assert why in found.text
     assert found.next_step == "offsetstore errors -g billing -n 5"
-    status = GroupStatus.of("billing", lag_of(part(100, **YOUNG), stuck))
-    assert status.error == "1 partition stands while others advance"
+    lag = lag_of(part(100, **YOUNG), stuck)
+    assert GroupStatus.of("billing", lag).error == "1 partition stands while others advance"
+    state, group = GroupState("billing", OWNER, None, NOW, {}), lag.groups["billing"]
+    assert judge_group(state, group, at=NOW) == ("partition-stands",)
+    assert judge_group(state, group) == judge_group(state) == ()
 
-
-@pytest.mark.behaviour("CONS-20")
-def test_of_several_the_one_that_has_stood_the_longest_is_named() -> None:
     longest = replace(part(40, updated_at=NOW - 90 * MINUTE), seconds=3000.0)
-    found = check("standing partitions", lag_of(part(100, **YOUNG), stands(), longest))
+    found = check("standing partitions", lag_of(part(100, **YOUNG), stuck, longest))
     assert found.text.startswith("payments-2 has stood")
     assert "while others advanced, and so has 1 more. " in found.text
 
@@ -265,14 +267,6 @@ def test_without_the_records_ages_it_is_not_known_whether_a_partition_stands() -
     assert check("standing partitions", lag).verdict == "attention"
 
 
-@pytest.mark.behaviour("CONS-20")
-def test_a_partition_that_stands_is_a_problem_of_the_group() -> None:
-    state = GroupState("billing", OWNER, None, NOW, {})
-    lag = lag_of(part(100, **YOUNG), stands()).groups["billing"]
-    assert judge_group(state, lag, at=NOW) == ("partition-stands",)
-    assert judge_group(state, lag) == judge_group(state) == ()
-
-
 def test_a_pause_says_why_until_when_and_by_whom() -> None:
     pause = Pause(NOW - 60 * SECOND, NOW + timedelta(hours=1), "a load")
     event = HistoryEvent("pause", None, None, None, TOKEN, "ana", "a load", pause.at)
@@ -286,78 +280,74 @@ def test_a_pause_says_why_until_when_and_by_whom() -> None:
     assert found.text == "Paused without an end: a load. Since:"
 
 
-def test_dead_letters_that_wait_for_a_decision_need_attention() -> None:
-    found = check("dead letters", lag_of(letters={"dead": 2, "requested": 1}))
-    assert found.verdict == "attention"
-    assert found.text == f"2 dead letters wait for a decision, 1 to be replayed {UNKNOWN}."
-    assert found.next_step == "offsetstore dead-letters list -g billing --by error"
-    replayed = check("dead letters", lag_of(letters={"requested": 1}), run_of(replays_letters=True))
-    assert (replayed.verdict, replayed.next_step) == ("ok", "")
-    assert replayed.text == "1 to be replayed by a job that has dead_letters=."
-    without_job = lag_of(letters={"requested": 1}, owner=replace(OWNER, alive_for=None))
-    assert check("dead letters", without_job).verdict == "attention"
+WITHOUT, WITH = run_of(replays_letters=False), run_of(replays_letters=True)
+FLEET = replace(OWNER, fleet="a fleet")
+OF_MEMBER = replace(TOKEN, claim_id=MEMBER.member_id)
+LATE_REPLAY = NOW - timedelta(minutes=11)
+ELSEWHERE = {TopicPartition("refunds", 0): 2, P0: 4, TopicPartition("payments", 7): 1}
+NOT_READ = (
+    "but for 2 letters of refunds-0, which it does not read and 1 letter of payments-7, which have no stored offset"
+)
+NOT_DONE = "which has not done so since 2025-03-01 11:49 UTC: its log says why"
 
 
 @pytest.mark.behaviour("DLQ-19", "OPS-24")
-def test_requested_letters_that_the_job_does_not_replay_need_attention() -> None:
-    without = run_of(replays_letters=False)
-    found = check("dead letters", lag_of(letters={"requested": 3}), without)
-    assert (found.verdict, found.text) == ("attention", "3 to be replayed by no one: the job has no dead_letters=.")
-    both = check("dead letters", lag_of(letters={"dead": 1, "requested": 3}), without)
-    assert both.text.endswith("waits for a decision, 3 to be replayed by no one: the job has no dead_letters=.")
-    assert check("dead letters", lag_of(), without).verdict == "ok"
-    assert found.next_step == "offsetstore dead-letters list -g billing --state requested"
+@pytest.mark.parametrize(
+    ("lag", "run", "count", "whom"),
+    [
+        (lag_of(letters={"dead": 2, "requested": 1}), None, 1, UNKNOWN),
+        (lag_of(letters={"dead": 2, "requested": 3}), WITHOUT, 3, "by no one: the job has no dead_letters="),
+        (lag_of(letters={"requested": 3}), WITHOUT, 3, "by no one: the job has no dead_letters="),
+        (lag_of(letters={"requested": 3}), None, 3, UNKNOWN),  # a fleet, or a job, of an earlier release
+        (lag_of(letters={"requested": 3}, owner=LEFT), None, 3, "by a job that has dead_letters="),
+        # Transactions of its own, or no sink yet; and an earlier job's.
+        (lag_of(letters={"requested": 3}), run_of(phase="starting"), 3, UNKNOWN),
+        (lag_of(letters={"requested": 3}), replace(WITH, token=Token(2, TOKEN.claim_id)), 3, UNKNOWN),
+        (requested(ELSEWHERE), WITH, 7, f"by the job, {NOT_READ}"),
+        (requested({P0: 4}, since=LATE_REPLAY), WITH, 4, f"by the job, {NOT_DONE}"),
+        (
+            requested({P0: 4}, owner=FLEET),
+            replace(WITH, token=OF_MEMBER),
+            4,
+            "by the job, but for 4 letters of payments-0, which no process has",
+        ),
+    ],
+)
+def test_dead_letters_that_wait_for_a_decision_or_for_a_job_that_replays_them_need_attention(
+    lag: Lag, run: Run | None, count: int, whom: str
+) -> None:
+    found = check("dead letters", lag, run)
+    has_dead = "dead" in lag.store.letters["billing"]
+    waits = "2 dead letters wait for a decision, " if has_dead else ""
+    assert (found.verdict, found.text) == ("attention", f"{waits}{count} to be replayed {whom}.")
+    shown = "--by error" if has_dead else "--state requested"
+    assert found.next_step == f"offsetstore dead-letters list -g billing {shown}"
 
 
 @pytest.mark.behaviour("OPS-24")
 @pytest.mark.parametrize(
-    "run",
+    ("lag", "run"),
     [
-        pytest.param(None, id="a fleet, or a job, of an earlier release"),
-        pytest.param(run_of(phase="starting"), id="transactions of its own, or no sink yet"),
-        pytest.param(run_of(token=replace(TOKEN, epoch=TOKEN.epoch - 1), replays_letters=True), id="an earlier job's"),
+        (lag_of(), WITHOUT),
+        (lag_of(letters={"requested": 1}), WITH),
+        (requested({P0: 4}), WITH),
+        (requested({P0: 4}, since=NOW - timedelta(minutes=9)), WITH),
+        (requested({P0: 4}, since=LATE_REPLAY, owner=PAUSED), WITH),
+        (requested({P0: 4}, owner=FLEET, token=OF_MEMBER), replace(WITH, token=OF_MEMBER)),
     ],
 )
-def test_requested_letters_are_not_well_while_no_job_has_said_that_it_replays_them(run: Run | None) -> None:
-    found = check("dead letters", lag_of(letters={"requested": 3}), run)
-    assert (found.verdict, found.text) == ("attention", f"3 to be replayed {UNKNOWN}.")
+def test_letters_that_are_soon_replayed_are_well(lag: Lag, run: Run) -> None:
+    found = check("dead letters", lag, run)
+    assert (found.verdict, found.next_step) == ("ok", "")
+    if lag.store.letters["billing"].get("requested") == 1:
+        assert found.text == "1 to be replayed by a job that has dead_letters=."
 
 
-@pytest.mark.behaviour("OPS-24")
-def test_requested_letters_that_a_job_can_t_replay_are_named() -> None:
-    topics = {TopicPartition("refunds", 0): 2, P0: 4, TopicPartition("payments", 7): 1}
-    found = check("dead letters", requested(topics), run_of(replays_letters=True))
-    assert found.verdict == "attention"
-    assert found.text == (
-        "7 to be replayed by the job, but for 2 letters of refunds-0, which it does not read and 1 letter of "
-        "payments-7, which have no stored offset."
-    )
-    assert check("dead letters", requested({P0: 4}), run_of(replays_letters=True)).verdict == "ok"
-
-
-@pytest.mark.behaviour("OPS-24")
-def test_requested_letters_that_the_job_does_not_come_to_are_told_after_a_while_whatever_the_reason() -> None:
-    run, late = run_of(replays_letters=True), NOW - timedelta(minutes=11)
-    found = check("dead letters", requested({P0: 4}, since=late), run)
-    assert found.verdict == "attention"
-    told = "by the job, which has not done so since 2025-03-01 11:49 UTC: its log says why"
-    assert found.text == f"4 to be replayed {told}."
-    assert check("dead letters", requested({P0: 4}, since=NOW - timedelta(minutes=9)), run).verdict == "ok"
-    paused = replace(OWNER, pause=Pause(NOW - timedelta(hours=1), None, "a load"))
-    assert check("dead letters", requested({P0: 4}, since=late, owner=paused), run).verdict == "ok"
-
-
-@pytest.mark.behaviour("OPS-24")
-def test_requested_letters_of_a_partition_that_no_process_of_a_fleet_has_are_named() -> None:
-    fleet = replace(OWNER, fleet="a fleet")
-    run = run_of(token=replace(TOKEN, claim_id=MEMBER.member_id), replays_letters=True)  # a member's
-    found = check("dead letters", requested({P0: 4}, owner=fleet), run)
-    assert (found.verdict, found.text) == (
-        "attention",
-        "4 to be replayed by the job, but for 4 letters of payments-0, which no process has.",
-    )
-    taken = requested({P0: 4}, owner=fleet, token=replace(TOKEN, claim_id=MEMBER.member_id))
-    assert check("dead letters", taken, run).verdict == "ok"
+WAITS = OutboxState(1, NOW, row=17, topic="events")
+REFUSED = "Kafka refuses 1 row, set aside until a person decides."
+STALLED = "2 rows wait to be sent to Kafka. The relay relay@host:9 runs. See docs/runbook.md#outboxstalled."
+ROW = "The first is row 17, for topic events. The oldest was written:"
+OUTBOX = "offsetstore outbox list -g billing"
 
 
 @pytest.mark.behaviour("OUT-6", "OUT-7", "OUT-10")
@@ -365,28 +355,9 @@ def test_requested_letters_of_a_partition_that_no_process_of_a_fleet_has_are_nam
     ("outbox", "verdict", "words", "command"),
     [
         (None, "ok", "The group has no rows in the outbox.", ""),
-        (
-            OutboxState(1, NOW - 299 * SECOND, row=17, topic="events"),
-            "ok",
-            "1 row waits to be sent to Kafka. The first is row 17, for topic events. The oldest was written:",
-            "",
-        ),
-        (
-            OutboxState(2, NOW - 301 * SECOND, 1, row=17, topic="events"),
-            "bad",
-            (
-                "Kafka refuses 1 row, set aside until a person decides. 2 rows wait to be sent to Kafka. The relay "
-                "relay@host:9 runs. See docs/runbook.md#outboxstalled. The first is row 17, for topic events. "
-                "The oldest was written:"
-            ),
-            "offsetstore outbox list -g billing",
-        ),
-        (
-            OutboxState(0, None, 3),
-            "attention",
-            "Kafka refuses 3 rows, set aside until a person decides.",
-            "offsetstore outbox list -g billing",
-        ),
+        (replace(WAITS, oldest=NOW - 299 * SECOND), "ok", f"1 row waits to be sent to Kafka. {ROW}", ""),
+        (replace(WAITS, rows=2, oldest=NOW - 301 * SECOND, refused=1), "bad", f"{REFUSED} {STALLED} {ROW}", OUTBOX),
+        (OutboxState(0, None, 3), "attention", "Kafka refuses 3 rows, set aside until a person decides.", OUTBOX),
     ],
 )
 def test_what_waits_in_the_outbox_is_bad_when_it_is_late_and_what_is_set_aside_needs_attention(
@@ -397,22 +368,19 @@ def test_what_waits_in_the_outbox_is_bad_when_it_is_late_and_what_is_set_aside_n
     assert found.at == (outbox.oldest if outbox else None)
 
 
+RELAY = RelayStatus("ended", "r@host:9", NOW, NOW)
+
+
 @pytest.mark.behaviour("OUT-13")
 @pytest.mark.parametrize(
     ("relay", "words"),
     [
         (None, "No relay was ever started: `offsetstore relay` sends the rows."),
-        (
-            RelayStatus("stalled", "r@host:9", NOW, NOW, error="no answer from Kafka"),
-            "The relay r@host:9 runs, and sends nothing. Its last error: no answer from Kafka",
-        ),
-        (
-            RelayStatus("silent", "r@host:9", NOW, NOW),
-            "r@host:9 fell silent at 2025-03-01 12:00 UTC: it was killed, hangs, or can't reach the database.",
-        ),
-        (RelayStatus("ended", "r@host:9", NOW, NOW), "ended cleanly at 2025-03-01 12:00 UTC: start it again."),
-        (RelayStatus("failed", "r@host:9", NOW, NOW, error="uncertain"), "Its last error: uncertain"),
-        (RelayStatus("fenced", "r@host:9", NOW, NOW), "was fenced by another one"),
+        (replace(RELAY, state="stalled", error="no answer"), "runs, and sends nothing. Its last error: no answer"),
+        (replace(RELAY, state="silent"), "r@host:9 fell silent at 2025-03-01 12:00 UTC: it was killed"),
+        (RELAY, "ended cleanly at 2025-03-01 12:00 UTC: start it again."),
+        (replace(RELAY, state="failed", error="uncertain"), "Its last error: uncertain"),
+        (replace(RELAY, state="fenced"), "was fenced by another one"),
     ],
     ids=lambda given: given.state if isinstance(given, RelayStatus) else "",
 )
@@ -451,15 +419,6 @@ def test_a_job_that_fails_at_each_start_is_told_although_the_next_one_is_live() 
         assert ("starts-fail" in judge_group(GroupState("billing", owner, None, NOW, {}))) is (verdict == "bad")
     assert found.text.startswith("3 runs failed or fell silent in 15 minutes, and the job is started again")
     assert found.next_step == "offsetstore errors -g billing -n 5"
-
-
-@pytest.mark.behaviour("CONS-21")
-def test_a_refused_start_is_told() -> None:
-    owner = replace(OWNER, alive_for=None, is_refused=True)
-    found = check("claim", lag_of(owner=owner), run_of("closed"))
-    assert (owner.state, owner.is_live, found.verdict) == ("failed", False, "bad")
-    assert "the last start was refused" in found.text
-    assert found.next_step == "offsetstore errors -g billing --source start -n 5"
 
 
 @pytest.mark.behaviour("CONS-21")
@@ -526,3 +485,40 @@ def test_commands_can_be_copied_whatever_the_names_are() -> None:
     assert found["unread partitions"].startswith(
         "offsetstore resolve -g 'my group; rm' --schema 'our jobs' -t payments"
     )
+
+
+def unread(age: float = 60.0, advanced: float = 1, **changes: Any) -> PartitionLag:
+    """Six records, the first of them so many seconds old; the offset has advanced so many minutes ago."""
+    return replace(part(94, updated_at=NOW - advanced * MINUTE), **{"seconds": age, **changes})
+
+
+IDLE = part(100, updated_at=NOW - 60 * MINUTE)
+SILENT = replace(OWNER, alive_for=MINUTE)
+STATES: dict[str, tuple[list[PartitionLag], GroupRow, str]] = {
+    "it reads": ([unread()], OWNER, "live"),
+    "idle": ([IDLE], OWNER, "live"),
+    "a backlog that shrinks": ([unread(3600)], OWNER, "live"),
+    "a record after an idle time": ([unread(60, 60)], OWNER, "live"),
+    "no progress, and old records": ([unread(901, 16)], OWNER, "stalled"),
+    "no progress, and records that may be younger": ([unread(901, 16, is_bound=True)], OWNER, "live"),
+    "no progress, and Kafka is silent": ([unread(60, 16, log=None)], OWNER, "live"),
+    "vanished, with records unread": ([unread()], SILENT, "stalled"),
+    "vanished, and Kafka is silent": ([unread(log=None)], SILENT, "stalled"),
+    "vanished, with nothing to read": ([IDLE], SILENT, "silent"),
+    "left": ([unread()], LEFT, "ended"),
+    "left long ago, with old records": ([unread(901, 16)], LEFT, "stalled"),
+    "failed a moment ago": ([unread()], FAILED, "failed"),
+    "failed, and the claim was never closed": ([unread()], replace(SILENT, ending="failed"), "failed"),
+    "failed long ago": ([unread(901, 16)], replace(LEFT, ending="failed"), "failed"),
+    "its query has ended cleanly": ([unread()], replace(SILENT, ending="closed"), "ended"),
+    "another partition may be younger": ([unread(901, 16), unread(9000, 16, is_bound=True)], OWNER, "stalled"),
+    "another partition has no leader": ([unread(901, 16), unread(9000, 16, log=None)], OWNER, "stalled"),
+}
+
+
+@pytest.mark.parametrize(("parts", "owner", "expected"), STATES.values(), ids=STATES)
+def test_a_group_is_in_one_word(parts: list[PartitionLag], owner: GroupRow, expected: str) -> None:
+    group = lag_of(*parts, owner=owner).groups["billing"]
+    assert state_of(group, NOW) == expected
+    paused = replace(group, owner=replace(owner, pause=Pause(NOW, None, "a load")))
+    assert state_of(paused, NOW) == "paused", "whatever else is the case"

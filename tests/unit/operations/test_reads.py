@@ -9,13 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from offsetstore import Claim, OffsetRange, PartitionState, StartPolicy, TopicPartition, Watermarks
-from offsetstore.errors import (
-    BrokerUnavailable,
-    StartError,
-    TopicRecreated,
-    UncertainBatch,
-    WrongCluster,
-)
+from offsetstore.errors import BrokerUnavailable, StartError, TopicRecreated, UncertainBatch, WrongCluster
 from offsetstore.offsets import BrokerView, CommittedOffset, TopicLog
 from offsetstore.operations.reads import beyond_end, lag_of, read_adoption
 from offsetstore.store.adoption import QueryCheckpoint
@@ -27,8 +21,7 @@ LOGS = {number: Watermarks(0, 500) for number in (0, 1)}
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
+    now = NOW
 
     def __call__(self) -> datetime:
         return self.now
@@ -121,14 +114,6 @@ def test_a_partition_that_the_new_topic_lacks_leaves_the_lag_of_the_others_known
     assert store.group_state("billing").lag is None
 
 
-def test_records_that_were_removed_unread_make_the_headroom_negative(
-    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
-) -> None:
-    broker.set_log(P0, 7, 10)
-    found = store.group_state("billing", broker).partitions
-    assert (found[P0].headroom, found[P0].lag, found[P1].headroom) == (-3, 6, 0)
-
-
 def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(
     store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim, clock: Clock
 ) -> None:
@@ -149,30 +134,24 @@ def test_it_holds_the_owner_and_what_is_stored_committed_and_in_the_log(
     assert (state.lag, state.is_live, state.is_known) == (16, True, True)
 
 
-def test_a_partition_that_only_the_log_has_is_there_without_a_lag(
+def test_a_partition_that_only_the_log_has_has_no_lag_and_a_broker_that_is_silent_hides_nothing_of_the_store(
     store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
 ) -> None:
     logs = {number: Watermarks(0, 10) for number in (2, 1, 0)}
     broker.current = replace(broker.current, topics={"payments": TopicLog("payments-id", logs)})
-
     state = store.group_state("billing", broker)
-
     assert list(state.partitions) == [P0, P1, P2]
-    assert state.partitions[P2] == PartitionState(log=Watermarks(0, 10, high=10, leader_epoch=0))
-    assert (state.partitions[P2].lag, state.partitions[P2].pinned, state.partitions[P2].contested) == (
-        None,
-        False,
-        False,
-    )
-    assert state.lag == 16
+    found = state.partitions[P2]
+    assert found == PartitionState(log=Watermarks(0, 10, high=10, leader_epoch=0))
+    assert (found.lag, found.pinned, found.contested, state.lag) == (None, False, False, 16)
 
+    broker.set_log(P0, 7, 10)
+    parts = store.group_state("billing", broker).partitions
+    assert (parts[P0].headroom, parts[P0].lag, parts[P1].headroom) == (-3, 6, 0), "records were removed unread"
 
-def test_a_broker_that_does_not_answer_hides_nothing_of_the_store(
-    store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim
-) -> None:
     broker.error = BrokerUnavailable("no answer")
     state = store.group_state("billing", broker)
-    assert state == replace(store.group_state("billing"), broker_error=broker.error)
+    assert state == replace(store.group_state("billing"), broker_error=broker.error), "nothing of the store is hidden"
 
 
 def test_a_decision_shows_until_the_next_claim(store: InMemoryOffsetStore, broker: StaticBroker, claim: Claim) -> None:
@@ -203,9 +182,6 @@ def test_an_adoption_that_is_refused_still_shows_the_partitions_that_are_certain
     assert (replayed.refusal, [replayed.start(tp) for tp in ends]) == (None, [4, 0, 40, 50])
     assert (skipped.refusal, [skipped.start(tp) for tp in ends]) == (None, [4, 0, 45, 50])
 
-
-def test_after_an_uncertain_batch_without_records_no_partition_is_certain() -> None:
-    checkpoint = QueryCheckpoint("/old", 11, {P0: 20, P1: 30}, 12, {})
-    refused = read_adoption(checkpoint, {}, "fail")
-    assert refused.refusal is not None
-    assert refused.adopted == {}
+    without_records = read_adoption(QueryCheckpoint("/old", 11, {P0: 20, P1: 30}, 12, {}), {}, "fail")
+    assert without_records.refusal is not None
+    assert without_records.adopted == {}

@@ -69,13 +69,16 @@ def test_the_database_alone_says_when_and_by_which_role_a_line_of_the_history_wa
     assert hidden == {"id", "at", "db_role"}
 
 
+@pytest.mark.behaviour("OPS-8")
 def test_a_dashboard_only_reads_but_for_the_samples_and_no_text_that_may_quote_a_record() -> None:
     *lines, last = grant_dashboard("reader", schema="public")
     assert {line.partition(" ON ")[0].partition(" (")[0] for line in lines} == {"GRANT USAGE", "GRANT SELECT"}
     assert last == 'GRANT INSERT, UPDATE ON TABLE "public".samples TO "reader"'
-    [line] = [line for line in lines if '"dead_letters"' in line]
-    hidden = {one.name for one in metadata.tables["dead_letters"].columns if f'"{one.name}"' not in line}
-    assert hidden == {"key", "value", "headers", "error_text", "traceback", "sequence"}
+    record, error = {"key", "value", "headers"}, {"error_text", "traceback", "sequence"}
+    for table, kept in {"dead_letters": record | error, "outbox": record, "outbox_refused": record}.items():
+        [line] = [line for line in lines if f'"{table}"' in line]
+        hidden = {one.name for one in metadata.tables[table].columns if f'"{one.name}"' not in line}
+        assert hidden == kept, table
 
 
 @pytest.mark.behaviour("OPS-8")

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,36 +77,13 @@ def test_what_can_pass_is_tried_again_and_the_rest_waits_for_the_next_batch(clai
 
 
 @pytest.mark.behaviour("MARK-4")
-def test_what_is_left_is_flushed_at_the_end_or_forgotten_if_the_claim_is_lost(
-    store: InMemoryOffsetStore, claim: Claim
-) -> None:
-    kept = Kept(RowsRefused("a value"))
-    begin(claim, kept)
-    wait_until(lambda: not kept.errors)
-    claim.close()
-    assert (kept.flushes, kept.has_any) == (1, False)
-
-    lost = store.claim(GROUP, topics=["payments"])
-    kept = Kept(RowsRefused("a value"))
-    begin(lost, kept)
-    wait_until(lambda: not kept.errors)
-    lost.lose()
-    lost.close()
-    assert (kept.flushes, kept.has_any) == (0, False)
-
-
-@pytest.mark.behaviour("MARK-4")
 def test_at_the_end_a_database_that_is_away_leaves_it_to_the_next_start(
     claim: Claim, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(RowsRefused("a value"))
     begin(claim, kept)
     wait_until(lambda: not kept.errors)
-
-    def away(*_: Any, **__: Any) -> Any:
-        raise StoreUnavailable("away")
-
-    monkeypatch.setattr(claim.database, "begin", away)
+    monkeypatch.setattr(claim.database, "begin", Mock(side_effect=StoreUnavailable("away")))
     with caplog.at_level(logging.WARNING):
         claim.close()
     assert kept.flushes == 0

@@ -26,6 +26,7 @@ from offsetstore.processing import spans
 from offsetstore.processing.handling import Handling, Outcome
 from offsetstore.protocol.letters import Headers
 from tests.support.modules import forgotten
+from tests.unit.processing.calling import both_ways, called, handled
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01".encode()
@@ -43,32 +44,18 @@ MALFORMED = [
     PARENT.replace(SPAN.encode(), b"0" * 16),
     None,
 ]
-both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["threads", "loop"])
 
 
 def record(offset: int, *headers: tuple[str, bytes | None]) -> Record:
     return Record("payments", 3, offset, None, b"value", headers)
 
 
-def handled(
-    fn: Callable[[Record], Any], records: Sequence[Record], *propagate: str, is_async: bool = False, **settings: Any
-) -> dict[int, Outcome]:
-    """Have a function called for records, in a loop or in threads."""
-
-    async def later(record: Record) -> Any:
-        await asyncio.sleep(0)
-        return fn(record)
-
-    arguments: dict[str, Any] = {"concurrency": 3, "retries": Retries(attempts=1), **settings}
-    handling = Handling(Handler(later if is_async else fn, None, **arguments), propagate=propagate)
-    try:
-        handling.feed(records)
-        found: list[Outcome] = []
-        while handling.outstanding:
-            found += handling.finished(10)
-    finally:
-        handling.close()
-    return {one.record.offset: one for one in found}
+def called_with(
+    fn: Callable[[Record], Any], records: Sequence[Record], *propagate: str, is_async: bool = False
+) -> list[Outcome]:
+    """Have a function called for records, with these of their headers."""
+    handler = Handler(called(fn, is_async=is_async), None, concurrency=3, retries=Retries(attempts=1))
+    return handled(handler, records, propagate=propagate)
 
 
 def sees(record: Record) -> dict[str, Headers]:
@@ -97,7 +84,7 @@ def test_each_call_sees_the_named_headers_of_its_own_record_and_no_others(*, is_
     records = [record(n, ("tenant", b"%d" % n), ("secret", b"s")) if n % 3 else record(n) for n in range(60)]
     for names in (("tenant",), ("secret", "tenant"), ()):
         seen.clear()
-        assert all(one.error is None for one in handled(looks, records, *names, is_async=is_async).values())
+        assert all(one.error is None for one in called_with(looks, records, *names, is_async=is_async))
         assert seen == {
             one.offset: tuple((name, value) for name, value in one.headers if name in names) for one in records
         }
@@ -114,12 +101,8 @@ def test_what_an_async_function_awaits_and_has_done_in_threads_sees_its_headers_
         seen = await asyncio.gather(inner(), inner(), asyncio.to_thread(current_headers))
         return [{"seen": one} for one in seen]
 
-    handling = Handling(Handler(looks, None, concurrency=5), propagate={"tenant"})
-    handling.feed(record(n, ("tenant", b"%d" % n)) for n in range(20))
-    found: list[Outcome] = []
-    while handling.outstanding:
-        found += handling.finished(10)
-    handling.close()
+    records = [record(n, ("tenant", b"%d" % n)) for n in range(20)]
+    found = handled(Handler(looks, None, concurrency=5), records, propagate={"tenant"})
     assert all(one.rows == [{"seen": one.record.headers}] * 3 for one in found)
 
 
@@ -133,13 +116,13 @@ def test_a_call_is_a_span_in_its_records_trace(
         inject(sent)
         return sent
 
-    found = handled(calls, [record(7, TRACED, ("tracestate", b"vendor=1"))], "traceparent", is_async=is_async)
+    found = called_with(calls, [record(7, TRACED, ("tracestate", b"vendor=1"))], "traceparent", is_async=is_async)
     [span] = exported()
     assert (span.name, span.kind, span.status.status_code) == ("handle payments", SpanKind.CONSUMER, StatusCode.UNSET)
     assert span.parent is not None
     assert span.context is not None
     assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, SPAN)
-    assert found[7].rows == ({"traceparent": f"00-{TRACE}-{span.context.span_id:016x}-01"},)  # tracestate is not named
+    assert found[0].rows == ({"traceparent": f"00-{TRACE}-{span.context.span_id:016x}-01"},)  # tracestate is not named
     assert span.attributes == {
         messaging.MESSAGING_SYSTEM: "kafka",
         messaging.MESSAGING_OPERATION_NAME: "handle",
@@ -158,7 +141,7 @@ def test_a_call_that_fails_has_the_errors_class_in_its_span_and_not_its_text(
     def fails(record: Record) -> None:
         raise ValueError(CANARY)
 
-    found = handled(fails, [record(0, TRACED)], "traceparent", is_async=is_async)
+    found = called_with(fails, [record(0, TRACED)], "traceparent", is_async=is_async)
     assert found[0].error is not None
     [span] = exported()
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "ValueError")
@@ -181,14 +164,12 @@ def test_traces_are_the_records_own_and_only_if_they_are_named(
     parents = {n: ("traceparent", PARENT.replace(TRACE.encode(), trace.encode())) for n, trace in traces.items()}
     records = [record(n, *[parents[n]] if n in parents else (), ("baggage", b"n=%d" % n)) for n in range(30)]
     with spans._tracer.start_as_current_span("ambient"):
-        found = handled(looks, records, "traceparent", is_async=is_async)
-        assert {n: one.rows for n, one in found.items()} == {
-            n: ({"trace": n + 1 if n in traces else None, "baggage": {}},) for n in range(30)
-        }
-        found = handled(looks, records, "baggage", is_async=is_async)
-        assert {n: one.rows for n, one in found.items()} == {
-            n: ({"trace": None, "baggage": {"n": str(n)}},) for n in range(30)
-        }
+        found = called_with(looks, records, "traceparent", is_async=is_async)
+        assert [one.rows for one in found] == [
+            ({"trace": n + 1 if n in traces else None, "baggage": {}},) for n in range(30)
+        ]
+        found = called_with(looks, records, "baggage", is_async=is_async)
+        assert [one.rows for one in found] == [({"trace": None, "baggage": {"n": str(n)}},) for n in range(30)]
     assert len(exported()) == len(traces) + 1
 
 
@@ -198,8 +179,8 @@ def test_a_record_with_a_malformed_trace_is_handled_like_one_without(
     exported: Callable[[], Sequence[ReadableSpan]], *, is_async: bool
 ) -> None:
     records = [record(n, ("traceparent", value)) for n, value in enumerate(MALFORMED)]
-    found = handled(sees, records, "traceparent", is_async=is_async)
-    assert {n: one.rows for n, one in found.items()} == {one.offset: ({"seen": one.headers},) for one in records}
+    found = called_with(sees, records, "traceparent", is_async=is_async)
+    assert [one.rows for one in found] == [({"seen": one.headers},) for one in records]
     assert exported() == ()
 
 
@@ -220,6 +201,6 @@ def test_no_header_harms_a_call(headers: list[tuple[str, bytes | None]]) -> None
 @pytest.mark.behaviour("CTX-1", "CTX-2")
 def test_without_opentelemetry_headers_are_passed_on_as_they_are() -> None:
     with forgotten(spans.__name__, lacking="opentelemetry"):
-        found = handled(sees, [record(0, TRACED, ("secret", b"s"))], "traceparent")
+        found = called_with(sees, [record(0, TRACED, ("secret", b"s"))], "traceparent")
         assert spans.__name__ not in sys.modules
     assert found[0].rows == ({"seen": (TRACED,)},)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from offsetstore import Claim, OffsetRange, TopicPartition
-from offsetstore.errors import RowsRefused, StaleClaim, TopicRecreated
+from offsetstore.errors import StaleClaim, TopicRecreated
 from offsetstore.offsets import BrokerView, TopicLog, Watermarks
 from offsetstore.processing.plan import Plan, check_topics
 from offsetstore.processing.runner import with_replanning
@@ -24,16 +24,13 @@ BATCH = {P0: OffsetRange(0, 3), P1: OffsetRange(10, 12)}
 
 @dataclass
 class Records:
-    """The records of the ranges, ``refused`` among them or not."""
+    """The records of the ranges."""
 
     ranges: Mapping[TopicPartition, OffsetRange]
-    refused: tuple[TopicPartition, int] | None = None
 
     def write(self, work: Any) -> int:
         rows = [(tp, offset) for tp, range_ in self.ranges.items() for offset in range(range_.from_, range_.until)]
         work.connection.extend("results", rows)
-        if self.refused in rows:
-            raise RowsRefused("too large")
         return len(rows)
 
 
@@ -51,14 +48,12 @@ def claim(store: InMemoryOffsetStore, broker: StaticBroker) -> Claim:
     return store.claim("billing", broker, topics=["payments"], mirror_every=None)
 
 
-def process(
-    claim: Claim, *, meanwhile: Callable[[], object] = lambda: None, refused: tuple[TopicPartition, int] | None = None
-) -> Written | None:
+def process(claim: Claim, *, meanwhile: Callable[[], object] = lambda: None) -> Written | None:
     """Plan, compute and commit `BATCH`, as a job would; ``meanwhile`` happens when the rows are computed."""
     plan = Plan.of(claim, BATCH)
     computed = None
     if plan.is_worth_computing(claim):
-        computed = {UNNAMED: Records(plan.remaining(), refused)}
+        computed = {UNNAMED: Records(plan.remaining())}
         meanwhile()
     return commit_rows(claim, plan, computed)
 
@@ -69,12 +64,6 @@ def advance(claim: Claim, tp: TopicPartition, until: int) -> None:
         tx.advance({tp: tx.lock({tp: OffsetRange(start, until)})[tp].remaining})
 
 
-def test_a_replayed_batch_is_neither_computed_nor_written(store: InMemoryOffsetStore, claim: Claim) -> None:
-    process(claim)
-    assert process(claim, meanwhile=lambda: pytest.fail("computed")) is None
-    assert len(store.rows("results")) == 5
-
-
 def test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_computed(
     store: InMemoryOffsetStore, claim: Claim
 ) -> None:
@@ -82,19 +71,12 @@ def test_a_batch_is_planned_again_if_a_stored_offset_changed_while_it_was_comput
     written = with_replanning(lambda: process(claim, meanwhile=next(changes, lambda: None)), "batch 1")
     assert written is not None
     assert store.rows("results") == [(P0, 2), (P1, 11)]
+    assert process(claim, meanwhile=lambda: pytest.fail("computed")) is None  # nor is it written again
 
 
 def test_what_was_not_computed_is_planned_again_if_it_remains_after_all(claim: Claim) -> None:
     with pytest.raises(PlanOutdated):
         commit_rows(claim, Plan.of(claim, BATCH), None)
-
-
-def test_the_part_of_a_batch_before_a_record_is_stored_alone(store: InMemoryOffsetStore, claim: Claim) -> None:
-    part = Plan.of(claim, BATCH).up_to({P0: OffsetRange(0, 2)})
-    commit_rows(claim, part, {UNNAMED: Records(part.remaining())})
-    assert store.rows("results") == [(P0, 0), (P0, 1)]
-    assert store.offsets("billing")[P0].next_offset == 2
-    assert store.offsets("billing")[P1].next_offset == 10
 
 
 def test_a_claim_that_was_taken_over_while_it_computed_writes_nothing(

@@ -94,45 +94,35 @@ def test_fifty_thousand_children_that_come_before_their_parents_are_a_few_tries(
     assert len(table.tries) < 40
 
 
-@pytest.mark.behaviour("DLQ-8")
-def test_of_two_records_with_one_id_the_later_dies_each_time() -> None:
-    for bad in ((), (50,)):
-        found = find(lambda rows, bad=bad: not {3, 90} <= {*rows} and without(*bad)(rows), range(100))
-        assert found == {90, *bad}
+BLAMED: dict[str, tuple[Callable[[list[int]], bool], int, dict[int, Hashable], set[int]]] = {
+    "of two with one id, the later": (lambda rows: not {3, 90} <= {*rows}, 100, {}, {90}),
+    "and a bad one": (lambda rows: 50 not in rows and not {3, 90} <= {*rows}, 100, {}, {50, 90}),
+    "not a value that a later one of its key replaces": (
+        lambda rows: 2 not in rows and (0 not in rows or 1 in rows),
+        3,
+        {0: "k", 1: "k", 2: "other"},
+        {2},
+    ),
+    "both legs of an entry that share a key": (
+        lambda rows: 11 not in rows and sum(5 - 10 * (row % 2) for row in rows) == 0,
+        40,
+        {record: record // 2 for record in range(40)},
+        {10, 11},
+    ),
+    "no key that is accepted only after another one, of which a record is accepted when it is tried alone": (
+        lambda rows: 4 not in rows and len({0, 2} & {*rows}) != 1 and (0 not in rows or 3 in rows),
+        5,
+        {0: "a", 1: "b", 2: "a", 3: "b", 4: "c"},
+        {4},
+    ),
+}
 
 
 @pytest.mark.behaviour("DLQ-8")
-def test_a_bad_value_that_a_later_one_of_its_key_replaces_is_not_blamed() -> None:
-    """An Upsert writes the last row of a key alone: (k, -5), (k, 7); the record of another key is bad."""
-    key = {0: "k", 1: "k", 2: "other"}
-
-    def rule(rows: list[int]) -> bool:
-        return 2 not in rows and (0 not in rows or 1 in rows)
-
-    assert find(rule, range(3), key) == {2}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_legs_of_an_entry_that_share_a_key_stand_or_fall_together() -> None:
-    amounts = [5, -5] * 20
-    keys = {record: record // 2 for record in range(40)}
-
-    def balanced(rows: list[int]) -> bool:
-        return 11 not in rows and sum(amounts[row] for row in rows) == 0
-
-    assert find(balanced, range(40), keys) == {10, 11}
-
-
-@pytest.mark.behaviour("DLQ-8")
-def test_a_key_waits_for_all_others_before_it_is_split() -> None:
-    """Key "a" needs a record of key "b", which is accepted later, when it is tried alone."""
-    keys = {0: "a", 1: "b", 2: "a", 3: "b", 4: "c"}
-
-    def rule(rows: list[int]) -> bool:
-        is_whole = ({0, 2} <= {*rows}) == (not {0, 2}.isdisjoint(rows))
-        return 4 not in rows and is_whole and (0 not in rows or 3 in rows)
-
-    assert find(rule, range(5), keys) == {4}
+@pytest.mark.parametrize("blamed", BLAMED)
+def test_records_that_need_or_exclude_each_other(blamed: str) -> None:
+    rule, size, keys, dead = BLAMED[blamed]
+    assert find(rule, range(size), keys) == dead
 
 
 def test_records_without_a_key_are_alone() -> None:
@@ -176,21 +166,6 @@ def worlds(draw: st.DrawFn) -> Callable[[list[int]], bool]:
         )
 
     return rule
-
-
-@pytest.mark.behaviour("DLQ-8")
-@given(worlds(), st.dictionaries(RECORDS, st.sampled_from("ab")))
-def test_the_dead_are_refused_on_top_of_the_rest_and_the_rest_is_accepted(
-    rule: Callable[[list[int]], bool], keys: dict[int, str]
-) -> None:
-    first, again = Table(rule), Table(rule)
-    dead = sweep(units_of(range(SIZE), keys), first, limit=LIMIT)
-
-    assert {*first.rows} == {*range(SIZE)} - dead.keys()
-    assert not first.rows or rule(first.rows)
-    assert not any(rule([*first.rows, record]) for record in dead)
-    assert sweep(units_of(range(SIZE), keys), again, limit=LIMIT).keys() == dead.keys()
-    assert again.tries == first.tries
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -282,11 +257,11 @@ def test_records_that_are_tried_again_after_a_key_was_split_are_counted_once() -
 # -- its tries, in a transaction
 
 
-def writing(rule: Callable[[list[int]], bool]) -> Callable[[Work, Sequence[int]], None]:
+def writing(rule: Callable[[list[int]], bool], sqlstate: str = "23514") -> Callable[[Work, Sequence[int]], None]:
     def write(work: Work, records: Sequence[int]) -> None:
         work.connection.extend("results", records)
         if not rule(work.connection.rows("results")):
-            raise refusal()
+            raise refusal(sqlstate)
 
     return write
 
@@ -530,15 +505,18 @@ def test_a_hint_is_never_a_verdict(bad: set[int], keys: dict[int, str]) -> None:
 
 @pytest.mark.behaviour("DLQ-8")
 @given(worlds(), st.dictionaries(RECORDS, st.sampled_from("ab")), st.sets(RECORDS, max_size=3))
-def test_with_hints_too_the_dead_are_refused_on_top_of_the_rest(
+def test_the_dead_are_refused_on_top_of_the_rest_and_the_rest_is_accepted(
     rule: Callable[[list[int]], bool], keys: dict[int, str], bad: set[int]
 ) -> None:
-    table = Hinting(bad, rule)
-    dead = find_by_hints(table, SIZE, keys)
+    """With hints or, if none is ``bad``, without; and each time the same."""
+    first, again = Hinting(bad, rule), Hinting(bad, rule)
+    dead = find_by_hints(first, SIZE, keys)
 
-    assert {*table.rows} == {*range(SIZE)} - dead
-    assert not table.rows or rule(table.rows)
-    assert not any(record not in bad and rule([*table.rows, record]) for record in dead)
+    assert {*first.rows} == {*range(SIZE)} - dead
+    assert not first.rows or rule(first.rows)
+    assert not any(record not in bad and rule([*first.rows, record]) for record in dead)
+    assert find_by_hints(again, SIZE, keys) == dead
+    assert again.tries == first.tries
 
 
 # -- who is to blame
@@ -552,27 +530,18 @@ def doubted(
     return {*found.dead}, {*found.doubtful}
 
 
-def refusing(rule: Callable[[list[int]], bool], sqlstate: str = "42501") -> Callable[[Work, Sequence[int]], None]:
-    def write(work: Work, records: Sequence[int]) -> None:
-        work.connection.extend("results", records)
-        if not rule(work.connection.rows("results")):
-            raise refusal(sqlstate)
-
-    return write
-
-
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("bad", [{0}, {7}, {0, 3, 7}, {*range(1, 8)}], ids=str)
 def test_records_are_to_blame_whatever_the_error_if_another_is_accepted_after_them(claim: Claim, bad: set[int]) -> None:
-    assert doubted(claim, refusing(without(*bad)), 8) == (bad, set())
+    assert doubted(claim, writing(without(*bad), "42501"), 8) == (bad, set())
 
 
 @pytest.mark.behaviour("DLQ-15")
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_what_every_record_is_refused_for_blames_none_unless_it_speaks_for_itself(claim: Claim, size: int) -> None:
     every = {*range(size)}
-    assert doubted(claim, refusing(lambda _: False), size) == (every, every)
-    assert doubted(claim, refusing(lambda _: False, "23514"), size) == (every, set())
+    assert doubted(claim, writing(lambda _: False, "42501"), size) == (every, every)
+    assert doubted(claim, writing(lambda _: False), size) == (every, set())
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -582,7 +551,7 @@ def test_what_begins_in_the_middle_of_the_search_blames_none(claim: Claim, accep
     left = [accepted]
 
     def write(work: Work, records: Sequence[int]) -> None:
-        refusing(lambda rows: 2 not in rows and left[0] > 0)(work, records)
+        writing(lambda rows: 2 not in rows and left[0] > 0, "42501")(work, records)
         left[0] -= 1
 
     dead, doubtful = doubted(claim, write, 9)
@@ -592,7 +561,7 @@ def test_what_begins_in_the_middle_of_the_search_blames_none(claim: Claim, accep
 @pytest.mark.behaviour("DLQ-15")
 def test_of_more_records_than_a_table_takes_none_is_to_blame(claim: Claim) -> None:
     """Any would be accepted in the place of another."""
-    dead, doubtful = doubted(claim, refusing(lambda rows: len(rows) <= 6), 10)
+    dead, doubtful = doubted(claim, writing(lambda rows: len(rows) <= 6, "42501"), 10)
     assert len(dead) == 4
     assert dead == doubtful
 
@@ -602,7 +571,7 @@ def test_of_more_records_than_a_table_takes_none_is_to_blame(claim: Claim) -> No
 @pytest.mark.parametrize("twin", [0, 3, 6])
 def test_a_record_that_conflicts_with_one_other_is_to_blame(claim: Claim, twin: int, suspects: Collection[int]) -> None:
     """It would be accepted in the place of all others, and not in the place of those without its twin."""
-    write = refusing(lambda rows: not {twin, 7} <= {*rows}, "DUP01")
+    write = writing(lambda rows: not {twin, 7} <= {*rows}, "DUP01")
     assert doubted(claim, write, 8, suspects) == ({7}, set())
 
 
@@ -612,7 +581,7 @@ def test_a_bad_record_does_not_make_others_to_blame(claim: Claim, suspects: Coll
     """A trigger takes four rows, and a policy refuses the last record."""
 
     def write(work: Work, records: Sequence[int]) -> None:
-        refusing(without(7))(work, records)
+        writing(without(7), "42501")(work, records)
         if len(work.connection.rows("results")) > 4:
             raise refusal("ROOM4")
 
@@ -625,7 +594,7 @@ def test_two_hundred_conflicts_are_told_apart_in_a_few_tries_each(claim: Claim) 
 
     def write(work: Work, records: Sequence[int]) -> None:
         tries.append(len(records))
-        refusing(lambda rows: len({row % 800 for row in rows}) == len(rows), "DUP01")(work, records)
+        writing(lambda rows: len({row % 800 for row in rows}) == len(rows), "DUP01")(work, records)
 
     twins = {*range(800, 1000)}
     assert doubted(claim, write, 1000, twins) == (twins, set())

@@ -21,8 +21,8 @@ from offsetstore.errors import ConfigurationError, FunctionEnded, HandlerStuck, 
 from offsetstore.processing.handling import Handler, Handling, Outcome, Record, outage_of_call
 from offsetstore.protocol.retries import Retries
 from tests.support.waiting import wait_until
+from tests.unit.processing.calling import both_ways, called, handled
 
-ONCE = Retries(attempts=1)
 FAST = Retries(attempts=3, shortest=0.001, longest=0.001)
 
 
@@ -30,22 +30,8 @@ def record(offset: int, key: bytes | None = None) -> Record:
     return Record("payments", 0, offset, key, str(offset).encode(), topic_id="t1")
 
 
-def handled(handler: Handler, *records: Record) -> dict[int, Outcome]:
-    handling = Handling(handler)
-    try:
-        handling.feed(records)
-        found: list[Outcome] = []
-        while handling.outstanding:
-            found += handling.finished(10)
-    finally:
-        handling.close()
-    return {one.record.offset: one for one in sorted(found, key=lambda one: one.record.offset)}
-
-
-async def waits_in_loop(record: Record) -> dict[str, int]:
-    if record.offset == 0:
-        await asyncio.sleep(60)
-    return {"id": record.offset}
+async def waits() -> None:
+    await asyncio.sleep(0)
 
 
 class Hanging:
@@ -58,15 +44,6 @@ class Hanging:
         if record.offset == 0:
             self.go_on.wait(20)
         return {"id": record.offset}
-
-
-@pytest.mark.behaviour("HAND-4", "HAND-1")
-def test_a_coroutine_that_takes_too_long_fails_alone_and_is_cancelled() -> None:
-    before = time.monotonic()
-    found = handled(Handler(waits_in_loop, None, timeout=1.5), record(0, b"a"), record(1, b"b"), record(2, b"a"))
-    assert time.monotonic() - before < 30
-    assert (found[0].error and found[0].error.error_class, found[0].attempts) == ("HandlerTimeout", 1)
-    assert [found[1].rows, found[2].rows] == [({"id": 1},), ({"id": 2},)]
 
 
 @pytest.mark.behaviour("HAND-4")
@@ -133,7 +110,7 @@ def test_an_error_that_stays_is_the_records() -> None:
     def fails(record: Record) -> None:
         raise ValueError(f"bad {record.offset}")
 
-    [one] = handled(Handler(fails, None, retries=FAST), record(7)).values()
+    [one] = handled(Handler(fails, None, retries=FAST), [record(7)])
     assert one.error is not None
     assert (one.error.error_class, one.error.text, one.attempts) == ("ValueError", "bad 7", 3)
     assert "in fails" in (one.error.traceback or "")
@@ -142,7 +119,7 @@ def test_an_error_that_stays_is_the_records() -> None:
 
 @pytest.mark.behaviour("HAND-2")
 @pytest.mark.parametrize("error", [Outage("down"), ConnectionRefusedError("refused"), TimeoutError()])
-@pytest.mark.parametrize("is_async", [False, True])
+@both_ways
 def test_an_outage_is_no_records_fault(error: Exception, *, is_async: bool) -> None:
     calls: list[int] = []
 
@@ -150,10 +127,7 @@ def test_an_outage_is_no_records_fault(error: Exception, *, is_async: bool) -> N
         calls.append(record.offset)
         raise error
 
-    async def later(record: Record) -> None:
-        fails(record)
-
-    handling = Handling(Handler(later if is_async else fails, None, retries=FAST))
+    handling = Handling(Handler(called(fails, is_async=is_async), None, retries=FAST))
     handling.feed([record(0)])
     with pytest.raises(type(error)):
         handling.finished(10)
@@ -179,7 +153,7 @@ def several(record: Record) -> Iterator[dict[str, int]]:
     ],
 )
 def test_what_a_function_returns(returned: Any, rows: Any) -> None:
-    [one] = handled(Handler(lambda _: returned, None), record(0)).values()
+    [one] = handled(Handler(lambda _: returned, None), [record(0)])
     assert (one.rows, one.error) == (rows, None)
 
 
@@ -190,27 +164,18 @@ def test_what_a_function_returns(returned: Any, rows: Any) -> None:
         (7, "returned int; expected a row"),
         ("text", "returned str"),
         ([{"id": 1}, 7], "returned int"),
+        (waits, "returned a coroutine: await it, or declare the handler with async def"),
     ],
 )
 def test_what_is_no_row_fails_at_once(returned: Any, said: str) -> None:
-    [one] = handled(Handler(lambda _: returned, None), record(1)).values()
+    [one] = handled(Handler(lambda _: returned() if callable(returned) else returned, None), [record(1)])
     assert one.error is not None
     assert said in one.error.text
     assert (one.error.error_class, one.attempts) == ("HandlerResult", 1)
 
 
-@pytest.mark.behaviour("HAND-3")
-def test_a_plain_function_that_makes_a_coroutine_is_told_how_to_be_declared() -> None:
-    def makes(record: Record) -> Any:
-        return waits_in_loop(record)
-
-    [one] = handled(Handler(makes, None), record(1)).values()
-    assert one.error is not None
-    assert one.error.text == "the handler returned a coroutine: await it, or declare the handler with async def"
-
-
 @pytest.mark.behaviour("HAND-6")
-@pytest.mark.parametrize("is_async", [False, True])
+@both_ways
 def test_each_call_has_a_context_of_its_own(*, is_async: bool) -> None:
     inherited, own = contextvars.ContextVar[str]("inherited"), contextvars.ContextVar[int]("own", default=-1)
     inherited.set("job")
@@ -226,8 +191,8 @@ def test_each_call_has_a_context_of_its_own(*, is_async: bool) -> None:
         await asyncio.sleep(0.001)
         assert own.get() == record.offset
 
-    found = handled(Handler(later if is_async else looks, None, concurrency=2), *map(record, range(20)))
-    assert all(one.error is None for one in found.values())
+    found = handled(Handler(later if is_async else looks, None, concurrency=2), [*map(record, range(20))])
+    assert all(one.error is None for one in found)
     assert sorted(seen) == [("job", -1, offset) for offset in range(20)]
     assert own.get() == -1
 
@@ -280,18 +245,15 @@ def test_closing_cancels_what_runs() -> None:
 
 @pytest.mark.behaviour("HAND-2")
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
-@pytest.mark.parametrize("is_async", [False, True])
+@both_ways
 def test_what_ends_programs_ends_the_call_alone(error: BaseException, *, is_async: bool) -> None:
     def fails(record: Record) -> dict[str, int]:
         if record.offset == 0:
             raise error
         return {"id": record.offset}
 
-    async def later(record: Record) -> dict[str, int]:
-        return fails(record)
-
-    found = handled(Handler(later if is_async else fails, None, retries=ONCE), record(0), record(1))
-    assert [one.error is None for one in found.values()] == [False, True]
+    handler = Handler(called(fails, is_async=is_async), None, retries=Retries(attempts=1))
+    assert [one.error is None for one in handled(handler, [record(0), record(1)])] == [False, True]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +268,12 @@ class Broken(Retries):
 
 @pytest.mark.behaviour("HAND-2")
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-@pytest.mark.parametrize("is_async", [False, True])
+@both_ways
 def test_an_error_of_the_engine_itself_ends_the_handling(error: type[BaseException], *, is_async: bool) -> None:
     def fails(record: Record) -> None:
         raise ValueError(record.offset)
 
-    async def later(record: Record) -> None:
-        fails(record)
-
-    handling = Handling(Handler(later if is_async else fails, None, retries=Broken(error=error)))
+    handling = Handling(Handler(called(fails, is_async=is_async), None, retries=Broken(error=error)))
     handling.feed([record(0)])
     with pytest.raises((ZeroDivisionError, FunctionEnded)) as raised:
         handling.finished(10)
@@ -360,8 +319,8 @@ def test_a_record_without_a_key_that_can_be_used_fails_alone(key: Callable[[], A
     def of_first(record: Record) -> Any:
         return key() if record.offset == 0 else record.offset
 
-    found = handled(Handler(lambda one: {"id": one.offset}, None, key=of_first), record(0), record(1))
-    assert [one.error is None for one in found.values()] == [False, True]
+    found = handled(Handler(lambda one: {"id": one.offset}, None, key=of_first), [record(0), record(1)])
+    assert [one.error is None for one in found] == [False, True]
     assert found[0].attempts == 0
 
 
@@ -398,7 +357,7 @@ def test_a_key_that_hangs_ends_in_an_error_and_many_slow_ones_do_not() -> None:
         slow.wait(0.2)
         return one.offset
 
-    assert len(handled(replace(handling.handler, key=after_a_while), *map(record, range(4)))) == 4
+    assert len(handled(replace(handling.handler, key=after_a_while), [*map(record, range(4))])) == 4
     handling.feed([record(3), record(0), record(2)])
     with pytest.raises(HandlerStuck, match=r"key= did not return within 0.5 s.*payments-0 at offset 0"):
         handling.finished(10)
@@ -406,15 +365,20 @@ def test_a_key_that_hangs_ends_in_an_error_and_many_slow_ones_do_not() -> None:
     hanging.go_on.set()
 
 
-@pytest.mark.behaviour("HAND-4")
+@pytest.mark.behaviour("HAND-1", "HAND-4")
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_calls_that_are_all_slow_are_late_one_by_one_and_nothing_is_stuck(concurrency: int) -> None:
     async def slow(record: Record) -> dict[str, int]:
         await asyncio.sleep(60 if record.offset < 4 else 0)
         return {"id": record.offset}
 
-    found = handled(Handler(slow, None, timeout=1.2, concurrency=concurrency), *map(record, range(6)))
-    assert [one.error is None for one in found.values()] == [False] * 4 + [True] * 2
+    before = time.monotonic()
+    records = [record(offset, b"ab"[offset % 2 :]) for offset in range(6)]
+    found = handled(Handler(slow, None, timeout=1.2, concurrency=concurrency), records)
+    assert time.monotonic() - before < 30
+    assert [one.error and one.error.error_class for one in found] == ["HandlerTimeout"] * 4 + [None] * 2
+    assert {one.attempts for one in found} == {1}
+    assert [one.rows for one in found[4:]] == [({"id": 4},), ({"id": 5},)]
 
 
 @pytest.mark.behaviour("HAND-4")
@@ -454,8 +418,8 @@ def test_a_row_is_as_it_was_when_it_was_returned() -> None:
         kept["n"] += 1
         return kept
 
-    found = handled(Handler(counts, None, ordering="partition"), *map(record, range(3)))
-    assert [one.rows for one in found.values()] == [({"n": 1},), ({"n": 2},), ({"n": 3},)]
+    found = handled(Handler(counts, None, ordering="partition"), [*map(record, range(3))])
+    assert [one.rows for one in found] == [({"n": 1},), ({"n": 2},), ({"n": 3},)]
 
 
 @pytest.mark.behaviour("HAND-3")
@@ -468,7 +432,7 @@ def test_all_handlers_of_a_process_have_one_loop(monkeypatch: pytest.MonkeyPatch
         loops.add(id(asyncio.get_running_loop()))
 
     for _ in range(3):
-        handled(Handler(tells, None), record(0))
+        handled(Handler(tells, None), [record(0)])
     assert len(loops) == 1
 
 
@@ -483,7 +447,7 @@ def test_functions_that_are_async() -> None:
 
     for function in (Client(), Client().method, partial(Client().method, more=0)):
         assert Handler(function, None).is_async
-        assert handled(Handler(function, None), record(3))[3].rows == ({"id": 3},)
+        assert handled(Handler(function, None), [record(3)])[0].rows == ({"id": 3},)
     assert not Handler(several, None).is_async
 
 

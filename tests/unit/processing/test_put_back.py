@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,14 +15,12 @@ from offsetstore import Claim, DeadLetters, LetterFilter, OffsetRange, Retries, 
 from offsetstore.errors import (
     ColumnMismatch,
     CommitUnknown,
-    ConnectionLost,
     FunctionFailed,
     LockTimeout,
     OffsetStoreError,
     RecordsRejected,
     RowsRefused,
     SinkError,
-    StaleClaim,
     TargetRefused,
     UnsafeTarget,
 )
@@ -38,6 +37,7 @@ from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory import InMemoryOffsetStore
 from offsetstore.testing.memory.session import MemorySession
 from tests.support.recorder import Recorder
+from tests.unit.processing.conftest import Losing
 
 GROUP = "billing"
 P0, P1 = (TopicPartition("payments", number) for number in range(2))
@@ -74,7 +74,7 @@ class Job:
     writes: int = 0
 
     @contextmanager
-    def compute(self, letters: Sequence[Letter]) -> Generator[Part]:
+    def compute(self, letters: Sequence[Letter]) -> Generator[Any]:
         assert letters, "Spark can't make a frame of nothing"
         values = {n: (letter.payload.value or b"").decode() for n, letter in enumerate(letters) if letter.payload}
         self.computed.append([*values.values()])
@@ -123,9 +123,6 @@ class Part:
     def failed(self) -> dict[int, FunctionFailed]:
         return {number: RAISED for number, value in self.values.items() if value == "raise"}
 
-    def fail_again(self, numbers: Sequence[int]) -> Any:
-        raise NotImplementedError
-
     def misfits(self, connection: object) -> dict[int, RowsRefused]:
         assert connection is not None
         return {number: refusal("22003") for number, value in self.values.items() if value in self.job.misfits}
@@ -137,14 +134,8 @@ class Part:
     def rows_of(self, numbers: Sequence[int]) -> dict[str, Rows]:
         return {"": Rows(self.job, [row for number in numbers for row in self.rows(number)])}
 
-    def record(self, number: int) -> Any:
-        raise NotImplementedError
-
     def hinted(self, _: RowsRefused, __: Sequence[int]) -> None:
         return None
-
-    def payloads(self, numbers: Sequence[int]) -> Any:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -209,18 +200,26 @@ def request(store: InMemoryOffsetStore, *offsets: int, forced: bool = False) -> 
     store.request_replay(GROUP, which, reason="mended", forced=forced)
 
 
+def requested(store: InMemoryOffsetStore, claim: Claim, values: Mapping[int, str], **options: Any) -> None:
+    """Give records up, and request all letters."""
+    give_up(claim, values, **options)
+    request(store)
+
+
 def run(claim: Claim, job: Job, settings: DeadLetters | None = None, **options: Any) -> int:
     return PutBack(claim, settings or DeadLetters(), job.compute).run(**options)
+
+
+def fates(store: InMemoryOffsetStore) -> list[str]:
+    """Of the letters, in their order: the states, or of dead ones the errors."""
+    listed = sorted(store.letters(GROUP, contents=True).letters, key=lambda letter: letter.key)
+    errors = [letter.error.sqlstate or letter.error.error_class for letter in listed]
+    return [error if letter.state == "dead" else letter.state for letter, error in zip(listed, errors, strict=True)]
 
 
 def states(store: InMemoryOffsetStore) -> list[str]:
     """The letters' states, in their order."""
     return [letter.state for letter in sorted(store.letters(GROUP).letters, key=lambda letter: letter.key)]
-
-
-def errors(store: InMemoryOffsetStore) -> list[str | None]:
-    listed = store.letters(GROUP, contents=True).letters
-    return [letter.error.sqlstate or letter.error.error_class for letter in sorted(listed, key=lambda one: one.key)]
 
 
 # -- what is written and marked
@@ -311,26 +310,22 @@ FATES: dict[str, tuple[list[str], Callable[[], Job], list[str]]] = {
 def test_a_requested_letter_is_replayed_or_dead_again_with_its_own_error(
     store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, given: str
 ) -> None:
-    values, job, fates = FATES[given]
-    give_up(claim, dict(enumerate(values, 1)))
-    request(store)
-    replayed = fates.count(REPLAYED)
+    values, job, expected = FATES[given]
+    requested(store, claim, dict(enumerate(values, 1)))
+    replayed = expected.count(REPLAYED)
     assert run(claim, job()) == replayed
-    good = [value for value, fate in zip(values, fates, strict=True) if fate == REPLAYED and value != "nothing"]
-    assert store.rows("results") == good
-    pairs = zip(states(store), errors(store), strict=True)
-    assert [state if state == REPLAYED else error for state, error in pairs] == fates
+    good = [value for value, fate in zip(values, expected, strict=True) if fate == REPLAYED and value != "nothing"]
+    assert (store.rows("results"), fates(store)) == (good, expected)
     assert {one.attempts for one in store.letters(GROUP).letters if one.state == "dead"} <= {2}
     told = LettersReplayed(
-        group=GROUP, replayed=replayed, failed=len(fates) - replayed, without_rows=values.count("nothing")
+        group=GROUP, replayed=replayed, failed=len(expected) - replayed, without_rows=values.count("nothing")
     )
     assert recorder.of(LettersReplayed) == [told]
 
 
 @pytest.mark.behaviour("DLQ-12")
 def test_a_letter_that_a_function_names_is_dead_again_with_its_code(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "a", 2: "odd"})
-    request(store)
+    requested(store, claim, {1: "a", 2: "odd"})
     named = RecordsRejected("named", reasons={(P0, 2): "no such customer"}, codes={(P0, 2): "no-customer"})
 
     assert run(claim, Job(lambda rows: named if "odd" in rows else None)) == 1
@@ -347,8 +342,7 @@ def test_many_letters_that_are_all_refused_again_have_each_its_own_error(
     store: InMemoryOffsetStore, claim: Claim
 ) -> None:
     """In a batch that would be a bug or an outage; letters are known to be bad."""
-    give_up(claim, {offset: f"{offset}" for offset in range(80)})
-    request(store)
+    requested(store, claim, {offset: f"{offset}" for offset in range(80)})
 
     def refuses(rows: list[str]) -> RowsRefused | None:
         bad = [row for row in rows if row != "77"]
@@ -364,8 +358,7 @@ def test_many_letters_that_are_all_refused_again_have_each_its_own_error(
 
 @pytest.mark.behaviour("DLQ-7")
 def test_if_no_letter_can_be_computed_it_takes_few_jobs_to_say_so(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, dict.fromkeys(range(200), "raise"), until=200)
-    request(store)
+    requested(store, claim, dict.fromkeys(range(200), "raise"), until=200)
     job = Job()
     assert run(claim, job) == 0
     assert store.letter_counts(GROUP) == {"dead": 200}
@@ -386,7 +379,7 @@ def test_a_requested_letter_whose_record_is_gone_is_dead_again_and_not_replayed(
     session.commit()
 
     assert run(claim, Job()) == 1
-    assert (states(store), errors(store)) == (["dead", "replayed"], ["PayloadMissing", "23514"])
+    assert fates(store) == ["PayloadMissing", "replayed"]
 
 
 # -- what must not be written twice, or lost
@@ -394,8 +387,7 @@ def test_a_requested_letter_whose_record_is_gone_is_dead_again_and_not_replayed(
 
 @pytest.mark.behaviour("DLQ-7")
 def test_a_letter_ahead_of_the_job_is_left_to_it(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {30: "below", 50: "ahead"})
-    request(store)
+    requested(store, claim, {30: "below", 50: "ahead"})
     store.reset(GROUP, {P0: 40}, reason="again")
     again = store.claim(GROUP, topics=["payments"])
 
@@ -421,8 +413,7 @@ def test_a_letter_that_gets_its_topic_s_id_is_replayed_once(store: InMemoryOffse
 
 @pytest.mark.behaviour("DLQ-7")
 def test_a_letter_that_is_discarded_after_it_was_read_is_not_written(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "given up", 2: "a"})
-    request(store)
+    requested(store, claim, {1: "given up", 2: "a"})
     job = Job(meanwhile=[lambda: store.discard(GROUP, LetterKey(P0, 1), reason="no longer")])
 
     assert run(claim, job) == 0
@@ -434,53 +425,16 @@ def test_a_letter_that_is_discarded_after_it_was_read_is_not_written(store: InMe
 @pytest.mark.behaviour("DLQ-7")
 def test_of_two_replays_of_one_letter_the_second_writes_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
     """Two sinks of one claim, or a drain while the job runs: both have read it before either has marked it."""
-    give_up(claim, {1: "a"})
-    request(store)
+    requested(store, claim, {1: "a"})
     assert run(claim, Job(meanwhile=[lambda: run(claim, Job())])) == 0
     assert (store.rows("results"), states(store)) == (["a"], ["replayed"])
 
 
 @pytest.mark.behaviour("DLQ-7")
-def test_a_claim_that_was_taken_over_replays_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "a"})
-    request(store)
-    with pytest.raises(StaleClaim):
-        run(claim, Job(meanwhile=[lambda: store.claim(GROUP, topics=["payments"])]))
-    assert (store.rows("results"), states(store)) == ([], ["requested"])
-
-
-@pytest.mark.behaviour("DLQ-7")
 def test_a_batch_between_reading_and_locking_is_no_obstacle(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "a"})
-    request(store)
+    requested(store, claim, {1: "a"})
     assert run(claim, Job(meanwhile=[lambda: give_up(claim, {}, until=200)])) == 1
     assert (store.rows("results"), store.offsets(GROUP)[P0].next_offset) == (["a"], 200)
-
-
-class Losing:
-    """Loses the answer to the next COMMIT, which happens or does not."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch = monkeypatch
-
-    def next(self, *, happens: bool, then: Callable[[], object] = lambda: None) -> None:
-        commit = MemorySession.commit
-
-        def lost(session: MemorySession) -> None:
-            self._patch.setattr(MemorySession, "commit", commit)
-            if happens:
-                commit(session)
-            else:
-                session.rollback()
-            then()
-            raise ConnectionLost("the answer was lost")
-
-        self._patch.setattr(MemorySession, "commit", lost)
-
-
-@pytest.fixture
-def losing(monkeypatch: pytest.MonkeyPatch) -> Losing:
-    return Losing(monkeypatch)
 
 
 @pytest.mark.behaviour("DLQ-7")
@@ -496,8 +450,7 @@ def test_a_replay_whose_commit_has_no_answer_is_looked_up(
             if then == "moved on":
                 give_up(successor, {}, until=200)
 
-    give_up(claim, {1: "a"})
-    request(store)
+    requested(store, claim, {1: "a"})
     losing.next(happens=then != "rolled back", then=meanwhile)
     if then == "moved on":
         with pytest.raises(CommitUnknown):
@@ -511,8 +464,7 @@ def test_a_replay_whose_commit_has_no_answer_is_looked_up(
 def test_letters_that_are_given_back_by_a_commit_without_an_answer_are_counted(
     store: InMemoryOffsetStore, claim: Claim, losing: Losing, recorder: Recorder
 ) -> None:
-    give_up(claim, {1: "raise"})
-    request(store)
+    requested(store, claim, {1: "raise"})
     losing.next(happens=True)
     assert run(claim, Job()) == 0
     assert [letter.attempts for letter in store.letters(GROUP).letters] == [2]
@@ -524,42 +476,27 @@ def test_a_letter_that_cant_be_marked_is_not_written(
     store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trigger or a rule on the table of letters leaves it as it is."""
-    give_up(claim, {1: "a"})
-    request(store)
-
-    def marks_none(*_: object, **__: object) -> int:
-        return 0
-
-    monkeypatch.setattr(MemorySession, "mark_replayed", marks_none)
+    requested(store, claim, {1: "a"})
+    monkeypatch.setattr(MemorySession, "mark_replayed", Mock(return_value=0))
     with pytest.raises(SinkError, match="marked"):
         run(claim, Job())
     assert (store.rows("results"), states(store)) == ([], ["requested"])
 
 
-@pytest.mark.behaviour("DLQ-7")
-@pytest.mark.parametrize("kind", [ColumnMismatch, TargetRefused, UnsafeTarget])
-def test_a_table_that_takes_no_letter_leaves_them_requested(
-    store: InMemoryOffsetStore, claim: Claim, kind: type[SinkError]
+@pytest.mark.behaviour("DLQ-6", "DLQ-7", "DLQ-20")
+@pytest.mark.parametrize(
+    ("error", "told", "before"),
+    [
+        *((kind("the table has changed"), "changed", 0) for kind in (ColumnMismatch, TargetRefused, UnsafeTarget)),
+        *((LockTimeout("locked"), "results' tables", before) for before in (0, 1)),  # at the commit, in the search
+    ],
+)
+def test_a_table_that_takes_no_letter_now_leaves_them_requested(
+    store: InMemoryOffsetStore, claim: Claim, error: OffsetStoreError, told: str, before: int
 ) -> None:
-    give_up(claim, {1: "a", 2: "b"})
-    request(store)
-    with pytest.raises(kind):
-        run(claim, Job(lambda _: kind("the table has changed")))
-    assert states(store) == ["requested", "requested"]
-
-
-@pytest.mark.behaviour("DLQ-20", "DLQ-6")
-@pytest.mark.parametrize("after", [0, 1], ids=["at the commit", "in the search"])
-def test_a_target_that_is_locked_ends_a_replay_which_is_still_requested(
-    store: InMemoryOffsetStore, claim: Claim, after: int
-) -> None:
-    give_up(claim, {1: "a", 2: "b"})
-    request(store)
-    answers: list[OffsetStoreError] = [*[refusal()] * after, *[LockTimeout("locked")] * 20]
-
-    with pytest.raises(LockTimeout, match="results' tables"):
-        run(claim, Job(lambda _: answers.pop(0)))
-
+    requested(store, claim, {1: "a", 2: "b"})
+    with pytest.raises(type(error), match=told):
+        run(claim, Job(after(*[refusal()] * before, *[error] * 20)))
     assert (store.rows("results"), states(store)) == ([], ["requested", "requested"])
 
 
@@ -572,8 +509,7 @@ def test_the_letters_of_a_key_stop_at_the_first_that_fails(
     store: InMemoryOffsetStore, claim: Claim, value: str
 ) -> None:
     give_up(claim, {1: "k1", 2: value, 3: "k3", 4: "k4"}, key=b"k")
-    give_up(claim, {100: "other", 101: "k1 of another"}, key=b"j", until=102)
-    request(store)
+    requested(store, claim, {100: "other", 101: "k1 of another"}, key=b"j", until=102)
     assert run(claim, Job(never("refused"))) == 3
     assert store.rows("results") == ["k1", "other", "k1 of another"]
     assert states(store) == ["replayed", "dead", "requested", "requested", "replayed", "replayed"]
@@ -585,21 +521,11 @@ def test_the_letters_of_a_key_stop_at_the_first_that_fails(
 @pytest.mark.behaviour("DLQ-11")
 def test_a_key_is_in_order_in_halves_too(store: InMemoryOffsetStore, claim: Claim) -> None:
     """Of two letters in two halves, the second waits until it is known what became of the first."""
-    give_up(claim, {1: "k1", 2: "reject", 3: "k3", 4: "k4"}, key=b"k")
-    request(store)
+    requested(store, claim, {1: "k1", 2: "reject", 3: "k3", 4: "k4"}, key=b"k")
     job = Job(at_once=2)
     assert run(claim, job) == 1
     assert (store.rows("results"), states(store)) == (["k1"], ["replayed", "dead", "requested", "requested"])
     assert job.computed == [["k1", "reject", "k3", "k4"], ["k1", "reject"]]
-
-
-@pytest.mark.behaviour("DLQ-11")
-def test_a_key_in_several_partitions_is_several_keys(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "refused", 2: "waits"}, key=b"k")
-    give_up(claim, {1: "a"}, tp=P1, key=b"k")
-    request(store)
-    assert run(claim, Job(never("refused"))) == 1
-    assert store.rows("results") == ["a"]
 
 
 @pytest.mark.behaviour("DLQ-11")
@@ -636,16 +562,15 @@ def test_a_row_that_would_replace_a_newer_one_is_written_only_if_forced(
 
     assert run(claim, job, DeadLetters(sequence="key")) == 3
     assert store.rows("results") == ["no key, forced", "k", "k2"]
-    assert errors(store)[0] == "ReplayOutOfOrder"
+    assert fates(store) == ["ReplayOutOfOrder", "replayed", "replayed", "replayed"]
 
 
 @pytest.mark.behaviour("DLQ-7")
 def test_a_sequence_protects_no_newer_row_in_a_job_without_sequences(store: InMemoryOffsetStore, claim: Claim) -> None:
     """Later records of the key did not wait for the letter: the job has written them."""
-    give_up(claim, {1: "old"}, key=b"k")
-    request(store)
+    requested(store, claim, {1: "old"}, key=b"k")
     assert run(claim, Job(replaces_in_order=True), DeadLetters()) == 0
-    assert (states(store), errors(store)) == (["dead"], ["ReplayOutOfOrder"])
+    assert fates(store) == ["ReplayOutOfOrder"]
 
 
 @pytest.mark.behaviour("DLQ-17")
@@ -662,7 +587,7 @@ def test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_
     request(store)
     job = Job(replaces_in_order=True)
     assert run(again, job, DeadLetters(sequence="key")) == 0
-    assert "ReplayOutOfOrder" in errors(store)
+    assert "ReplayOutOfOrder" in fates(store)
     assert store.rows("results") == []
 
     request(store, 2)
@@ -674,13 +599,12 @@ def test_a_sequence_protects_no_newer_row_once_a_run_without_sequences_has_gone_
 
 @pytest.mark.behaviour("DLQ-7", "DLQ-17")
 def test_a_letter_that_is_overtaken_after_it_was_read_is_not_written(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {1: "old"}, key=b"k")
-    request(store)
+    requested(store, claim, {1: "old"}, key=b"k")
     job = Job(replaces_in_order=True, meanwhile=[lambda: give_up(claim, {}, until=101)])
     assert run(claim, job, DeadLetters(sequence="key")) == 0
     assert (store.rows("results"), states(store)) == ([], ["requested"])
     assert run(claim, job, DeadLetters(sequence="key")) == 0
-    assert (states(store), errors(store)) == (["dead"], ["ReplayOutOfOrder"])
+    assert fates(store) == ["ReplayOutOfOrder"]
 
 
 @pytest.mark.behaviour("DLQ-7", "DLQ-14")
@@ -694,7 +618,7 @@ def test_a_sequence_of_an_earlier_topic_protects_no_newer_row(store: InMemoryOff
     request(store)
 
     assert run(again, Job(replaces_in_order=True), DeadLetters(sequence="key")) == 0
-    assert errors(store) == ["ReplayOutOfOrder"]
+    assert fates(store) == ["ReplayOutOfOrder"]
 
 
 # -- when it ends
@@ -705,8 +629,7 @@ def test_a_paused_group_replays_nothing_and_a_pause_ends_a_long_replay(
     store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
-    give_up(claim, {offset: f"{offset}" for offset in range(5)})
-    request(store)
+    requested(store, claim, {offset: f"{offset}" for offset in range(5)})
     assert run(claim, Job(meanwhile=[lambda: store.pause(GROUP, reason="maintenance")])) == 2
     assert run(claim, Job()) == 0
     store.resume(GROUP, reason="done")
@@ -716,8 +639,7 @@ def test_a_paused_group_replays_nothing_and_a_pause_ends_a_long_replay(
 
 @pytest.mark.behaviour("DLQ-7")
 def test_a_replay_in_halves_makes_way_for_batches_when_its_time_is_up(store: InMemoryOffsetStore, claim: Claim) -> None:
-    give_up(claim, {offset: f"{offset}" for offset in range(8)})
-    request(store)
+    requested(store, claim, {offset: f"{offset}" for offset in range(8)})
     found = [run(claim, Job(at_once=2), seconds=0) for _ in range(5)]
     assert (found, store.rows("results")) == ([2, 1, 2, 1, 2], [str(n) for n in range(8)])
 
@@ -727,8 +649,7 @@ def test_a_letter_that_is_requested_again_and_again_is_tried_once_a_time(
     store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that requests all that is dead, always, must not keep the job from its batches."""
-    give_up(claim, {1: "reject"})
-    request(store)
+    requested(store, claim, {1: "reject"})
     returns = MemorySession.return_letters
 
     def and_again(session: MemorySession, group: str, failed: Any, *, actor: str) -> int:
@@ -748,8 +669,7 @@ def test_a_job_that_is_being_stopped_writes_no_letters_any_more(
     store: InMemoryOffsetStore, claim: Claim, calls: int
 ) -> None:
     """Before they are computed, and once more before they are written."""
-    give_up(claim, {1: "a"})
-    request(store)
+    requested(store, claim, {1: "a"})
     left = [None] * calls
 
     def check() -> None:
@@ -768,14 +688,9 @@ def test_what_was_replayed_before_an_error_is_told(
     store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offsetstore.processing.put_back.MOST", 2)
-    give_up(claim, {1: "a", 2: "b", 3: "c"})
-    request(store)
-
-    def fail() -> None:
-        raise InterruptedError
-
+    requested(store, claim, {1: "a", 2: "b", 3: "c"})
     with pytest.raises(InterruptedError):
-        run(claim, Job(meanwhile=[lambda: None, fail]))
+        run(claim, Job(meanwhile=[lambda: None, Mock(side_effect=InterruptedError)]))
     assert recorder.of(LettersReplayed) == [LettersReplayed(group=GROUP, replayed=2, failed=0)]
     assert states(store) == ["replayed", "replayed", "requested"]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,7 +39,6 @@ from offsetstore.errors import (
     RecordsRejected,
     RowsRefused,
     SinkError,
-    StaleClaim,
     StoreUnavailable,
     TooManyLetters,
     TransactionLost,
@@ -162,6 +162,14 @@ class Job:
             if row in self.bad:
                 raise refusal(self.bad[row])
 
+    def has_only(self, *offsets: int) -> Callable[[], None]:
+        """Have the table refuse these records alone, from when the result is called."""
+
+        def change() -> None:
+            self.bad = dict.fromkeys(rows(*offsets), "23514")
+
+        return change
+
     def sleep(self, seconds: float) -> None:
         if seconds:
             self.waits.append(seconds)
@@ -245,8 +253,7 @@ def test_a_bad_record_is_a_letter_after_its_retries_if_any_and_its_neighbours_ar
     assert (letter.topic_partition, letter.offset, letter.cause) == (P0, 2, why.split(",", maxsplit=1)[0])
     assert (letter.attempts, letter.error) == (attempts, error)
     assert letter.payload is not None
-    assert letter.payload.value == b"(0, 2)"
-    assert job.read_again == [BAD]
+    assert (letter.payload.value, job.read_again) == (b"(0, 2)", [BAD])
     if attempts < 2:
         assert (job.written, job.waits) == ([rows(0, 1, 3, 4)], [])
 
@@ -394,17 +401,12 @@ def test_if_letters_are_swallowed_nothing_is_written(
     store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(store, bad={(0, 1): "23514"})
-
-    def swallow(*_: object) -> int:
-        return 0
-
-    monkeypatch.setattr(MemorySession, "write_letters", swallow)
+    monkeypatch.setattr(MemorySession, "write_letters", Mock(return_value=0))
 
     with pytest.raises(SinkError, match="not all dead letters"):
         job.write(up_to(3))
 
-    assert job.results == []
-    assert job.stored() == 0
+    assert (job.results, job.stored()) == ([], 0)
 
 
 @pytest.mark.behaviour("DLQ-10", "DLQ-14")
@@ -426,26 +428,6 @@ def test_after_a_reset_a_record_that_passes_closes_its_letter_and_another_reopen
 
 
 # -- functions
-
-
-@pytest.mark.behaviour("DLQ-3")
-def test_a_functions_attempts_survive_a_restart_and_it_may_compute_the_record_then(store: InMemoryOffsetStore) -> None:
-    def stop() -> None:
-        raise InterruptedError
-
-    job = Job(store, PATIENT, raises={(0, 2): "ValueError"})
-    waits(job, stop)
-    with pytest.raises(InterruptedError):
-        job.write(up_to(5))
-    assert job.failures == {(0, 2): Failed(1, {"ValueError": 1})}
-
-    job.restart()
-    waits(job, job.raises.clear)
-    job.write(up_to(5))
-    assert job.suspects[-2:] == [{(P0, 2)}, {(P0, 2)}]
-
-    assert (job.results, job.letters, job.failures) == (rows(0, 1, 2, 3, 4), {}, {})
-    assert len(job.waits) == 2
 
 
 @pytest.mark.behaviour("OPS-7")
@@ -497,24 +479,6 @@ def test_where_no_other_record_can_be_computed_the_query_ends_after_the_retries(
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize(
-    ("sqlstate", "is_letter"), [("22018", True), ("23505", True), ("P0001", True), ("42601", False)]
-)
-def test_alone_a_record_is_a_letter_only_if_sparks_sqlstate_tells_of_a_value(
-    store: InMemoryOffsetStore, sqlstate: str, *, is_letter: bool
-) -> None:
-    class Alone(Job):
-        def _failing(self) -> dict[Row, FunctionFailed]:
-            return {(0, 0): FunctionFailed("Spark can't compute a row", error_class="CODE", sqlstate=sqlstate)}
-
-    job = Alone(store)
-    with nullcontext() if is_letter else pytest.raises(FunctionFailed, match="payments-0@0"):
-        job.write(up_to(1))
-
-    assert [*job.letters] == (rows(0) if is_letter else [])
-
-
-@pytest.mark.behaviour("DLQ-15")
 def test_while_a_function_fails_for_a_good_record_too_no_attempt_is_counted(store: InMemoryOffsetStore) -> None:
     class Down(Job):
         def _failing(self) -> dict[Row, FunctionFailed]:
@@ -527,31 +491,6 @@ def test_while_a_function_fails_for_a_good_record_too_no_attempt_is_counted(stor
         job.write(up_to(3))
 
     assert (job.letters, job.attempts(), job.stored()) == ({}, {(0, 1): 1}, 0)
-
-
-@pytest.mark.behaviour("DLQ-8", "DLQ-15")
-def test_if_the_search_takes_too_long_what_it_has_passed_is_written_first(
-    store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Slow(Job):
-        @contextmanager
-        def compute(self, ranges: Ranges, *, suspects: Collection[Any] = ()) -> Generator[FakePart]:
-            if (P0, 2) not in suspects:
-                raise Halve(failed(), place=5, suspects={(P0, 2): failed()})
-            with super().compute(ranges, suspects=suspects) as part:
-                yield part
-
-    job = Slow(store, raises={(0, 2): "ValueError", (0, 7): "ValueError"})
-    job.write(up_to(9))
-
-    assert [*job.letters] == rows(2, 7)
-    assert job.parts == [up_to(5), up_to(9, 5)]
-    assert (job.results, job.stored()) == (rows(0, 1, 3, 4, 5, 6, 8), 9)
-    [line] = [one.message for one in caplog.records if "could not be computed" in one.message]
-    assert "in Spark by mode PERMISSIVE, try_cast" in line
-    assert "in a consumer by checking values before they are converted" in line
-    assert "2 records" in line
-    assert "PERMISSIVE" in line
 
 
 @pytest.mark.behaviour("DLQ-8", "DLQ-15")
@@ -581,12 +520,13 @@ def test_a_bad_record_at_the_front_is_a_letter_where_each_search_has_no_time(
     job = Slow(store, raises={(0, at): "ValueError" for at in bad})
     job.write(up_to(20))
 
-    assert [*job.letters] == rows(*bad)
-    assert job.stored() == 20
+    assert ([*job.letters], job.stored()) == (rows(*bad), 20)
 
 
-@pytest.mark.behaviour("DLQ-8")
-def test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits(store: InMemoryOffsetStore) -> None:
+@pytest.mark.behaviour("DLQ-8", "DLQ-15")
+def test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits(
+    store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of two parts, the first is tried again after a wait: then it is not known whether records of the second fail."""
     told: list[dict[Any, bool]] = []
 
@@ -603,6 +543,12 @@ def test_what_a_search_without_time_has_found_is_not_tried_again_unless_it_waits
     job = Slow(store, raises={(0, 2): "ValueError", (0, 7): "ValueError"})
     job.write(up_to(9))
     assert (told[1:], [*job.letters]) == ([{2: True, 7: True}] * 2, rows(2, 7))
+    assert job.parts == [up_to(5), up_to(9, 5)]
+    assert (job.results, job.stored()) == (rows(0, 1, 3, 4, 5, 6, 8), 9)
+    [line] = [one.message for one in caplog.records if "could not be computed" in one.message]
+    assert "2 records" in line
+    assert "in Spark by mode PERMISSIVE, try_cast" in line
+    assert "in a consumer by checking values before they are converted" in line
 
     told.clear()
     job.settings = DeadLetters(max_retries=1)
@@ -694,8 +640,7 @@ def test_records_that_a_function_names_are_letters_at_once_and_it_is_called_agai
 
     job.write(up_to(5))
 
-    assert job.written == [rows(0, 1, 2, 3, 4), rows(0, 2, 4)]
-    assert job.waits == []
+    assert (job.written, job.waits) == ([rows(0, 1, 2, 3, 4), rows(0, 2, 4)], [])
     assert {row: (one.cause, one.error, one.attempts) for row, one in job.letters.items()} == {
         (0, 1): ("rejected", LetterError("Rejected", "no such customer"), 0),
         (0, 3): ("rejected", LetterError("customer", "closed"), 0),
@@ -737,8 +682,10 @@ def test_a_record_that_is_named_only_in_the_search_is_a_letter_with_its_reason(s
 
 
 @pytest.mark.behaviour("DLQ-3")
-def test_attempts_survive_a_restart(store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(store, PATIENT, bad={(0, 1): "23514"})
+@pytest.mark.parametrize("why", ["bad", "raises"])
+def test_attempts_survive_a_restart(store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    given: dict[str, Any] = {why: {(0, 1): "23514"}}
+    job = Job(store, PATIENT, **given)
     monkeypatch.setenv(failpoints.VARIABLE, "failures_written:2:raise")
     with pytest.raises(FailpointReached):
         job.write(up_to(3))
@@ -750,24 +697,9 @@ def test_attempts_survive_a_restart(store: InMemoryOffsetStore, monkeypatch: pyt
     job.write(up_to(3))
 
     assert len(job.waits) == 2  # one before the end, and one after the restart
-    assert job.letters[0, 1].attempts == 4
-    assert job.failures == {}
+    assert (job.letters[0, 1].attempts, job.suspects, job.failures) == (4, [set(), {(P0, 1)}], {})
     job.restart()
     assert not job.recovery.is_careful(up_to(9))
-
-
-@pytest.mark.behaviour("DLQ-3")
-def test_a_claim_taken_meanwhile_ends_the_tries_and_no_attempt_is_counted(store: InMemoryOffsetStore) -> None:
-    def takes_over(failure: Failure) -> Choice:
-        if failure.attempt == 2:
-            store.claim("billing", topics=["payments"])
-        return Retry(1.0)
-
-    job = Job(store, DeadLetters(strategy=takes_over), bad={(0, 1): "23514"})
-    with pytest.raises(StaleClaim):
-        job.write(up_to(3))
-    assert job.attempts() == {(0, 1): 1}
-    assert job.letters == {}
 
 
 @pytest.mark.behaviour("DLQ-3")
@@ -797,12 +729,7 @@ def test_a_try_counts_once_for_its_partition_however_many_of_its_records_failed(
 def test_attempts_of_a_partition_add_up_until_it_moves_on(store: InMemoryOffsetStore) -> None:
     """First one record fails, then another: neither has been tried four times, the partition has."""
     job = Job(store, PATIENT, bad={(0, 1): "23514"})
-
-    def another() -> None:
-        job.bad.clear()
-        job.bad[0, 2] = "23514"
-
-    waits(job, lambda: None, another)
+    waits(job, lambda: None, job.has_only(2))
     job.write(up_to(4))
     assert job.letters.keys() == {(0, 2)}
     assert job.letters[0, 2].attempts == 2  # this record's own
@@ -824,19 +751,14 @@ def test_attempts_at_a_record_that_cant_be_computed_are_not_those_of_one_that_is
     job.write(up_to(4))
 
     assert {row: one.attempts for row, one in job.letters.items()} == {(0, 0): 4}
-    assert job.results == rows(1, 2, 3)
-    assert len(job.waits) == 4
+    assert (job.results, len(job.waits)) == (rows(1, 2, 3), 4)
 
 
 @pytest.mark.behaviour("DLQ-4", "DLQ-3")
 def test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it(store: InMemoryOffsetStore) -> None:
     """The last start had large batches, this one has small ones."""
-
-    def stop() -> None:
-        raise InterruptedError
-
     job = Job(store, PATIENT, bad={(0, 9): "23514"})
-    waits(job, lambda: None, lambda: None, stop)
+    waits(job, lambda: None, lambda: None, Mock(side_effect=InterruptedError))
     with pytest.raises(InterruptedError):
         job.write(up_to(10))
     assert job.attempts() == {(0, 9): 3}
@@ -854,12 +776,8 @@ def test_attempts_at_a_record_ahead_are_not_those_of_the_records_before_it(store
 @pytest.mark.behaviour("DLQ-4")
 def test_independent_records_are_counted_one_by_one(store: InMemoryOffsetStore) -> None:
     job = Job(store, replace(PATIENT, independent=True), bad={(0, 1): "23514"})
-
-    def another() -> None:
-        job.bad[0, 2] = "23514"
-
     counted: list[dict[Row, int]] = []
-    waits(job, lambda: None, another, *[lambda: counted.append(job.attempts())] * 3)
+    waits(job, lambda: None, job.has_only(1, 2), *[lambda: counted.append(job.attempts())] * 3)
     job.write(up_to(4))
 
     assert counted == [{(0, 1): 3, (0, 2): 1}, {(0, 1): 4, (0, 2): 2}, {(0, 1): 4, (0, 2): 3}]
@@ -874,20 +792,10 @@ def test_a_success_in_between_starts_again_with_independent_alone(
 ) -> None:
     """Record 1 fails twice, passes while record 2 fails, and fails from then on."""
     job = Job(store, replace(PATIENT, independent=independent), bad={(0, 1): "23514"})
-
-    def swap() -> None:
-        job.bad.clear()
-        job.bad[0, 2] = "23514"
-
-    def swap_back() -> None:
-        job.bad.clear()
-        job.bad[0, 1] = "23514"
-
-    waits(job, lambda: None, swap, swap_back)
+    waits(job, lambda: None, job.has_only(2), job.has_only(1))
     job.write(up_to(4))
 
-    assert job.letters.keys() == {(0, 1)}
-    assert len(job.waits) == retries
+    assert (job.letters.keys(), len(job.waits)) == ({(0, 1)}, retries)
 
 
 @pytest.mark.behaviour("DLQ-4")
@@ -937,10 +845,6 @@ def test_a_batch_that_is_cut_at_each_record_is_written(store: InMemoryOffsetStor
     assert job.stored() == size
 
 
-def test_waits_grow_and_any_number_of_tries_has_one() -> None:
-    assert 2.5 <= Retries().wait(1_000_000) <= 5.0
-
-
 # -- the strategy
 
 
@@ -962,8 +866,7 @@ def test_a_strategy_is_told_of_each_failed_attempt_and_says_how_long_to_wait(sto
         (P0, 1, 2, {"23514": 1, "23503": 1}),
         (P0, 1, 3, {"23514": 1, "23503": 2}),
     ]
-    assert told[-1].error.sqlstate == "23503"
-    assert job.letters[0, 1].error.sqlstate == "23503"
+    assert (told[-1].error.sqlstate, job.letters[0, 1].error.sqlstate) == ("23503", "23503")
 
 
 @pytest.mark.behaviour("DLQ-5")
@@ -979,9 +882,7 @@ def test_a_skipped_record_has_no_letter_and_a_line_in_the_history_once_it_is_pas
     monkeypatch.delenv(failpoints.VARIABLE)
     job.write(up_to(3))
 
-    assert job.results == rows(0, 2)
-    assert job.letters == {}
-    assert job.read_again == []
+    assert (job.results, job.letters, job.read_again) == (rows(0, 2), {}, [])
     [line] = store.history("billing", events=["skip"])
     assert (line.topic_partition, line.from_offset, line.to_offset) == (P0, 1, 2)
     assert (line.token, line.reason) == (job.claim.token, "known duplicate")
@@ -994,37 +895,21 @@ def test_the_reason_of_a_skip_is_a_text() -> None:
 
 
 @pytest.mark.behaviour("DLQ-5")
-def test_a_strategy_that_stops_leaves_the_records_before_it_stored_and_says_so(
-    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PART", 4)
-    job = Job(store, DeadLetters(strategy=lambda _: Stop()), bad={(0, 9): "23514"})
-
-    with pytest.raises(RowsRefused) as stopped:
-        job.write(up_to(12))
-
-    assert stopped.value.stored == job.stored_parts.ranges == up_to(9)
-    assert job.stored_parts.rows == {UNNAMED: 9}
-    assert job.results == rows(*range(9))
-
-
-@pytest.mark.behaviour("DLQ-5")
+@pytest.mark.parametrize("size", [4, 100])
 def test_what_is_stored_before_a_stop_ends_at_the_first_record_that_is_not_decided_about(
-    store: InMemoryOffsetStore,
+    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Records of other partitions come first, and bad ones that were given up have letters."""
-
-    def strategy(failure: Failure) -> Choice:
-        return {1: DeadLetter(), 3: Retry(1.0)}.get(failure.offset, Stop())
-
-    job = Job(store, DeadLetters(strategy=strategy), bad=dict.fromkeys([(0, 1), (1, 1), (1, 3), (1, 4)], "23514"))
+    """Earlier parts and records of other partitions come first, and bad ones that were given up have letters."""
+    monkeypatch.setattr(module, "PART", size)
+    settings = DeadLetters(strategy=lambda one: {1: DeadLetter(), 3: Retry(1.0)}.get(one.offset, Stop()))
+    job = Job(store, settings, bad=dict.fromkeys([(0, 1), (1, 1), (1, 3), (1, 4)], "23514"))
 
     with pytest.raises(RowsRefused) as stopped:
         job.write({**up_to(3), **up_to(6, tp=P1)})
 
     assert (stopped.value.topic_partition, stopped.value.offsets) == (P1, OffsetRange(4, 5))
-    assert stopped.value.stored == {**up_to(3), **up_to(3, tp=P1)}
-    assert job.results == [(0, 0), (0, 2), (1, 0), (1, 2)]
+    assert stopped.value.stored == job.stored_parts.ranges == {**up_to(3), **up_to(3, tp=P1)}
+    assert (job.stored_parts.rows, job.results) == ({UNNAMED: 4}, [(0, 0), (0, 2), (1, 0), (1, 2)])
     assert job.letters.keys() == {(0, 1), (1, 1)}
     assert (job.stored(), job.stored(P1)) == (3, 3)
     assert job.attempts() == {(1, 3): 1, (1, 4): 1}
@@ -1059,11 +944,7 @@ def test_a_record_that_was_told_apart_by_later_ones_stays_a_letter_before_a_stop
     store: InMemoryOffsetStore, how: str, count: int
 ) -> None:
     """Alone it would be doubtful, and ten would be too many."""
-
-    def strategy(failure: Failure) -> Choice:
-        return DeadLetter() if failure.offset < count else Stop()
-
-    job = Job(store, DeadLetters(strategy=strategy))
+    job = Job(store, DeadLetters(strategy=lambda one: DeadLetter() if one.offset < count else Stop()))
     bad = rows(*range(count + 1))
     if how == "refused":
         job.bad = dict.fromkeys(bad, "42501")
@@ -1133,8 +1014,7 @@ def test_starts_that_each_end_in_a_stop_are_one_attempt_after_the_other(
             job.write(up_to(3, job.stored() if (0, 0) in job.results else 0))
         job.restart()
 
-    assert attempts == [1, 2, 3]
-    assert job.attempts() == {(0, offset): 3}
+    assert (attempts, job.attempts()) == ([1, 2, 3], {(0, offset): 3})
 
 
 @pytest.mark.behaviour("DLQ-5")
@@ -1150,16 +1030,13 @@ def test_a_strategy_that_does_not_decide_is_an_error_and_nothing_is_passed(
 
 @pytest.mark.behaviour("DLQ-5")
 def test_while_others_are_tried_again_a_dead_record_is_left_alone(store: InMemoryOffsetStore) -> None:
-    def strategy(failure: Failure) -> Choice:
-        return DeadLetter() if failure.offset == 1 else retry(failure)
-
-    job = Job(store, DeadLetters(strategy=strategy), bad={(0, 1): "23514", (0, 2): "23514"})
+    settings = DeadLetters(strategy=lambda one: DeadLetter() if one.offset == 1 else retry(one))
+    job = Job(store, settings, bad={(0, 1): "23514", (0, 2): "23514"})
     waits(job, job.written.clear, lambda: job.bad.pop((0, 2)))
 
     job.write(up_to(4))
 
-    assert job.letters.keys() == {(0, 1)}
-    assert job.results == rows(0, 2, 3)
+    assert (job.letters.keys(), job.results) == ({(0, 1)}, rows(0, 2, 3))
     assert not any((0, 1) in tried for tried in job.written)
 
 
@@ -1173,8 +1050,7 @@ def test_a_group_that_is_paused_while_a_record_waits_is_not_written(store: InMem
     waits(job, pause)
     with pytest.raises(GroupPaused):
         job.write(up_to(3))
-    assert job.written == []
-    assert job.attempts() == {(0, 1): 1}
+    assert (job.written, job.attempts()) == ([], {(0, 1): 1})
 
     store.resume("billing", reason="done")
     job.write(up_to(3))
@@ -1197,9 +1073,7 @@ def test_an_outage_in_discovery_counts_for_no_record_and_the_search_begins_again
 
     job.write(up_to(4))
 
-    assert len(job.parts) == 1
-    assert job.letters[0, 1].attempts == 1
-    assert job.results == rows(0, 2, 3)
+    assert (len(job.parts), job.letters[0, 1].attempts, job.results) == (1, 1, rows(0, 2, 3))
 
 
 @pytest.mark.behaviour("DLQ-6", "DLQ-20")
@@ -1217,21 +1091,6 @@ def test_an_outage_that_does_not_end_blames_no_record_and_is_told_as_it_is(store
 # -- who is to blame
 
 STRANGE = ["42501", "45001", "50001", "55000", "0A000", "HV000", "28000", "XX000", "40001", "57014", "53100", "2200H"]
-
-
-@pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", STRANGE)
-@pytest.mark.parametrize("offset", [0, 2, 4], ids=["first", "middle", "last"])
-def test_a_record_is_a_letter_whatever_it_is_refused_for_if_others_are_accepted(
-    store: InMemoryOffsetStore, sqlstate: str, offset: int
-) -> None:
-    job = Job(store, DeadLetters(max_retries=2), bad={(0, offset): sqlstate})
-
-    job.write(up_to(5))
-
-    assert job.results == [row for row in rows(*range(5)) if row != (0, offset)]
-    assert job.letters[0, offset].error.sqlstate == sqlstate
-    assert job.letters[0, offset].attempts == 3
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -1257,13 +1116,18 @@ def test_where_no_other_record_is_accepted_the_query_ends_after_the_retries(
 
 
 @pytest.mark.behaviour("DLQ-15")
-@pytest.mark.parametrize("sqlstate", ["22003", "23503", "P0001"])
-def test_a_single_record_is_a_letter_if_its_refusal_speaks_for_itself(
-    store: InMemoryOffsetStore, sqlstate: str
+@pytest.mark.parametrize("why", ["refused", "can't be computed by Spark"])
+@pytest.mark.parametrize("sqlstate", ["22018", "23505", "P0001", "42601"])
+def test_a_single_record_is_a_letter_if_its_error_speaks_for_itself(
+    store: InMemoryOffsetStore, sqlstate: str, why: str
 ) -> None:
-    job = Job(store, bad={(0, 0): sqlstate})
-    job.write(up_to(1))
-    assert job.letters[0, 0].error.sqlstate == sqlstate
+    job = Failing(store, bad={(0, 0): sqlstate} if why == "refused" else {})
+    if why != "refused":
+        job.fails = FunctionFailed("Spark can't compute a row", error_class="CODE", sqlstate=sqlstate)
+    is_letter = sqlstate != "42601"
+    with nullcontext() if is_letter else pytest.raises(RowsRefused, match="payments-0@0"):
+        job.write(up_to(1))
+    assert [one.error.sqlstate for one in job.letters.values()] == [sqlstate] * is_letter
 
 
 @pytest.mark.behaviour("DLQ-15")
@@ -1288,27 +1152,6 @@ def test_a_strategy_makes_no_letter_where_no_other_record_is_accepted_but_may_sk
     assert (job.letters, job.stored()) == ({}, 1)
 
 
-@pytest.mark.behaviour("DLQ-15")
-def test_what_comes_before_a_record_that_may_be_innocent_is_stored_and_no_other_is_a_letter_with_it(
-    store: InMemoryOffsetStore,
-) -> None:
-    """There is room for four rows, and a policy refuses the last record."""
-
-    class Room(Job):
-        def write_rows(self, work: Any, values: Sequence[Row]) -> None:
-            super().write_rows(work, values)
-            if len(work.connection.rows("results")) > 4:
-                raise refusal("ROOM4")
-
-    job = Room(store, bad={(0, 7): "42501"})
-
-    with pytest.raises(RowsRefused, match="no other record was accepted") as ended:
-        job.write(up_to(8))
-
-    assert (ended.value.sqlstate, ended.value.offsets, ended.value.stored) == ("ROOM4", OffsetRange(4, 5), up_to(4))
-    assert (job.results, job.letters, job.stored()) == (rows(0, 1, 2, 3), {}, 4)
-
-
 @pytest.mark.behaviour("DLQ-6")
 def test_if_attempts_can_not_be_written_they_are_not_counted(store: InMemoryOffsetStore) -> None:
     blocker = store.memory.begin(name="another")
@@ -1327,17 +1170,7 @@ def test_if_attempts_can_not_be_written_they_are_not_counted(store: InMemoryOffs
     counted: list[dict[Row, int]] = []
     waits(job, lambda: counted.append(job.attempts()))
     job.write(up_to(3))
-    assert counted == [{(0, 1): 1}]
-    assert job.letters[0, 1].attempts == 4
-
-
-@pytest.mark.behaviour("DLQ-6", "DLQ-8")
-def test_a_refusal_that_does_not_recur_blames_no_record(store: InMemoryOffsetStore) -> None:
-    job = Job(store)
-    job.answers = [refusal()]
-    job.write(up_to(3))
-    assert job.results == rows(0, 1, 2)
-    assert (job.letters, job.waits) == ({}, [])
+    assert (counted, job.letters[0, 1].attempts) == ([{(0, 1): 1}], 4)
 
 
 # -- too many
@@ -1350,8 +1183,7 @@ def test_the_limit_is_one_for_all_parts_of_a_batch(store: InMemoryOffsetStore, m
 
     with pytest.raises(TooManyLetters, match="more bad records than the limit; found 3 in batch 0"):
         job.write(up_to(12))
-    assert job.letters.keys() == {(0, 0), (0, 4)}
-    assert job.stored() == 8
+    assert (job.letters.keys(), job.stored()) == ({(0, 0), (0, 4)}, 8)
 
     with pytest.raises(TooManyLetters):  # and for all its plans
         job.write(up_to(12))
@@ -1359,24 +1191,9 @@ def test_the_limit_is_one_for_all_parts_of_a_batch(store: InMemoryOffsetStore, m
 
 
 @pytest.mark.behaviour("DLQ-13")
-def test_refused_records_count_towards_the_limit_with_those_of_earlier_parts(
-    store: InMemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PART", 4)
-    job = Job(store, replace(AT_ONCE, limit=2), records=Records(rejects={(0, 0): "bad", (0, 4): "bad"}))
-    job.bad[0, 5] = "23514"
-
-    with pytest.raises(TooManyLetters, match="more than 0 records were refused"):
-        job.write(up_to(8))
-    assert job.letters.keys() == {(0, 0)}
-
-
-@pytest.mark.behaviour("DLQ-13")
 def test_skipped_records_leave_the_limit_to_the_letters(store: InMemoryOffsetStore) -> None:
-    def strategy(failure: Failure) -> Choice:
-        return Skip("known") if failure.offset in {1, 2} else retry(failure)
-
-    job = Job(store, DeadLetters(strategy=strategy, limit=3), bad=dict.fromkeys(rows(1, 2, 3), "23514"))
+    settings = DeadLetters(strategy=lambda one: Skip("known") if one.offset in {1, 2} else retry(one), limit=3)
+    job = Job(store, settings, bad=dict.fromkeys(rows(1, 2, 3), "23514"))
     job.write(up_to(6))
     assert job.letters.keys() == {(0, 3)}
 
@@ -1396,8 +1213,7 @@ def test_ten_records_that_are_refused_in_a_row_over_many_batches_are_not_to_blam
         job.bad = dict.fromkeys(rows(*range(20)), "23514")
     with pytest.raises(TooManyLetters, match="all of the last 10 records were refused"):
         job.write_each(20)
-    assert job.letters.keys() == ({*rows(*range(9))} if how != "skipped" else set())
-    assert job.stored() == 9
+    assert (job.letters.keys(), job.stored()) == ({*rows(*range(9))} if how != "skipped" else set(), 9)
 
 
 @pytest.mark.behaviour("DLQ-13")
@@ -1407,12 +1223,16 @@ def test_a_record_that_is_accepted_ends_the_row_of_refused_ones(store: InMemoryO
     assert job.results == rows(8, 17, 26, 35)
 
 
-@pytest.mark.behaviour("DLQ-1", "HAND-2")
-def test_records_for_which_a_handler_returns_nothing_show_that_others_are_accepted(store: InMemoryOffsetStore) -> None:
-    records = Records(rejects=dict.fromkeys(rows(*range(0, 60, 3)), "bad"), rowless=rows(*range(60)), are_handled=True)
-    job = Job(store, records=records)
+@pytest.mark.behaviour("DLQ-1", "DLQ-13", "HAND-2")
+@pytest.mark.parametrize("are_handled", [True, False])
+def test_any_number_of_records_may_be_rejected_in_a_row_or_may_make_no_row(
+    store: InMemoryOffsetStore, *, are_handled: bool
+) -> None:
+    """Those for which a handler returns nothing show that others are accepted."""
+    bad = dict.fromkeys(rows(*range(0, 60, 3 if are_handled else 1)), "bad")
+    job = Job(store, records=Records(rejects=bad, rowless=rows(*range(60)), are_handled=are_handled))
     job.write_each(60)
-    assert len(job.letters) == 20
+    assert [*job.letters] == [*bad]
 
 
 @pytest.mark.behaviour("DLQ-13", "HAND-2")
@@ -1442,21 +1262,8 @@ def test_records_without_rows_don_t_show_that_others_are_accepted(store: InMemor
 
 
 @pytest.mark.behaviour("DLQ-13")
-def test_any_number_of_records_may_be_rejected_in_a_row(store: InMemoryOffsetStore) -> None:
-    job = Job(store, records=Records(rejects=dict.fromkeys(rows(*range(50)), "bad")))
-    job.write_each(5, size=10)
-    assert len(job.letters) == 50
-
-
-@pytest.mark.behaviour("DLQ-13")
-@pytest.mark.parametrize("kind", ["refused", "misfit"])
-def test_if_ten_records_of_a_batch_are_all_refused_none_is_a_letter(store: InMemoryOffsetStore, kind: str) -> None:
-    places = rows(*range(10))
-    job = Job(store)
-    if kind == "refused":
-        job.bad = dict.fromkeys(places, "23514")
-    else:
-        job.records = Records(misfit=dict.fromkeys(places, refusal("22003")))
+def test_if_ten_records_of_a_batch_can_all_never_fit_none_is_a_letter(store: InMemoryOffsetStore) -> None:
+    job = Job(store, records=Records(misfit=dict.fromkeys(rows(*range(10)), refusal("22003"))))
     with pytest.raises(TooManyLetters):
         job.write(up_to(10))
     assert (job.letters, job.stored()) == ({}, 0)
@@ -1484,8 +1291,7 @@ def test_if_the_time_is_up_the_part_is_halved_and_each_half_is_written_alone(
     assert written is not None
     assert written.rows == {UNNAMED: 7}
     assert job.parts == [up_to(8), up_to(4), up_to(8, 4), up_to(6, 4), up_to(8, 6)]
-    assert job.results == rows(0, 1, 2, 3, 4, 6, 7)
-    assert job.letters.keys() == {(0, 5)}
+    assert (job.results, job.letters.keys()) == (rows(0, 1, 2, 3, 4, 6, 7), {(0, 5)})
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -1496,9 +1302,7 @@ def test_what_the_transaction_refuses_although_discovery_accepts_it_is_halved(st
 
     job.write(up_to(4))
 
-    assert job.parts == [up_to(4), up_to(2), up_to(4, 2)]
-    assert job.results == rows(0, 1, 2, 3)
-    assert job.letters == {}
+    assert (job.parts, job.results, job.letters) == ([up_to(4), up_to(2), up_to(4, 2)], rows(0, 1, 2, 3), {})
 
 
 @pytest.mark.behaviour("DLQ-8")
@@ -1525,8 +1329,7 @@ def test_halves_go_through_partitions_in_order_and_miss_no_offset(store: InMemor
     job = Job(store, bad={(0, 2): "23514", (1, 5): "23514"}, too_many_rows=2)
     job.records = Records(missing=[(0, 1), (1, 7)])
     job.write({P1: OffsetRange(5, 8), P0: OffsetRange(0, 3)})
-    assert job.results == [(0, 0), (1, 6)]
-    assert job.letters.keys() == {(0, 2), (1, 5)}
+    assert (job.results, job.letters.keys()) == ([(0, 0), (1, 6)], {(0, 2), (1, 5)})
     assert (job.stored(), job.stored(P1)) == (3, 8)
 
 
@@ -1551,8 +1354,7 @@ def test_what_is_stored_of_a_batch_counts_as_written_when_it_is_planned_again(
     written = job.write(up_to(12))
 
     assert written is not None
-    assert written.rows == {UNNAMED: 10}
-    assert job.parts == [up_to(4), up_to(8, 4), up_to(8, 4), up_to(12, 8)]
+    assert (written.rows, job.parts) == ({UNNAMED: 10}, [up_to(4), up_to(8, 4), up_to(8, 4), up_to(12, 8)])
     assert job.results == rows(0, *range(2, 9), 10, 11)
 
 
@@ -1568,14 +1370,12 @@ def test_records_that_are_stored_while_others_wait_are_not_written_again(store: 
     def by_hand() -> None:
         job.bad.clear()
         job.claim.run(store_two)
-        job.bad[0, 3] = "23514"
+        job.has_only(3)()
 
     waits(job, by_hand)
     job.write(up_to(5))
 
-    assert job.results == rows(0, 1, 2, 4)
-    assert job.letters.keys() == {(0, 3)}
-    assert len(job.waits) == 1 + 3
+    assert (job.results, job.letters.keys(), len(job.waits)) == (rows(0, 1, 2, 4), {(0, 3)}, 1 + 3)
 
 
 # -- careful mode
@@ -1600,6 +1400,5 @@ def test_a_batch_whose_records_were_all_accepted_in_the_end_is_followed_by_an_or
     job = Job(store, PATIENT, bad={(0, 1): "23514"})
     waits(job, job.bad.clear)
     job.write(up_to(3))
-    assert job.results == rows(0, 1, 2)
-    assert job.failures == {}
+    assert (job.results, job.failures) == (rows(0, 1, 2), {})
     assert not job.recovery.is_careful(up_to(6, 3))

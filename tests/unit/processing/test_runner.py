@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,8 +65,10 @@ def test_a_claim_knows_whether_a_delivery_has_made_rows(claim: Claim) -> None:
 
 
 def test_a_failed_delivery_is_told_with_what_it_has_read(claim: Claim, recorder: Recorder) -> None:
-    with pytest.raises(RowsRefused, match="first refused at record payments-0@1"):
-        started(claim, Results(refused={1})).drain_log()
+    source = started(claim, Results(refused={1}))
+    with pytest.raises(RowsRefused, match="first refused at record payments-0@1") as refused:
+        source.drain_log()
+    assert source.runner.error is refused.value
     [failed] = recorder.of(BatchEnded, "failed")
     assert (failed.batch, failed.ranges[P0].until, failed.stored[P0].until) == (0, 3, 1)
     assert len(recorder.of(BatchStarted)) == 1
@@ -223,12 +226,15 @@ def test_without_letters_only_bad_records_are_looked_up_among_a_batchs(
 # -- a paused group
 
 
-def paused(store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, **until: Any) -> Future[bool]:
+def paused(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, **until: Any
+) -> tuple[MemorySource, Future[bool]]:
     """Have a delivery wait, since its group is paused."""
     store.pause("billing", reason="maintenance", **until)
-    waiting = in_background(started(claim).poll)
+    source = started(claim)
+    waiting = in_background(source.poll)
     wait_until(lambda: recorder.of(PauseChanged) != [])
-    return waiting
+    return source, waiting
 
 
 @pytest.mark.behaviour("OPS-2")
@@ -237,7 +243,7 @@ def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(recorde
     until = now[0] + timedelta(hours=1)
     with InMemoryOffsetStore(MemoryDatabase(lambda: now[0]), observers=[recorder]) as store:
         began = time.monotonic()
-        waiting = paused(store, store.claim("billing", topics=["payments"]), recorder, until=until)
+        _, waiting = paused(store, store.claim("billing", topics=["payments"]), recorder, until=until)
         time.sleep(0.5)
         assert not waiting.done()
         now[0] = until
@@ -249,13 +255,19 @@ def test_a_paused_job_goes_on_by_itself_at_the_time_that_the_pause_names(recorde
 
 
 @pytest.mark.behaviour("OPS-2", "START-14")
-def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(
-    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
+@pytest.mark.parametrize("ends", ["taken over", "closed"])
+def test_a_job_that_waits_ends_soon_if_its_claim_is_taken_over_or_closed(
+    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder, ends: str
 ) -> None:
-    waiting = paused(store, claim, recorder)
+    _, waiting = paused(store, claim, recorder)
+    if ends == "closed":
+        claim.close()
+        with pytest.raises(ProtocolMisuse, match="was closed before the query ended"):
+            waiting.result(30)
     second = store.claim("billing", topics=["payments"])
-    with pytest.raises(StaleClaim):
-        waiting.result(30)
+    if ends == "taken over":
+        with pytest.raises(StaleClaim):
+            waiting.result(30)
     assert numbers(store) == []
     assert all(one.pause for one in recorder.of(PauseChanged))
     store.resume("billing", reason="done")
@@ -264,24 +276,10 @@ def test_a_claim_that_comes_while_a_job_waits_fences_it_soon(
 
 
 @pytest.mark.behaviour("OPS-2")
-def test_a_claim_that_is_closed_while_its_job_waits_ends_it(
-    store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
-) -> None:
-    waiting = paused(store, claim, recorder)
-    claim.close()
-    with pytest.raises(ProtocolMisuse, match="was closed before the query ended"):
-        waiting.result(30)
-    assert numbers(store) == []
-
-
-@pytest.mark.behaviour("OPS-2")
 def test_a_stop_does_not_wait_for_a_delivery_that_waits_because_its_group_is_paused(
     store: InMemoryOffsetStore, claim: Claim, recorder: Recorder
 ) -> None:
-    source = started(claim)
-    store.pause("billing", reason="maintenance")
-    waiting = in_background(source.poll)
-    wait_until(lambda: recorder.of(PauseChanged) != [])
+    source, waiting = paused(store, claim, recorder)
     began = time.monotonic()
     source.runner.stop(source.stopping.set, timeout=30)
     assert time.monotonic() - began < 15
@@ -318,18 +316,21 @@ class InFours:
 
 
 @pytest.mark.behaviour("MARK-1", "MARK-2")
-def test_a_function_that_keeps_rows_is_not_called_again(store: InMemoryOffsetStore, claim: Claim) -> None:
-    """A rollback does not undo what it has done to its own memory."""
+@pytest.mark.parametrize("error", [LockTimeout("no lock"), RowsRefused("the database refused rows")], ids=type)
+def test_a_function_that_keeps_rows_is_not_called_again(
+    store: InMemoryOffsetStore, claim: Claim, error: Exception
+) -> None:
+    """A rollback does not undo what it has done to its own memory; nor are refused rows searched for."""
 
-    def lock_timeout(call: int) -> None:
+    def fail(call: int) -> None:
         if call == 2:
-            raise LockTimeout("no lock")
+            raise error
 
-    function = InFours(lock_timeout)
+    function = InFours(fail)
     source = started(claim, function, marking="manual")
-    with pytest.raises(LockTimeout):
+    with pytest.raises(type(error)):
         source.drain_log()
-    with pytest.raises(SinkError, match="LockTimeout"):
+    with pytest.raises(SinkError, match=type(error).__name__):
         source.drain_log()
     assert (function.calls, numbers(store), stored(store)) == (2, [], 0)
 
@@ -353,17 +354,6 @@ def test_a_mark_out_of_range_ends_the_job_with_nothing_written(
     assert (numbers(store), store.offsets("billing")) == ([], {})
 
 
-@pytest.mark.behaviour("MARK-1")
-def test_rows_that_a_function_is_refused_are_not_searched_for(store: InMemoryOffsetStore, claim: Claim) -> None:
-    def refuse(_: int) -> None:
-        raise RowsRefused("the database refused rows")
-
-    function = InFours(refuse)
-    with pytest.raises(RowsRefused):
-        started(claim, function, marking="manual").drain_log()
-    assert (function.calls, numbers(store)) == (1, [])
-
-
 @pytest.mark.behaviour("MARK-1", "DLQ-15")
 def test_the_way_past_a_record_that_can_t_be_computed_loses_none_that_is_not_marked(
     store: InMemoryOffsetStore, claim: Claim
@@ -378,15 +368,6 @@ def test_the_way_past_a_record_that_can_t_be_computed_loses_none_that_is_not_mar
     assert (numbers(store), stored(store)) == ([], 0)
 
 
-@pytest.mark.behaviour("MARK-1")
-def test_a_job_that_was_taken_over_marks_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
-    source = started(claim, InFours(), marking="manual")
-    store.claim("billing", topics=["payments"])
-    with pytest.raises(StaleClaim):
-        source.drain_log()
-    assert numbers(store) == []
-
-
 @pytest.mark.behaviour("MARK-1", "MARK-4")
 def test_a_second_runner_on_the_claim_is_refused(store: InMemoryOffsetStore, claim: Claim) -> None:
     started(claim, InFours(), marking="manual")
@@ -397,6 +378,21 @@ def test_a_second_runner_on_the_claim_is_refused(store: InMemoryOffsetStore, cla
     used.bind("a query")
     with pytest.raises(ClaimInUse):
         started(used, flush=Flush())
+
+
+@pytest.mark.behaviour("START-22")
+def test_a_second_query_that_is_refused_leaves_the_run_of_the_first_as_it_is(claim: Claim, recorder: Recorder) -> None:
+    source = started(claim)
+
+    @contextmanager
+    def take() -> Generator[None]:
+        claim.require_unused("the second")
+        yield None
+
+    claim.bind("the first")
+    with pytest.raises(ClaimInUse):
+        source.runner.run(0, take)
+    assert recorder.of(BatchEnded) == []
 
 
 # -- idle work
@@ -499,15 +495,11 @@ def test_idle_work_that_fails_is_rolled_back_and_called_again(
 @pytest.mark.behaviour("OPS-6")
 def test_idle_work_of_a_stale_claim_writes_nothing_and_ends(store: InMemoryOffsetStore, claim: Claim) -> None:
     store.claim("billing", topics=["payments"])
-    calls: list[int] = []
-
-    def work(_: Work) -> None:
-        calls.append(1)
-
+    work = Mock()
     started(claim, tick=Tick(work, every=0.05))
     wait_until(lambda: claim.is_lost)
     a_while()
-    assert calls == []
+    assert not work.called
 
 
 @pytest.mark.behaviour("OPS-6")

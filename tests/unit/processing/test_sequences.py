@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from offsetstore import Claim, DeadLetters, LetterFilter, LetterKey, OffsetRange, TopicPartition, Transaction
-from offsetstore.errors import CommitUnknown, ConnectionLost, RowsRefused
+from offsetstore.errors import CommitUnknown, RowsRefused
 from offsetstore.processing.letters import Recovery
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import Ranges
@@ -19,8 +20,8 @@ from offsetstore.store.claim import ClaimRequest
 from offsetstore.store.fleet import join
 from offsetstore.testing.broker import StaticBroker
 from offsetstore.testing.memory import InMemoryOffsetStore
-from offsetstore.testing.memory.session import MemorySession
 from tests.support.careful_part import FakePart, Records, Row, written
+from tests.unit.processing.conftest import Losing
 
 GROUP = "billing"
 P0 = TopicPartition("payments", 0)
@@ -111,28 +112,19 @@ def test_a_reset_before_the_dead_record_opens_its_key_again(store: InMemoryOffse
 
 
 @pytest.mark.behaviour("DLQ-11", "DLQ-14")
+@pytest.mark.parametrize("until", [4, 5])
 def test_after_a_reset_a_letter_whose_record_was_compacted_away_stays_and_its_key_waits(
-    store: InMemoryOffsetStore, claim: Claim
+    store: InMemoryOffsetStore, claim: Claim, until: int
 ) -> None:
-    Job(claim, "k 2").write(0, 5)
+    Job(claim, "k 2").write(0, until)
     store.reset(GROUP, {P0: 0}, reason="it is mended")
     again = Job(store.claim(GROUP, topics=["payments"]), compacted=[2])
-    again.write(0, 5)
+    again.write(0, until)
     assert store.rows("results") == ["k 0", "j 1", "- 3", "k 0", "j 1", "- 3"], "what comes before it does not wait"
-    again.write(5, 8)
-    assert store.rows("results")[-1:] == ["j 5"]
-    assert {one.offset: one.state for one in store.letters(GROUP).letters} == dict.fromkeys([2, 4, 6, 7], "dead")
-
-
-@pytest.mark.behaviour("DLQ-11", "DLQ-14")
-def test_behind_such_a_letter_its_key_waits_in_the_next_batch_too(store: InMemoryOffsetStore, claim: Claim) -> None:
-    Job(claim, "k 2").write(0, 4)
-    store.reset(GROUP, {P0: 0}, reason="it is mended")
-    again = Job(store.claim(GROUP, topics=["payments"]), compacted=[2])
-    again.write(0, 4)
-    again.write(4, 8)
+    again.write(until, 8)
     assert store.rows("results")[-1:] == ["j 5"]
     assert letters(store) == {2: "rejected", 4: "sequence", 6: "sequence", 7: "sequence"}
+    assert store.letter_counts(GROUP) == {"dead": 4}
 
 
 @pytest.mark.behaviour("DLQ-17")
@@ -181,25 +173,16 @@ def test_a_transaction_of_the_job_s_own_overtakes_letters_of_the_same_run(
 
 @pytest.mark.behaviour("DLQ-11")
 def test_a_new_run_of_the_query_knows_the_letters_of_a_commit_without_an_answer(
-    store: InMemoryOffsetStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
+    store: InMemoryOffsetStore, claim: Claim, losing: Losing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look-up has found out nothing, and the query has ended; it is started again in the same process."""
     job = Job(claim, "k 0")
     assert not job.is_careful()
-    commit = MemorySession.commit
-
-    def unknown(*_: object, **__: object) -> None:
-        raise CommitUnknown("no look-up succeeded")
-
-    def lost(session: MemorySession) -> None:
-        commit(session)
-        monkeypatch.setattr(MemorySession, "commit", commit)
-        raise ConnectionLost("the answer was lost")
-
     with claim.transaction() as tx:
         tx.lock({P0: OffsetRange(0, 0)})  # so that the batch has one COMMIT
+    unknown = Mock(side_effect=CommitUnknown("no look-up succeeded"))
     monkeypatch.setattr("offsetstore.store.transaction.settle", unknown)
-    monkeypatch.setattr(MemorySession, "commit", lost)
+    losing.next(happens=True)
     with pytest.raises(CommitUnknown):
         job.write(0, 1)
 

@@ -13,36 +13,22 @@ from offsetstore.protocol.failpoints import VARIABLE, FailpointReached
 from tests.support.waiting import wait_until
 
 
-def test_nothing_happens_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-
-    failpoints.reach("before_commit")
-
-    assert not failpoints.armed("before_commit")
-
-
-def test_it_breaks_at_the_point_named_and_says_so(
+def test_it_breaks_once_at_the_point_and_the_time_named_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "before_commit:raise")
-
-    failpoints.reach("after_lock")
-    with pytest.raises(FailpointReached, match="before_commit"):
-        failpoints.reach("before_commit")
-
-    assert capsys.readouterr().err.startswith("offsetstore failpoint before_commit: raise (pid ")
-
-
-def test_it_breaks_once_at_the_time_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "in_copy:3:raise")
-
+    monkeypatch.delenv(VARIABLE, raising=False)
+    failpoints.reach("in_copy")
     assert not failpoints.armed("in_copy")
-    failpoints.reach("in_copy")
-    failpoints.reach("in_copy")
+
+    monkeypatch.setenv(VARIABLE, "in_copy:3:raise")
+    for point in ("in_copy", "after_lock", "in_copy"):
+        assert not failpoints.armed("in_copy")
+        failpoints.reach(point)
     assert failpoints.armed("in_copy")
-    with pytest.raises(FailpointReached):
+    with pytest.raises(FailpointReached, match="in_copy"):
         failpoints.reach("in_copy")
     failpoints.reach("in_copy")
+    assert capsys.readouterr().err.startswith("offsetstore failpoint in_copy: raise (pid ")
 
 
 @pytest.mark.parametrize("wanted", ["in_copy", "in_copy:1:kill"])

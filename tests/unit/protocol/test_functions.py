@@ -67,15 +67,10 @@ def test_what_ends_programs_ends_the_call_alone(error: BaseException) -> None:
     assert type(error).__name__ in trace
 
 
-@pytest.mark.parametrize("error", [ValueError(), Outage(), StopIteration(), MemoryError()], ids=repr)
-def test_an_exception_is_raised_as_it_is(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised:
-        call(raising(error))
-    assert raised.value is error
-
-
-@pytest.mark.parametrize("error", [TermSignal(0), InterruptSignal()], ids=repr)
-def test_a_signal_that_a_handler_of_ours_has_received_passes(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError(), Outage(), StopIteration(), MemoryError(), TermSignal(0), InterruptSignal()], ids=repr
+)
+def test_an_exception_and_a_signal_that_a_handler_of_ours_has_received_pass_as_they_are(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:
         call(raising(error))
     assert raised.value is error

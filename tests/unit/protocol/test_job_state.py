@@ -9,8 +9,6 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from offsetstore import OffsetRange, Pause, Token, TopicPartition
 from offsetstore.errors import (
@@ -79,8 +77,17 @@ ANSWERED = DatabaseAsked(group=GROUP)
 DRAIN, DRAINED = (DrainChanged(group=GROUP, is_running=is_running) for is_running in (True, False))
 
 
+WORKS = IdleWorkChanged(group=GROUP, work="replay")
+FAILED = BatchEnded(**BATCH, outcome="failed", error=OSError("no"))
+QUERY_STARTED = QueryStarted(group=GROUP, query_id="", run_id="", application_id="", ui_url=None)
+
+
 def ended(outcome: Any) -> BatchEnded:
     return BatchEnded(**BATCH, outcome=outcome)
+
+
+def taken(token: Token) -> ClaimTaken:
+    return ClaimTaken(group=GROUP, token=token, owner="host", starting=None)
 
 
 def kafka(error: Exception | None, *, is_over: bool = False) -> MirrorTried:
@@ -103,9 +110,14 @@ NOT_BEGUN = {"replays_letters": False, "is_active": None, "java_answered": 40}
 STATES: list[tuple[tuple[Event | QueryStatus, ...], dict[str, Any]]] = [
     ((), {"claimed": 10, "database_answered": 10, "kafka_answered": 10}),
     ((), {"replays_letters": None, "is_active": None, "java_answered": None}),
-    ((STARTED,), {"in_batch_since": 20, "batch_began": 20}),
-    *(((STARTED, ended(how)), NO_BATCH | {"ended_well": 30}) for how in ("written", "skipped", "kept")),
-    *(((STARTED, ended(how)), NO_BATCH | {"ended_well": None}) for how in ("failed", "interrupted")),
+    ((STARTED,), {"in_batch_since": 20, "batch_began": 20, "batch": 3, "batch_offsets": 42, "ended_well": None}),
+    *(
+        ((STARTED, ended(how)), NO_BATCH | {"phase": "idle", "ended_well": 30, "counters": {how: 1, "offsets": 42}})
+        for how in ("written", "skipped", "kept")
+    ),
+    ((STARTED, FAILED), NO_BATCH | {"phase": "failed", "phase_since": 30, "ended_well": None, "error": "OSError"}),
+    ((STARTED, ended("interrupted")), NO_BATCH | {"phase": "idle", "ended_well": None, "counters": {}}),
+    ((STARTED, ended("kept"), FAILED, STARTED), {"phase": "batch", "ended_well": 30, "error": None}),
     ((STARTED, PAUSED), {"phase": "paused", "batch_began": 20}),
     ((STARTED, PAUSED, RESUMED), {"phase": "batch", "in_batch_since": 40, "batch_began": 20}),
     *(((missed(error),), DATABASE_AWAY) for error in (StoreUnavailable("no"), ConnectionLost("no"), OSError("no"))),
@@ -125,6 +137,38 @@ STATES: list[tuple[tuple[Event | QueryStatus, ...], dict[str, Any]]] = [
     ((SINK, RUNS, STARTED), {"in_batch_since": 40}),
     ((SINK, RUNS, STARTED, ENDED), {"is_active": False, "in_batch_since": None, "batch_began": None}),
     ((STARTED,), {"is_active": True, "active_since": 20}),  # a query runs, where Spark can't be read
+    ((SINK, SinkMade(group=GROUP, token=OLD, query=QUERY, replays_letters=True)), {"replays_letters": False}),
+    ((SinkMade(group=GROUP, token=TOKEN, query=QUERY, replays_letters=True),), {"replays_letters": True}),
+    ((QUERY_STARTED,), {"query": QUERY_STARTED}),
+    ((RecordsHeld(group=GROUP, held=HELD),), {"held": HELD}),
+    ((HandlerCalled(group=GROUP, calls=2),), {"called": 20}),
+    ((WORKS,), {"idle_work": "replay", "idle_work_since": 20}),
+    ((WORKS, IdleWorkChanged(group=GROUP, work=None)), {"idle_work": None, "idle_work_since": 30}),
+    ((ClaimEnded(group=GROUP, token=TOKEN, outcome="fenced"),), {"is_lost": True, "is_closed": False}),
+    ((ClaimEnded(group=GROUP, token=TOKEN, outcome="closed"),), {"is_lost": False, "is_closed": True}),
+    ((ClaimEnded(group=GROUP, token=OLD, outcome="fenced"),), {"is_lost": False, "is_closed": False}),
+    ((STARTED, ended("kept"), taken(TOKEN)), {"token": TOKEN, "counters": {"kept": 1, "offsets": 42}, "claimed": 10}),
+    ((STARTED, ended("kept"), taken(NEXT)), {"token": NEXT, "counters": {}, "claimed": 40, "batch": None}),
+    ((MirrorTried(group=GROUP), kafka(OSError("no"))), {"mirrored": 20, "mirror_error": "no", "kafka_answered": 30}),
+    (
+        (
+            LettersWritten(group=GROUP, batch=1, ranges={}, letters={"raised": 2, "rejected": 1}),
+            LettersReplayed(group=GROUP, replayed=4, failed=1),
+            Retried(group=GROUP, attempt=7, error=OSError("no"), wait=0.1),
+            missed(OSError("no")),
+        ),
+        {"counters": {"letters": 3, "replayed": 4, "retries": 1, "heartbeats_missed": 1}},
+    ),
+    (
+        (
+            FlushEnded(group=GROUP, rows={"": 2}, error=OSError("no")),
+            IdleWorkFailed(group=GROUP, error=OSError("no")),
+            RecordsDropped(group=GROUP, by="Expire", records=2),
+            CommitResolved(group=GROUP, topic_partition=None, happened=None),
+            ANSWERED,
+        ),
+        {"counters": {}, "phase": "starting"},
+    ),
     ((DRAIN,), {"is_draining": True}),
     ((DRAIN, DRAINED), {"is_draining": False, "claimed": 30, "active_since": 30}),
 ]
@@ -165,8 +209,7 @@ def test_what_was_stored_before_a_failure_is_counted() -> None:
 def test_a_closed_claim_is_forgotten_and_what_comes_late_of_one_that_was_replaced_is_not_about_the_new_one() -> None:
     clock = Clock()
     jobs = JobStates(clock)
-    taken = ClaimTaken(group=GROUP, token=TOKEN, owner="host", starting=None)
-    jobs.on(taken)
+    jobs.on(taken(TOKEN))
     clock.now = 10
     for late in (
         ClaimEnded(group=GROUP, token=OLD, outcome="fenced"),
@@ -184,130 +227,3 @@ def test_a_closed_claim_is_forgotten_and_what_comes_late_of_one_that_was_replace
     assert before == now, "a transaction of a closed claim may still meet a fence"
     jobs.on(STARTED)
     assert jobs.now() == ()
-
-
-COUNTS = st.integers(0, 5)
-TOKENS = st.sampled_from([OLD, TOKEN, NEXT])
-SILENCES = [OSError("no"), StoreUnavailable("no")]
-ERRORS: list[Any] = [None, *SILENCES, LockTimeout("no"), BrokerUnavailable("no")]
-EVENTS = st.one_of(
-    st.builds(ClaimTaken, group=st.just(GROUP), token=TOKENS, owner=st.just(""), starting=st.none()),
-    st.builds(ClaimEnded, group=st.just(GROUP), token=TOKENS, outcome=st.sampled_from(["closed", "fenced"])),
-    st.builds(SinkMade, group=st.just(GROUP), token=TOKENS, query=st.just(QUERY), replays_letters=st.booleans()),
-    st.builds(
-        QueryStarted, group=st.just(GROUP), query_id=st.text(), run_id=st.just(""), application_id=st.just(""),
-        ui_url=st.none(),
-    ),
-    st.builds(BatchStarted, group=st.just(GROUP), batch=COUNTS, ranges=st.sampled_from([{}, RANGES])),
-    st.builds(
-        BatchEnded, group=st.just(GROUP), batch=COUNTS, ranges=st.just(RANGES), rows=st.just({"": 3}),
-        outcome=st.sampled_from(["written", "skipped", "kept", "failed", "interrupted"]),
-        error=st.sampled_from([None, OSError("no")]),
-    ),
-    st.builds(FlushEnded, group=st.just(GROUP), rows=st.just({"": 2}), error=st.sampled_from([None, OSError("no")])),
-    st.builds(IdleWorkChanged, group=st.just(GROUP), work=st.sampled_from([None, "replay", "tick"])),
-    st.builds(IdleWorkFailed, group=st.just(GROUP), error=st.just(OSError("no"))),
-    st.builds(LettersWritten, group=st.just(GROUP), batch=COUNTS, ranges=st.just({}), letters=st.just({"raised": 2})),
-    st.builds(LettersReplayed, group=st.just(GROUP), replayed=COUNTS, failed=COUNTS),
-    st.builds(HandlerCalled, group=st.just(GROUP), calls=COUNTS),
-    st.builds(RecordsDropped, group=st.just(GROUP), by=st.just("Expire"), records=COUNTS),
-    st.builds(RecordsHeld, group=st.just(GROUP), held=st.sampled_from([{}, HELD])),
-    st.builds(DrainChanged, group=st.just(GROUP), is_running=st.booleans()),
-    st.builds(PauseChanged, group=st.just(GROUP), pause=st.sampled_from([None, PAUSE])),
-    st.builds(Retried, group=st.just(GROUP), attempt=COUNTS, error=st.just(OSError("no")), wait=st.just(0.1)),
-    st.builds(CommitResolved, group=st.just(GROUP), topic_partition=st.none(), happened=st.none()),
-    st.builds(DatabaseAsked, group=st.just(GROUP), error=st.sampled_from(ERRORS)),
-    st.builds(MirrorTried, group=st.just(GROUP)),
-    st.builds(MirrorTried, group=st.just(GROUP), reason=st.just("no"), error=st.sampled_from(ERRORS)),
-)  # fmt: skip
-
-
-class History:
-    """What a whole list of events says, asked question by question."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        held, since = TOKEN, 0
-        for number, event in enumerate(events):
-            if isinstance(event, ClaimTaken) and event.token != held:
-                held, since = event.token, number + 1
-        self.token = held
-        self.began = float(since)
-        self.events = [(float(number + 1), event) for number, event in enumerate(events) if number >= since]
-
-    def of(self, *kinds: type[Any]) -> list[tuple[float, Any]]:
-        return [(at, event) for at, event in self.events if isinstance(event, kinds)]
-
-    def last(self, *kinds: type[Any]) -> tuple[float, Any] | None:
-        return next(iter(reversed(self.of(*kinds))), None)
-
-    def ours(self, kind: type[Any]) -> list[tuple[float, Any]]:
-        return [(at, event) for at, event in self.of(kind) if event.token == self.token]
-
-    def phase(self) -> tuple[str, float]:
-        at, last = self.last(BatchStarted, PauseChanged, BatchEnded) or (self.began, None)
-        match last:
-            case None:
-                return "starting", at
-            case BatchEnded(outcome="failed"):
-                return "failed", at
-            case BatchEnded():
-                return "idle", at
-            case PauseChanged() if last.pause is not None:
-                return "paused", at
-            case _:
-                return "batch", at
-
-    def counters(self) -> dict[str, int]:
-        ended = [event for _, event in self.of(BatchEnded)]
-        flushed = [event for _, event in self.of(FlushEnded) if event.error is None]
-        counts = {
-            outcome: sum(one.outcome == outcome for one in ended)
-            for outcome in ("written", "skipped", "kept", "failed")
-        } | {
-            "offsets": sum(42 for one in ended if one.outcome in {"written", "skipped", "kept"}),
-            "rows": sum(3 for one in ended if one.outcome != "kept") + sum(2 for _ in flushed),
-            "flushed": len(flushed),
-            "letters": 2 * len(self.of(LettersWritten)),
-            "replayed": sum(event.replayed for _, event in self.of(LettersReplayed)),
-            "retries": len(self.of(Retried)),
-            "heartbeats_missed": sum(event.error is not None for _, event in self.of(DatabaseAsked)),
-        }
-        return {what: number for what, number in counts.items() if number}
-
-
-@given(st.lists(EVENTS, max_size=30))
-def test_a_state_is_what_the_whole_history_says(events: list[Event]) -> None:
-    state = JobState.claimed_at(0.0, GROUP, TOKEN)
-    for number, event in enumerate(events):
-        state = state.after(event, float(number + 1))
-    told = History(events)
-
-    assert (state.token, state.counters) == (told.token, told.counters())
-    assert (state.phase, state.phase_since) == told.phase()
-    endings = {event.outcome for _, event in told.ours(ClaimEnded)}
-    assert (state.is_lost, state.is_closed) == ("fenced" in endings, "closed" in endings)
-    sinks = told.ours(SinkMade)
-    assert state.replays_letters == (sinks[-1][1].replays_letters if sinks else None)
-    held = told.last(RecordsHeld)
-    assert state.held == (held[1].held if held else {})
-    query = told.last(QueryStarted)
-    assert state.query == (query[1] if query else None)
-    begun = told.last(BatchStarted)
-    assert state.batch == (begun[1].batch if begun else None)
-    last = told.last(BatchStarted, BatchEnded)
-    assert state.batch_began == (last[0] if last and isinstance(last[1], BatchStarted) else None)
-    error = last[1].error if last and isinstance(last[1], BatchEnded) else None
-    assert state.error == (None if error is None else "OSError")
-    well = [at for at, event in told.of(BatchEnded) if event.outcome in {"written", "skipped", "kept"}]
-    assert state.ended_well == (well[-1] if well else None)
-    drain = told.last(DrainChanged)
-    assert state.is_draining == (drain is not None and drain[1].is_running)
-    idle = told.last(IdleWorkChanged)
-    assert (state.idle_work, state.idle_work_since) == ((idle[1].work, idle[0]) if idle else (None, 0))
-    mirror = told.last(MirrorTried)
-    assert state.mirror_error == (mirror[1].reason if mirror else None)
-    copied = [at for at, event in told.of(MirrorTried) if event.reason is None]
-    assert state.mirrored == (copied[-1] if copied else None)
-    asked = told.last(DatabaseAsked)
-    assert state.is_database_failing == (asked is not None and asked[1].error in SILENCES)
-    assert state.is_kafka_failing == (mirror is not None and isinstance(mirror[1].error, BrokerUnavailable | TlsFailed))

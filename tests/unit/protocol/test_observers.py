@@ -6,11 +6,10 @@ import pytest
 
 from offsetstore import OffsetRange, Outcome, Retries, TopicPartition, Transaction
 from offsetstore.errors import LockTimeout, RowsRefused
-from offsetstore.protocol.events import BatchEnded, ClaimTaken, Event, MirrorTried, Retried
+from offsetstore.protocol.events import BatchEnded, ClaimTaken, Event, Retried
 from offsetstore.protocol.observers import LogObserver
-from offsetstore.testing import InMemoryOffsetStore, StaticBroker
+from offsetstore.testing import InMemoryOffsetStore
 from tests.support.recorder import Recorder
-from tests.support.waiting import wait_until
 
 P0 = TopicPartition("payments", 0)
 
@@ -70,18 +69,3 @@ def test_each_retry_is_told_with_its_error() -> None:
         ("billing", 2, LockTimeout),
     ]
     assert all(event.wait > 0 for event in retried)
-
-
-@pytest.mark.behaviour("OPS-15")
-def test_the_mirror_tells_what_it_copies_and_why_it_can_not() -> None:
-    seen = Recorder()
-    broker = StaticBroker.with_topics({"payments": 1}, end=100)
-    with InMemoryOffsetStore(observers=[seen]) as store:
-        claim = store.claim("billing", broker, topics=["payments"], mirror_every=0.01)
-        with claim.transaction() as tx:
-            tx.lock({P0: OffsetRange(0, 40)})
-            tx.advance({P0: OffsetRange(0, 40)})
-        wait_until(lambda: any(event.offsets == {P0: 40} for event in seen.of(MirrorTried, "done")))
-        store.claim("billing", broker, topics=["payments"], mirror_every=600)
-        wait_until(lambda: claim.mirror is not None and claim.mirror.ended)
-    assert not [event for event in seen.of(MirrorTried, "failed", "ended") if not event.is_over]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -44,6 +44,9 @@ OPEN, BEFORE = Mark(5, "five"), Mark(4, "four")
 TRIAL_STEPS = [Check(), Fence(), Ask(), Read(), Send(OPEN)]
 
 
+Answer: TypeAlias = Callable[[Sequence[OutboxRow]], Refusal | None]
+
+
 def words() -> Callable[[], str]:
     """Draw ``w1``, ``w2`` and so on."""
     numbers = count(1)
@@ -55,11 +58,10 @@ class Outbox:
     """A relay's machine, and both sides of it: rows, which Kafka takes or not, and a clock.
 
     ``batches`` are the ids that were sent each time; ``aside`` was set aside, and ``steps`` is all that was done.
-
     """
 
     rows: dict[int, str]
-    send: Callable[[Sequence[OutboxRow]], Refusal | None]
+    send: Answer
     missing: set[str] = field(default_factory=set[str])
     batches: list[list[int]] = field(default_factory=list[list[int]])
     aside: list[int] = field(default_factory=list[int])
@@ -122,13 +124,22 @@ class Outbox:
         return None
 
 
-def refusing(*bad: int, is_proven: bool = True) -> Callable[[Sequence[OutboxRow]], Refusal | None]:
+def refusing(*bad: int, is_proven: bool = True) -> Answer:
     """Kafka refuses requests that have one of these rows, and names none."""
 
     def send(rows: Sequence[OutboxRow]) -> Refusal | None:
         topics = {row.topic for row in rows if row.id in bad}
-        suspected = {row.id: "invalid" for row in rows if row.topic in topics}
-        return Refusal(suspected=suspected, is_proven=is_proven) if suspected else None
+        return refusing_all(lambda row: row.topic in topics, is_proven=is_proven)(rows)
+
+    return send
+
+
+def refusing_all(bad: Callable[[OutboxRow], bool], *, is_named: bool = False, is_proven: bool = True) -> Answer:
+    """Kafka refuses these rows, which it names, or else may have meant."""
+
+    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
+        found = {row.id: "invalid" for row in rows if bad(row)}
+        return Refusal(found if is_named else {}, {} if is_named else found, is_proven=is_proven) if found else None
 
     return send
 
@@ -269,27 +280,27 @@ def test_a_batch_that_was_too_much_for_the_line_is_sent_in_parts() -> None:
     assert found[1:4] == [Record(part, [7, 8], before="four"), Send(part, ROWS[:2]), Look(4, [7, 8])]
 
 
+LOST, ANOTHER = "has lost the number.*", "another batch of this number"
+MISFITS: list[tuple[tuple[int | None, str | None], Standing, bool, str]] = [
+    ((None, None), standing(), True, f"{LOST}3 rows of batch 5, from id 7 to 9, may or may not be in Kafka"),
+    ((None, None), standing(()), True, f"{LOST}No rows may or may not"),
+    ((4, "four"), standing(()), True, "an earlier batch"),
+    ((3, "three"), standing(), True, "an earlier batch"),
+    ((6, "six"), standing(), False, "has later batches than the database, which was restored"),
+    ((5, "other"), standing(), False, f"{ANOTHER} than the database.*3 rows of batch 5"),
+    ((5, "other"), standing(()), False, f"{ANOTHER} than the database.*No rows"),
+    *((kafka, standing(), False, ANOTHER) for kafka in ((4, "other"), (5, None), (4, None))),
+    ((1, "one"), Standing(), False, "its tables were made anew"),
+]
+
+
 @pytest.mark.behaviour("OUT-5")
-@pytest.mark.parametrize(
-    ("kafka", "ids", "said"),
-    [
-        ((None, None), IDS, "has lost the number.*3 rows of batch 5, from id 7 to 9, may or may not be in Kafka"),
-        ((None, None), (), "has lost the number.*No rows may or may not"),
-        ((4, "four"), (), "an earlier batch"),
-        ((3, "three"), IDS, "an earlier batch"),
-        ((6, "six"), IDS, "has later batches than the database, which was restored"),
-        ((5, "other"), IDS, "another batch of this number than the database.*3 rows of batch 5"),
-        ((5, "other"), (), "another batch of this number than the database.*No rows"),
-        ((4, "other"), IDS, "another batch of this number"),
-        ((5, None), IDS, "another batch of this number"),
-        ((4, None), IDS, "another batch of this number"),
-    ],
-)
+@pytest.mark.parametrize(("kafka", "stored", "said"), [(kafka, stored, said) for kafka, stored, _, said in MISFITS])
 def test_marks_that_do_not_fit_are_left_to_a_person(
-    kafka: tuple[int | None, str | None], ids: Sequence[int], said: str
+    kafka: tuple[int | None, str | None], stored: Standing, said: str
 ) -> None:
     with pytest.raises(OutboxUncertain, match=said) as caught:
-        steps(kafka, standing(ids))
+        steps(kafka, stored)
 
     word = "" if kafka[1] is None else f" ({kafka[1]})"
     assert caught.value.found == f"cluster cluster, batch {kafka[0]}{word}"
@@ -297,24 +308,13 @@ def test_marks_that_do_not_fit_are_left_to_a_person(
 
 
 @pytest.mark.behaviour("OUT-5")
-@pytest.mark.parametrize(
-    ("kafka", "ids", "seems_lost"),
-    [
-        ((None, None), IDS, True),
-        ((None, None), (), True),
-        ((3, "three"), IDS, True),
-        ((4, "four"), (), True),
-        ((6, "six"), IDS, False),
-        ((5, "other"), IDS, False),
-        ((4, "other"), IDS, False),
-    ],
-)
+@pytest.mark.parametrize(("kafka", "stored", "seems_lost"), [one[:3] for one in MISFITS])
 def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_is(
-    kafka: tuple[int | None, str | None], ids: Sequence[int], *, seems_lost: bool
+    kafka: tuple[int | None, str | None], stored: Standing, *, seems_lost: bool
 ) -> None:
     machine = relaying(again=True)
     made = [next(machine)]
-    answers: dict[object, object] = {Ask: Position(OURS, *kafka), Read: standing(ids)}
+    answers: dict[object, object] = {Ask: Position(OURS, *kafka), Read: stored}
 
     def go_on() -> None:
         while True:
@@ -325,12 +325,6 @@ def test_what_seems_lost_is_asked_for_again_for_twenty_seconds_and_nothing_else_
     pauses = [Pause(lost=Position(OURS, *kafka)), *[Pause()] * (LOOKS - 2)]  # it is told once
     assert [step for step in made if isinstance(step, Pause)] == (pauses if seems_lost else [])
     assert 15 <= (LOOKS - 1) * TRIAL <= 20
-
-
-@pytest.mark.behaviour("OUT-5")
-def test_tables_that_were_made_anew_are_told() -> None:
-    with pytest.raises(OutboxUncertain, match="its tables were made anew"):
-        steps((1, "one"), Standing())
 
 
 @pytest.mark.behaviour("OUT-5")
@@ -425,11 +419,7 @@ def test_suspects_are_halved_until_one_row_is_refused_alone_twice() -> None:
     assert (outbox.aside, outbox.sent) == ([3], [0, 1, 2, 4, 5])
     assert sum(isinstance(one, Fence) for one in outbox.steps) == 5  # at the start, and after each refusal
 
-    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        bad = {row.id: "invalid" for row in rows if row.id == 3}
-        return Refusal(suspected=bad, is_proven=True) if bad else None
-
-    outbox = Outbox(dict.fromkeys(range(6), "events"), send)
+    outbox = Outbox(dict.fromkeys(range(6), "events"), refusing_all(lambda row: row.id == 3))
     outbox.run(100)
     assert outbox.batches == [[0, 1, 2, 3, 4, 5], [0, 1, 2], [3], [4, 5]]
 
@@ -447,18 +437,6 @@ def test_what_no_abort_has_proven_is_tried_twice_each_time_by_a_new_producer_tha
     assert steps_ == [*TRIAL_STEPS[:-1], *(step for one in tried for step in (one, *TRIAL_STEPS))]
 
 
-def test_a_trial_that_ends_with_another_relay_s_batch_is_uncertain() -> None:
-    outbox = Outbox({8: "events"}, refusing(8, is_proven=False))
-
-    def other(rows: Sequence[OutboxRow]) -> Refusal | None:
-        outbox.kafka = Mark(6, "another's")
-        return Refusal(suspected={rows[0].id: "invalid"})
-
-    outbox.send = other
-    with pytest.raises(OutboxUncertain):
-        outbox.run(2)
-
-
 @pytest.mark.behaviour("OUT-9")
 def test_a_topic_that_is_refused_holds_no_other_up() -> None:
     """Rows of others are sent in full batches; its own are found out about in turns."""
@@ -474,11 +452,7 @@ def test_a_topic_that_is_refused_holds_no_other_up() -> None:
 @pytest.mark.behaviour("OUT-9", "OUT-10")
 @pytest.mark.parametrize("how", ["suspected", "named", "wrong"])
 def test_a_hundred_refusals_in_a_row_block_their_topic_and_rows_of_others_go_on(how: str) -> None:
-    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        bad = {row.id: "invalid" for row in rows if row.topic == "bad"}
-        known = how == "named"
-        return Refusal(bad if known else {}, {} if known else bad, is_proven=True) if bad else None
-
+    send = refusing_all(lambda row: row.topic == "bad", is_named=how == "named")
     outbox = Outbox(dict.fromkeys(range(150), "bad"), send, wrong="invalid" if how == "wrong" else None)
     outbox.run(1000)
     assert outbox.aside == [*range(MOST_IN_A_ROW)]
@@ -509,11 +483,7 @@ def test_a_hundred_refusals_in_a_row_block_their_topic_and_rows_of_others_go_on(
 def test_of_several_topics_of_which_nothing_is_accepted_none_loses_more_and_one_that_is_frees_them() -> None:
     """It may be a format that no broker takes."""
     taken = set[str]()
-
-    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        bad = {row.id: "invalid" for row in rows if row.topic not in taken}
-        return Refusal(suspected=bad, is_proven=True) if bad else None
-
+    send = refusing_all(lambda row: row.topic not in taken)
     outbox = Outbox({id_: f"topic {id_ % 5}" for id_ in range(1_000)}, send)
     outbox.run(3_000, rests=30)
     assert len(outbox.aside) == MOST_IN_A_ROW
@@ -527,10 +497,7 @@ def test_of_several_topics_of_which_nothing_is_accepted_none_loses_more_and_one_
 @pytest.mark.behaviour("OUT-6")
 @pytest.mark.parametrize("good", [1, 2])
 def test_rows_that_are_taken_in_between_interrupt_a_row_of_refusals(good: int) -> None:
-    def send(rows: Sequence[OutboxRow]) -> Refusal | None:
-        certain = {row.id: "too large" for row in rows if row.id % 8 >= good}
-        return Refusal(certain=certain) if certain else None
-
+    send = refusing_all(lambda row: row.id % 8 >= good, is_named=True, is_proven=False)
     outbox = Outbox(dict.fromkeys(range(8_000), "events"), send)
     outbox.run(100)
     assert len(outbox.aside) == 1_000 * (8 - good)
@@ -540,11 +507,8 @@ def test_rows_that_are_taken_in_between_interrupt_a_row_of_refusals(good: int) -
 @pytest.mark.behaviour("OUT-6")
 def test_but_not_if_none_of_them_has_passed_since_the_last_refusal() -> None:
     """Else a limit that is too low would empty the outbox if Kafka takes none of the others either."""
-    topics, rows, certain = (
-        Topics(10_000, lambda: 0.0),
-        batch(range(1_000), "events"),
-        dict.fromkeys(range(1, 1_000, 2), ""),
-    )
+    topics, rows = Topics(10_000, lambda: 0.0), batch(range(1_000), "events")
+    certain = dict.fromkeys(range(1, 1_000, 2), "")
     refused, left = topics.refuse(rows, certain)
     assert (len(refused), len(left)) == (500, 500)
     assert topics.refuse(rows, certain) == ({}, rows[:1])

@@ -43,12 +43,12 @@ CASES: list[tuple[str, str, str, str | None, Given]] = [
         *("topic id this", "topic id another", {"stored": {P0: row(40, topic_id="another")}}),
     ),
     (
-        *("TopicRecreated", "Kafka no longer has this partition, and offset 7 is stored for it"),
-        *("1 partitions", None, {"stored": {P1: row(7)}, "tp": P1}),
+        *("TopicRecreated", "Kafka no longer has this partition, and offset 1 is stored for it"),
+        *("1 partitions", None, {"stored": {P1: row(1)}, "tp": P1}),
     ),
     (
-        *("TopicRecreated", "Kafka no longer has this partition, and offset 7 is to be adopted for it"),
-        *("1 partitions", None, {"adopted": {P1: 7}, "tp": P1}),
+        *("TopicRecreated", "Kafka no longer has this partition, and offset 1 is to be adopted for it"),
+        *("1 partitions", None, {"adopted": {P1: 1}, "tp": P1}),
     ),
     (
         *("NoStartingOffset", "neither the store nor Kafka has an offset", 'auto_offset_reset="none"', None),
@@ -100,6 +100,17 @@ CASES: list[tuple[str, str, str, str | None, Given]] = [
         f"offset 120 (stored; nothing is committed in Kafka) {BEYOND}",
         *("end 100", "at least 120", {"stored": {P0: row(120)}, "next_step": SAME_TOPIC}),
     ),
+    (  # Its partition was added while a job ran: its row has no topic id, and that of the others counts.
+        "OffsetOutOfRange",
+        f"offset 40 (stored; nothing is committed in Kafka) {BEYOND}",
+        *("end 30", "at least 40"),
+        {
+            "stored": {P0: row(10), P1: row(40, topic_id=None)},
+            "view": kafka({0: (0, 100), 1: (0, 30)}),
+            "tp": P1,
+            "next_step": SAME_TOPIC,
+        },
+    ),
     (
         *("TopicRecreated", "offset 120 (stored; nothing is committed in Kafka) lies beyond the end of the log"),
         *("end 100", "at least 120", {"stored": {P0: row(120, topic_id=None)}}),
@@ -111,7 +122,7 @@ CASES: list[tuple[str, str, str, str | None, Given]] = [
 ]
 
 
-@pytest.mark.behaviour("START-3", "START-5", "START-6", "START-7", "START-8", "START-9")
+@pytest.mark.behaviour("START-3", "START-5", "START-6", "START-7", "START-8", "START-9", "START-24")
 @pytest.mark.parametrize(("name", "what", "found", "expected", "given"), CASES)
 def test_a_refusal_says_what_was_found_what_was_expected_and_of_which_partition(
     name: str, what: str, found: str, expected: str | None, given: Given

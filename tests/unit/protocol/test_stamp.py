@@ -73,11 +73,7 @@ def test_metadata_that_would_make_it_too_long_is_left_out(letter: str) -> None:
     ],
 )
 def test_what_others_commit_is_no_stamp(text: str | None) -> None:
-    assert Stamp.of(CommittedOffset(7, text)) is None
-
-
-def test_nothing_committed_has_no_stamp() -> None:
-    assert Stamp.of(None) is None
+    assert Stamp.of(CommittedOffset(7, text)) is Stamp.of(None) is None
 
 
 @pytest.mark.behaviour("START-6")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from typing import Any, NoReturn, cast
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -45,22 +44,6 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rows, "_write", full)
     with pytest.raises(SinkError, match=r"No space left on device in .*TMPDIR"):
         Rows(SCHEMA, iter(BATCHES))
-
-
-def test_rows_that_were_computed_at_the_second_try_only_may_be_a_functions_or_the_disks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Which of the two it was, no trial tells."""
-    rdd = Mock()
-    rdd.count.side_effect = [ZeroDivisionError(), 5]
-    monkeypatch.setattr(collecting.Parts, "of", Mock(return_value=Mock(rdd=rdd)))
-    monkeypatch.setattr(collecting, "function_failed", Mock())
-    monkeypatch.setattr(collecting, "causes", Mock(return_value=[Mock()]))
-
-    with pytest.raises(SinkError, match="only when they were not kept, or at the second try") as caught:
-        collecting.collect_by_partition(Mock())
-    for way in ("If a function fails now and then", "space", "maxOffsetsPerTrigger"):
-        assert way in caught.value.next_step
 
 
 def test_a_file_that_was_cut_off_is_no_end_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:

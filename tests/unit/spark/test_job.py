@@ -94,28 +94,21 @@ def test_an_unset_variable_is_named_with_the_job_s_own_line(
     assert "next step: Set it; " in said
 
 
-@pytest.mark.behaviour("DX-1")
-def test_who_asks_for_the_trace_gets_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TRACE, "1")
-    assert end(raised(errors.GroupBusy("the group has a live owner"))) == 1
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert "Error: the group has a live owner" in said
-
-
 @pytest.mark.behaviour("DX-1", "HAND-2")
-def test_who_asks_for_the_trace_gets_that_of_a_handler_s_call_which_is_known_by_its_text(
+def test_who_asks_for_the_trace_gets_it_also_that_of_a_handler_s_call_which_is_known_by_its_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = 'Traceback (most recent call last):\n  File "scores.py", line 7, in fetch\nValueError: no s3cret\n'
-    failed = errors.FunctionFailed(
-        "the handler failed with ValueError at scores.py:7", traceback=trace, is_of_call=True
-    )
+    failed = errors.FunctionFailed("the handler failed with ValueError", traceback=trace, is_of_call=True)
     assert end(raised(failed)) == 70
     assert "s3cret" not in capsys.readouterr().err
     monkeypatch.setenv(TRACE, "1")
     assert end(raised(failed)) == 70
     assert trace in capsys.readouterr().err
+    assert end(raised(errors.GroupBusy("the group has a live owner"))) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "Error: the group has a live owner" in said
 
 
 def test_a_good_end_and_a_job_s_own_exit_code_pass_in_silence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from psycopg.errors import CheckViolation
 
 from offsetstore import Claim, OffsetRange, TopicPartition
-from offsetstore.errors import FunctionEnded, OffsetStoreError, SinkError
+from offsetstore.errors import FunctionEnded, OffsetStoreError, SinkError, StaleClaim
 from offsetstore.protocol.replay import decide
 from offsetstore.spark.executors.record_batches import InputCutOff
 from offsetstore.spark.executors.task import Result, TaskEnding, Tasks
@@ -162,6 +162,14 @@ def test_a_partition_that_another_attempt_has_written_is_skipped(store: InMemory
 
     assert perform(store, claim, [records((P0, 0))]).ending is TaskEnding.SKIPPED
     assert store.rows("results") == []
+
+
+@pytest.mark.behaviour("START-14")
+def test_a_task_of_a_job_that_was_taken_over_writes_nothing(store: InMemoryOffsetStore, claim: Claim) -> None:
+    store.claim("billing", topics=["payments"])
+
+    assert isinstance(perform(store, claim, [records((P0, 0))]).why(), StaleClaim)
+    assert_untouched(store)
 
 
 @pytest.mark.behaviour("SINK-7")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -9,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from offsetstore import Append, OffsetRange, TopicPartition
-from offsetstore.errors import StaleClaim
+from offsetstore import KEEP, Append, Claim, Execute, OffsetRange, TopicPartition, TransactionalSink
+from offsetstore.errors import ConfigurationError, MetadataError, StaleClaim
 from offsetstore.processing.plan import BatchMetadata
 from offsetstore.processing.unit import UNNAMED, Stored
 from offsetstore.spark import partition, stateful
@@ -38,6 +39,35 @@ def test_partitions_without_rows_take_their_metadata_along(
 
     assert {tp: row.next_offset for tp, row in store.offsets("billing").items()} == {P0: 3, P1: 5}
     assert store.metadata("billing") == {P0: "until 3", P1: "until 5"}
+
+
+def test_a_function_that_cant_be_sent_to_executors_is_refused(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition.ExecutorStore, "of", Mock())
+    lock = threading.Lock()
+
+    def write(*_: object) -> None:
+        lock.release()
+
+    with pytest.raises(ConfigurationError, match="can't be sent to Spark's executors"):
+        TransactionalSink(claim, lambda batch: batch, into=Execute(write), atomicity="partition")
+
+
+@pytest.mark.behaviour("META-4", "META-8")
+def test_metadata_are_for_all_partitions_or_for_those_that_are_named_and_others_are_refused(
+    store: InMemoryOffsetStore,
+) -> None:
+    claim = store.claim("billing", topics=["payments"])
+
+    def texts(returned: object) -> dict[TopicPartition, Any]:
+        return BatchMetadata(claim, lambda _: returned).texts(0, RANGES, None)
+
+    assert texts(7) == dict.fromkeys(RANGES, "7")
+    assert texts({P0: 7, P1: KEEP}) == {P0: "7"}
+    assert texts(KEEP) == {}
+    with pytest.raises(MetadataError, match="payments-7"):
+        texts({TopicPartition("payments", 7): 7})
+    with pytest.raises(ZeroDivisionError):
+        BatchMetadata(claim, lambda _: 1 // 0).texts(0, RANGES, None)
 
 
 @pytest.mark.behaviour("START-14")

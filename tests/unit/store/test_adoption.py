@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from click.testing import CliRunner
 
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError, UncertainBatch
-from offsetstore.offsets import CommittedOffset, OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, TopicPartition
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.starting import Reason
 from offsetstore.store.adoption import LocalFiles, read
@@ -78,11 +77,13 @@ def told(store: InMemoryOffsetStore) -> list[tuple[Any, ...]]:
 
 @pytest.mark.behaviour("START-20")
 @pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
-def test_the_last_committed_batch_is_adopted(
+def test_the_last_committed_batch_is_adopted_whatever_kafka_has_which_does_not_win_at_the_next_start_either(
     store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint, form: str
 ) -> None:
+    """Somebody's tool has committed for the group once."""
+    broker.set_committed({P0: 60, P1: 3})
     path = str(checkpoint.path) if form == "{}" else str(checkpoint.path).replace(" ", "%20")
-    claim = store.claim(GROUP, broker, adopt_checkpoint=form.format(path))
+    claim = store.claim(GROUP, broker, adopt_checkpoint=form.format(path), mirror_every=None)
 
     assert stored(store) == {P0: 22, P1: 33, P2: 0}
     assert claim.starting is not None
@@ -92,23 +93,12 @@ def test_the_last_committed_batch_is_adopted(
     reason = store.history(GROUP)[1].reason
     assert reason.endswith(("old job, batch 11", "old%20job, batch 11"))
 
-
-@pytest.mark.behaviour("START-20")
-def test_what_kafka_has_does_not_win_at_the_next_start_either(
-    store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint
-) -> None:
-    """Somebody's tool has committed for the group once."""
-    broker.current = replace(broker.current, committed={P0: CommittedOffset(60), P1: CommittedOffset(3)})
-
-    store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path), mirror_every=None)
-    assert stored(store) == {P0: 22, P1: 33, P2: 0}
-
-    store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path), mirror_every=None)
+    store.claim(GROUP, broker, adopt_checkpoint=form.format(path), mirror_every=None)
     assert stored(store) == {P0: 22, P1: 33, P2: 0}
 
 
 @pytest.mark.behaviour("START-20")
-def test_a_batch_that_began_and_was_not_committed_is_named(
+def test_a_batch_that_began_and_was_not_committed_is_named_and_skipped_if_that_is_asked_for(
     store: InMemoryOffsetStore, broker: StaticBroker, uncertain: Checkpoint
 ) -> None:
     with pytest.raises(UncertainBatch) as caught:
@@ -119,11 +109,6 @@ def test_a_batch_that_began_and_was_not_committed_is_named(
     assert "batch 12 of the checkpoint" in str(caught.value)
     assert store.owner(GROUP) is None  # nobody was fenced
 
-
-@pytest.mark.behaviour("START-20")
-def test_it_is_skipped_if_that_is_asked_for_and_the_history_has_the_range(
-    store: InMemoryOffsetStore, broker: StaticBroker, uncertain: Checkpoint
-) -> None:
     store.claim(GROUP, broker, adopt_checkpoint=str(uncertain.path), policy=StartPolicy(on_uncertain="skip"))
 
     assert stored(store) == {P0: 30, P1: 33, P2: 4}
@@ -187,25 +172,21 @@ def test_what_is_stored_is_not_adopted_and_its_uncertain_batch_is_nobodys_busine
     assert len(told(store)) == events
 
 
-@pytest.mark.behaviour("START-20")
-def test_the_same_line_of_code_goes_on_when_the_old_checkpoint_is_gone(
+@pytest.mark.behaviour("START-20", "OPS-3")
+def test_the_same_line_of_code_goes_on_with_a_further_topic_and_when_the_old_checkpoint_is_gone(
     store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path))
-    more = StaticBroker.with_topics({"payments": 4}, end=100)  # also when the topic has grown since
-    store.claim(GROUP, more, adopt_checkpoint=str(tmp_path / "gone"))
-    assert stored(store) == {P0: 22, P1: 33, P2: 0, TopicPartition("payments", 3): 0}
-
-
-@pytest.mark.behaviour("START-20", "OPS-3")
-def test_it_goes_on_with_a_further_topic_after_another_one_was_given_up(
-    store: InMemoryOffsetStore, broker: StaticBroker, checkpoint: Checkpoint
-) -> None:
+    """Another topic of the checkpoint was given up."""
     checkpoint.batch(12, {"payments": {"0": 22, "1": 33}, "refunds": {"0": 4}})
     store.claim(GROUP, broker, adopt_checkpoint=str(checkpoint.path))
     more = StaticBroker.with_topics({"payments": 3, "orders": 1}, end=100)
     store.claim(GROUP, more, adopt_checkpoint=str(checkpoint.path))
     assert stored(store)[TopicPartition("orders", 0)] == 0
+    grown = StaticBroker.with_topics({"payments": 4}, end=100)
+    store.claim(GROUP, grown, topics=["payments"], adopt_checkpoint=str(tmp_path / "gone"))
+    assert {tp: at for tp, at in stored(store).items() if tp.topic == "payments"} == {
+        P0: 22, P1: 33, P2: 0, TopicPartition("payments", 3): 0
+    }  # fmt: skip
 
 
 @pytest.mark.behaviour("START-20")

@@ -18,7 +18,7 @@ from offsetstore.offsets import CommittedOffset, TopicLog, Watermarks
 from offsetstore.protocol.database import NewOffset
 from offsetstore.protocol.events import MirrorTried
 from offsetstore.protocol.stamp import Stamp, digest
-from offsetstore.protocol.starting import Reason
+from offsetstore.protocol.starting import Reason, Start
 from offsetstore.store import claim_rows
 from offsetstore.store import mirror as mirrors
 from offsetstore.store.claim import ClaimRequest
@@ -29,7 +29,7 @@ from tests.support.recorder import Recorder
 from tests.support.waiting import wait_until
 
 GROUP = "billing"
-P0, P1, P2 = (TopicPartition("payments", number) for number in range(3))
+P0, P1, P2, P3 = (TopicPartition("payments", number) for number in range(4))
 OFTEN = 0.01
 SELDOM = 600.0
 
@@ -95,15 +95,31 @@ def of(claim: Claim) -> Mirror:
     return claim.mirror
 
 
+def copying(store: OffsetStore, broker: StaticBroker) -> Claim:
+    """A job that has stored 40 in the first partition, which is copied."""
+    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
+    advance(store, claim, P0, 40)
+    wait_until(lambda: copied(broker).get(P0) == 40)
+    return claim
+
+
+def starts(store: OffsetStore, broker: StaticBroker, group: str = GROUP, **how: Any) -> Mapping[TopicPartition, Start]:
+    """Where a job starts that dies before its mirror has its turn."""
+    starting = store.claim(group, broker, mirror_every=None, **how).starting
+    assert starting is not None
+    return starting.starts
+
+
 # -- what is copied
 
 
-@pytest.mark.behaviour("MIRROR-2", "MIRROR-6")
+@pytest.mark.behaviour("META-11", "MIRROR-2", "MIRROR-6")
 def test_a_clean_stop_copies_what_is_stored_each_with_the_stamp_and_the_job_s_metadata_after_it(
     store: InMemoryOffsetStore, broker: StaticBroker
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM, kafka_group="billing-in-kafka") as claim:
         advance(store, claim, P0, 40, metadata={"trace": "7f3a"})
+        advance(store, claim, P1, 5, metadata="too long for any broker" * 200)
         assert broker.commits == []
 
     stamp = Stamp(store.database.store_id(), claim.token.epoch, digest(GROUP))
@@ -112,15 +128,16 @@ def test_a_clean_stop_copies_what_is_stored_each_with_the_stamp_and_the_job_s_me
             "billing-in-kafka",
             {
                 P0: CommittedOffset(40, f'offsetstore:2:{digest(GROUP)}:{stamp.store_id}:1;{{"trace":"7f3a"}}'),
-                P1: CommittedOffset(0, stamp.text()),  # so that Kafka shows the lag of what was never read, too
-                P2: CommittedOffset(0, stamp.text()),
+                P1: CommittedOffset(5, stamp.text()),
+                P2: CommittedOffset(0, stamp.text()),  # so that Kafka shows the lag of what was never read, too
             },
         )
     ]
     assert {Stamp.of(offset) for offset in broker.current.committed.values()} == {stamp}
 
 
-def test_only_what_has_changed_is_copied_again(
+@pytest.mark.behaviour("OPS-15")
+def test_only_what_has_changed_is_copied_again_and_a_partition_that_comes_while_the_job_runs_too(
     store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker
 ) -> None:
     claim = store.claim(GROUP, broker, mirror_every=OFTEN)
@@ -129,8 +146,14 @@ def test_only_what_has_changed_is_copied_again(
     wait_until(lambda: copied(broker)[P1] == 7)
     quiet = len(recorder.of(MirrorTried, "done"))
     wait_until(lambda: len(recorder.of(MirrorTried, "done")) > quiet)
+    broker.current.topics["payments"].partitions[3] = Watermarks(0, 10)
+    advance(store, claim, P3, 5)
+    claim.close()
 
-    assert [list(offsets) for _, offsets in broker.commits] == [[P0, P1, P2], [P1]]
+    assert [list(offsets) for _, offsets in broker.commits] == [[P0, P1, P2], [P1], [P3]]
+    told = [one.offsets for one in recorder.of(MirrorTried, "done")]
+    assert [offsets for offsets in told if offsets][:2] == [{P0: 0, P1: 0, P2: 0}, {P1: 7}]
+    assert copied(broker) == {P0: 0, P1: 7, P2: 0, P3: 5}
 
 
 def test_all_is_copied_again_before_kafka_forgets_it(
@@ -202,9 +225,7 @@ def test_a_stale_claim_copies_nothing_not_even_at_its_end(store: InMemoryOffsetS
 def test_a_database_that_is_restored_under_the_job_does_not_pull_the_copy_back(
     store: InMemoryOffsetStore, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    advance(store, claim, P0, 40)
-    wait_until(lambda: copied(broker).get(P0) == 40)
+    claim = copying(store, broker)
     session = store.database.begin(name="restore")
     session.set_partitions(GROUP, claim.token, {P0: NewOffset(10, None, None, pinned=False)})
     session.commit()
@@ -304,14 +325,6 @@ def test_a_broker_that_takes_short_texts_gets_the_stamp_alone(store: InMemoryOff
     assert not recorder.of(MirrorTried, "failed", "ended")
 
 
-@pytest.mark.behaviour("META-11", "MIRROR-6")
-def test_metadata_that_is_too_long_for_any_broker_is_not_sent(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
-    with store.claim(GROUP, broker, mirror_every=SELDOM) as claim:
-        advance(store, claim, P0, 40, metadata="x" * 5000)
-
-    assert broker.current.committed[P0].metadata == Stamp(store.database.store_id(), 1, digest(GROUP)).text()
-
-
 @pytest.mark.behaviour("MIRROR-6")
 def test_a_broker_that_refuses_even_the_stamp_gets_nothing(
     store: InMemoryOffsetStore, caplog: pytest.LogCaptureFixture
@@ -363,10 +376,7 @@ def test_a_stale_job_s_copy_that_comes_after_everything_else_does_not_count(
     assert not store.offsets(GROUP)[P0].pinned
     broker.commit(GROUP, {P0: late})
 
-    for _ in range(2):
-        again = store.claim(GROUP, broker, mirror_every=None)
-        assert again.starting is not None
-        assert again.starting.offsets[P0] == 10
+    assert [starts(store, broker)[P0].offset for _ in range(2)] == [10, 10]
 
 
 @pytest.mark.behaviour("START-6")
@@ -383,9 +393,7 @@ def test_after_a_restore_epochs_go_on_above_those_that_kafka_has_seen(
     claim.close()
     broker.commit(GROUP, {P0: replace(copy, next_offset=50)})  # by a job of the lost database
 
-    again = store.claim(GROUP, broker, mirror_every=None)
-    assert again.starting is not None
-    assert again.starting.offsets[P0] == {"stored": 0, "kafka": 40}[override]
+    assert starts(store, broker)[P0].offset == {"stored": 0, "kafka": 40}[override]
 
 
 @pytest.mark.behaviour("START-6")
@@ -445,14 +453,9 @@ def test_the_stored_offset_counts_again_once_that_is_decided_and_through_as_many
         advance(store, claim, P0, 40)
         broker.set_committed({P0: 70})
 
-    decided = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored"), mirror_every=None)
-    assert decided.starting is not None
-    assert decided.starting.starts[P0].reason is Reason.CONTEST_STORED
+    assert starts(store, broker, policy=StartPolicy(prefer="stored"))[P0].reason is Reason.CONTEST_STORED
     assert contested(store)[1:] == [(P0, Reason.CONTEST_STORED.value)]
-    for _ in range(2):  # it dies before its mirror has its turn
-        again = store.claim(GROUP, broker, mirror_every=None).starting
-        assert again is not None
-        assert again.starts[P0].reason is Reason.PINNED
+    assert [starts(store, broker)[P0].reason for _ in range(2)] == [Reason.PINNED] * 2
     store.claim(GROUP, broker, mirror_every=SELDOM).close()
     assert copied(broker)[P0] == 40
     row = store.offsets(GROUP)[P0]
@@ -479,20 +482,14 @@ def test_a_partition_that_the_job_has_not_met_is_not_adopted_from_the_other_appl
 ) -> None:
     with store.claim(GROUP, broker, mirror_every=SELDOM):
         broker.set_committed({P0: 70})
-    new = TopicPartition("payments", 3)
     broker.current.topics["payments"].partitions[3] = Watermarks(0, 100)
     store.reset(GROUP, {P0: 70}, reason="as it says")
-    broker.set_committed({new: 50})
+    broker.set_committed({P3: 50})
 
     with pytest.raises(errors.KafkaGroupContested, match=r"payments-3.*50 committed, no stored offset"):
         store.claim(GROUP, broker)
-    decided = store.claim(GROUP, broker, policy=StartPolicy(prefer="stored"), mirror_every=None)
-    assert decided.starting is not None
-    assert decided.starting.offsets[new] == 0
-    # The job died before it could copy anything: the decision holds for the next start.
-    again = store.claim(GROUP, broker, mirror_every=None).starting
-    assert again is not None
-    assert again.offsets[new] == 0
+    assert starts(store, broker, policy=StartPolicy(prefer="stored"))[P3].offset == 0
+    assert starts(store, broker)[P3].offset == 0, "the decision holds for the next start"
 
 
 @pytest.mark.behaviour("MIRROR-7")
@@ -594,9 +591,7 @@ def test_a_late_copy_of_an_earlier_claim_is_overwritten_and_one_of_a_later_claim
 def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_start_names_the_copy(
     store: InMemoryOffsetStore, recorder: Recorder, broker: StaticBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    advance(store, claim, P0, 40)
-    wait_until(lambda: copied(broker).get(P0) == 40)
+    claim = copying(store, broker)
     with InMemoryOffsetStore(store.memory.copy(physical=True)) as copy:
         of_copy = copy.claim(GROUP, broker, mirror_every=SELDOM)
         assert of_copy.token.epoch == claim.token.epoch + 1
@@ -618,13 +613,14 @@ def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_st
     assert copied(broker)[P0] == 70
 
     caplog.clear()
-    broker.set_log(TopicPartition("payments", 3), 5, 100)
-    late = CommittedOffset(9, (broker.current.committed[P0]).metadata)
-    broker.commit(GROUP, {TopicPartition("payments", 3): late})  # the copy has read a partition that is new
+    broker.set_log(P3, 5, 100)
+    broker.commit(
+        GROUP, {P3: replace(broker.current.committed[P0], next_offset=9)}
+    )  # the copy has read a partition that is new
     resolved = resolve_starting_offsets(broker, group=GROUP, store=store)
     again = store.claim(GROUP, broker, mirror_every=OFTEN)
     assert again.starting is not None
-    assert resolved.offsets == again.starting.offsets == {P0: 50, P1: 0, P2: 0, TopicPartition("payments", 3): 5}
+    assert resolved.offsets == again.starting.offsets == {P0: 50, P1: 0, P2: 0, P3: 5}
     assert again.starting.starts[P0].reason is Reason.COPY_STORED
     assert caplog.text.count("a copy of this database copied its offsets to group 'billing'") == 1
     assert (P0, Reason.COPY_STORED.value) in contested(store)
@@ -636,29 +632,21 @@ def test_a_running_job_that_meets_a_copy_of_its_database_goes_on_and_the_next_st
 def test_what_the_copy_still_copies_after_that_counts_at_no_start(
     store: InMemoryOffsetStore, broker: StaticBroker
 ) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    advance(store, claim, P0, 40)
-    store_id = store.database.store_id()
-    of_copy = CommittedOffset(70, Stamp(store_id, 2, digest(GROUP)).text())
-    wait_until(lambda: copied(broker).get(P0) == 40)
+    claim = copying(store, broker)
+    of_copy = CommittedOffset(70, Stamp(store.database.store_id(), 2, digest(GROUP)).text())
     broker.commit(GROUP, {P0: of_copy})
     wait_until(lambda: of(claim).ended)
     claim.close()
 
-    unread = TopicPartition("payments", 3)
-    broker.set_log(unread, 5, 100)
-    broker.commit(GROUP, {unread: replace(of_copy, next_offset=9)})
-    for _ in range(2):  # it dies before its mirror has had a turn
-        again = store.claim(GROUP, broker, mirror_every=None)
-        assert again.starting is not None
-        assert again.starting.offsets[P0] == 40
-        assert again.starting.offsets[unread] == 5
+    broker.set_log(P3, 5, 100)
+    broker.commit(GROUP, {P3: replace(of_copy, next_offset=9)})
+    for _ in range(2):
+        again = starts(store, broker)
+        assert (again[P0].offset, again[P3].offset) == (40, 5)
     store.claim(GROUP, broker, mirror_every=SELDOM).close()
     assert copied(broker)[P0] == 40
     broker.commit(GROUP, {P0: replace(of_copy, next_offset=80)})
-    last = store.claim(GROUP, broker, mirror_every=None)
-    assert last.starting is not None
-    assert last.starting.offsets[P0] == 40
+    assert starts(store, broker)[P0].offset == 40
 
 
 @pytest.mark.behaviour("START-27", "START-6")
@@ -667,9 +655,7 @@ def test_what_the_copy_still_copies_after_that_counts_at_no_start(
 def test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then(
     store: InMemoryOffsetStore, broker: StaticBroker, what: str, on_rewound: Literal["fail", "kafka"]
 ) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    advance(store, claim, P0, 40)
-    wait_until(lambda: copied(broker).get(P0) == 40)
+    claim = copying(store, broker)
     stamp = Stamp(store.database.store_id(), claim.token.epoch + 1, digest(GROUP))
     broker.commit(GROUP, {P0: CommittedOffset(300, stamp.text())})
     wait_until(lambda: of(claim).ended)
@@ -679,10 +665,8 @@ def test_a_copy_that_was_met_is_named_whatever_the_group_s_token_is_by_then(
     else:
         store.reset(GROUP, {P1: 0}, reason="ticket 17")
 
-    again = store.claim(GROUP, broker, policy=StartPolicy(on_rewound=on_rewound), mirror_every=None)
-
-    assert again.starting is not None
-    assert (again.starting.offsets[P0], again.starting.starts[P0].reason) == (40, Reason.COPY_STORED)
+    again = starts(store, broker, policy=StartPolicy(on_rewound=on_rewound))[P0]
+    assert (again.offset, again.reason) == (40, Reason.COPY_STORED)
 
 
 @pytest.mark.behaviour("START-6", "MIRROR-7")
@@ -690,9 +674,7 @@ def test_a_copy_of_the_claim_that_came_after_a_contest_is_our_own(
     store: InMemoryOffsetStore, broker: StaticBroker
 ) -> None:
     """It dies after its mirror's commit, and before the mark is cleared: a restore in between is told."""
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    advance(store, claim, P0, 40)
-    wait_until(lambda: copied(broker).get(P0) == 40)
+    claim = copying(store, broker)
     broker.members.add(GROUP)
     advance(store, claim, P0, 50)
     wait_until(lambda: contested(store))
@@ -711,9 +693,7 @@ def test_a_copy_of_the_claim_that_came_after_a_contest_is_our_own(
 def test_a_mirror_that_can_t_read_its_rows_again_does_not_decide(
     store: InMemoryOffsetStore, broker: StaticBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=OFTEN)
-    advance(store, claim, P0, 40)
-    wait_until(lambda: copied(broker).get(P0) == 40)
+    claim = copying(store, broker)
     failed: list[None] = []
     rows, ask, mirror = of(claim)._rows.read, broker.committed_offsets, of(claim)
     looks = iter([False, True] * 3)
@@ -897,19 +877,15 @@ def test_a_renamed_group_keeps_its_group_in_kafka_and_its_old_copies_there_do_no
         advance(renamable, claim, P0, 40)
     renamable.rename_group(GROUP, "invoicing", reason="its new name")
 
-    for _ in range(2):  # it dies before its mirror has its turn
-        start = renamable.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
-        assert start is not None
-        assert start.starts[P0].reason is Reason.PINNED
+    kept: dict[str, Any] = {"group": "invoicing", "kafka_group": "kept"}
+    assert [starts(renamable, broker, **kept)[P0].reason for _ in range(2)] == [Reason.PINNED] * 2
     with renamable.claim("invoicing", broker, kafka_group="kept", mirror_every=SELDOM) as claim:
         advance(renamable, claim, P0, 50)
     assert copied(broker)[P0] == 50
     stamp = Stamp.of(broker.current.committed[P0])
     assert stamp is not None
     assert stamp.group == digest("invoicing")
-    start = renamable.claim("invoicing", broker, kafka_group="kept", mirror_every=None).starting
-    assert start is not None
-    assert start.starts[P0].reason is Reason.STORED
+    assert starts(renamable, broker, **kept)[P0].reason is Reason.STORED
 
 
 @pytest.mark.behaviour("MIRROR-7")
@@ -920,18 +896,6 @@ def test_a_new_name_does_not_decide_about_another_application(renamable: OffsetS
 
     with pytest.raises(errors.KafkaGroupContested):
         renamable.claim("invoicing", broker, kafka_group="kept")
-
-
-def test_a_partition_that_comes_while_the_job_runs_is_copied_too(
-    store: InMemoryOffsetStore, broker: StaticBroker
-) -> None:
-    claim = store.claim(GROUP, broker, mirror_every=SELDOM)
-    new = TopicPartition("payments", 3)
-    broker.current.topics["payments"].partitions[3] = Watermarks(0, 10)
-    advance(store, claim, new, 5)
-    claim.close()
-
-    assert copied(broker)[new] == 5
 
 
 @pytest.mark.behaviour("START-21")

@@ -200,7 +200,6 @@ def leader_killed(scene: Scene) -> None:
 
 
 def _wait_for_progress(scene: Scene) -> None:
-    """Wait until a stored offset has moved, by whichever job."""
     at = scene.stored()
     wait_until(lambda: any(offset > at.get(number, 0) for number, offset in scene.stored().items()), timeout=150)
 

@@ -268,7 +268,8 @@ def deadlock(scene: Scene) -> None:
     the database gives up the job's transaction, or the other one."""
     # Whose time is over first is given up.
     ours, others = ("100ms", "30s") if scene.variant == "job" else ("30s", "100ms")
-    scene.database.execute(f"ALTER DATABASE {_database(scene)} SET deadlock_timeout = '{ours}'")
+    name = scene.database.one("SELECT quote_ident(current_database())")
+    scene.database.execute(f"ALTER DATABASE {name} SET deadlock_timeout = '{ours}'")
     scene.produce(300)
     with scene.living() as job, psycopg.connect(scene.url) as other:
         other.execute(f"SET deadlock_timeout = '{others}'")
@@ -285,13 +286,10 @@ def deadlock(scene: Scene) -> None:
         except psycopg.errors.DeadlockDetected:
             given_up = "the other session's"
         other.rollback()
-        if scene.variant == "job":
-            errors = wait_until(lambda: repeated_for(job)[before:])
-            assert given_up == "the job's transaction"
-            scene.fired(f"{blocked} was in a deadlock with {other.info.backend_pid}, and repeated for {errors}")
-        else:
-            assert given_up == "the other session's"
-            scene.fired(f"{blocked} was in a deadlock with {other.info.backend_pid}, which was given up")
+        assert given_up == ("the job's transaction" if scene.variant == "job" else "the other session's")
+        errors = wait_until(lambda: repeated_for(job)[before:]) if scene.variant == "job" else []
+        told = f"{given_up} was given up, and the job's repeated for {errors}"
+        scene.fired(f"{blocked} was in a deadlock with {other.info.backend_pid}; {told}")
 
 
 @fault(row=LOCK_ROW, must=LOCK_MUST, variants=("53400", "57014"), seeds=6)
@@ -309,7 +307,3 @@ def given_up_in_mid_iterator(scene: Scene) -> None:
     assert len(errors) >= 3, errors
     assert rows > scene.ledger.count, "nothing was repeated"
     scene.fired(f"SQLSTATE {scene.variant} at rows {numbers} of {rows}; repeated for {errors}")
-
-
-def _database(scene: Scene) -> str:
-    return scene.database.one("SELECT quote_ident(current_database())")

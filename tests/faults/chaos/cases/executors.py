@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -14,7 +11,7 @@ from offsetstore.store.identity import name_prefix
 from tests.faults.chaos.harness.gate import PLACES, Gate, Waiting
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene
-from tests.faults.chaos.means.breaking import executors, kill_process, repeated_for, wait_for_executors
+from tests.faults.chaos.means.breaking import executors, freeze, kill_process, repeated_for, thaw, wait_for_executors
 from tests.support.cluster import python_workers
 from tests.support.waiting import wait_until
 
@@ -105,7 +102,7 @@ def overtaken(scene: Scene) -> None:
             job.wait_for("done", done + 2, timeout=180)
         else:
             job.wait_for("done", done + 1, timeout=180)
-        _thaw(frozen)
+        thaw(frozen)
         scene.produce(60)
 
 
@@ -128,7 +125,7 @@ def overtaken_under_the_lock(scene: Scene) -> None:
         if scene.random.random() < 0.5:
             wait_until(lambda: "LockTimeout" in repeated_for(first), timeout=60)
         gate.open()
-        _thaw(frozen)
+        thaw(frozen)
         scene.caught_up()
         first.stop()
         return
@@ -137,26 +134,15 @@ def overtaken_under_the_lock(scene: Scene) -> None:
     second = scene.start(takeover_timeout=1.0)
     second.wait_for("done", 2, timeout=120)
     scene.produce(60)
-    _thaw(frozen)
+    thaw(frozen)
     scene.produce(60)
     scene.expect_error(first, "StaleClaim", timeout=180)
     scene.caught_up()
 
 
 def _freeze(executor: int) -> list[psutil.Process]:
-    """Stop an executor, the daemon that forks its workers, and these."""
     process = psutil.Process(executor)
-    frozen = [process, *process.children(recursive=True)]
-    for one in frozen:
-        os.kill(one.pid, signal.SIGSTOP)
-    wait_until(lambda: all(one.status() == psutil.STATUS_STOPPED for one in frozen))
-    return frozen
-
-
-def _thaw(frozen: list[psutil.Process]) -> None:
-    for one in frozen:
-        with suppress(psutil.NoSuchProcess):
-            one.resume()
+    return freeze([process, *process.children(recursive=True)])
 
 
 def _twin(gate: Gate, original: Waiting) -> Waiting | None:

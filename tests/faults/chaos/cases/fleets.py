@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -14,7 +13,7 @@ from offsetstore import Broker, OffsetStore, TopicPartition
 from offsetstore.errors import StaleClaim
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene, Violation
-from tests.faults.chaos.means.breaking import stands
+from tests.faults.chaos.means.breaking import drawn, stands
 from tests.faults.chaos.means.commands import offsetstore
 from tests.faults.chaos.means.letters import DEADLY, SECRET, scatter
 from tests.faults.chaos.means.members import SESSION_TIMEOUT, Members, deadly, longest_wait, write_by_claim
@@ -52,15 +51,12 @@ def members_killed_at_random(scene: Scene) -> None:
     one; a claim fences them, writes, and is fenced by them. 5 of these, or at length 60 in ten minutes."""
     is_long = scene.variant == AT_LENGTH
     count = 60 if is_long else 5
-    plan = [name for name, weight in _WEIGHTS.items() for _ in range(weight)]
-    plan *= -(-count // len(plan))
-    scene.random.shuffle(plan)
     with scene.producing(), Members(scene) as members:
         for one in members.kept:
             one.wait_until_begun()
         began = time.monotonic()
-        for number, name in enumerate(plan[:count], 1):
-            scene.fired(_EVENTS[name](scene, members))
+        for number, event in enumerate(drawn(scene, _EVENTS, count), 1):
+            scene.fired(event(scene, members))
             until = began + number * _EVERY if is_long else time.monotonic() + scene.random.uniform(0, 2)
             time.sleep(max(0.0, until - time.monotonic()))
         lasted = time.monotonic() - began
@@ -232,16 +228,4 @@ def _claimed(scene: Scene, members: Members) -> str:
         raise Violation(f"{told}; fenced by members, it has written {late} more")
 
 
-_EVENTS: Final[Mapping[str, Callable[[Scene, Members], str]]] = {
-    "point": _at_a_point,
-    "random": _at_random,
-    "all": _all,
-    "frozen": _frozen,
-    "stopped": _stopped,
-    "joined": _joined,
-    "replaced": _replaced,
-    "claimed": _claimed,
-}
-_WEIGHTS: Final = {
-    "point": 3, "random": 2, "all": 1, "frozen": 2, "stopped": 1, "joined": 1, "replaced": 1, "claimed": 1
-}  # fmt: skip
+_EVENTS: Final = (*[_at_a_point] * 3, *[_at_random] * 2, _all, *[_frozen] * 2, _stopped, _joined, _replaced, _claimed)

@@ -27,7 +27,7 @@ MUST: Final = (
 PREFER: Final = ("larger", "stored", "agree")
 
 
-@fault(row=ROW, must=MUST, name="moved-forward", variants=PREFER)
+@fault(row=ROW, must=MUST, variants=PREFER)
 def moved_forward(scene: Scene) -> None:
     """A stopped job's group is moved forward, by kafka-consumer-groups or a consumer's commit; then the job starts."""
     before = _stopped_job(scene)
@@ -42,7 +42,7 @@ def moved_forward(scene: Scene) -> None:
     assert _adopted(scene) == (wanted if scene.variant != "stored" else [])
 
 
-@fault(row=ROW, must=MUST, name="moved-backward", variants=PREFER)
+@fault(row=ROW, must=MUST, variants=PREFER)
 def moved_backward(scene: Scene) -> None:
     """A stopped job's group is moved backward in the same ways: what is in the results is not read again."""
     before = _stopped_job(scene)
@@ -79,7 +79,7 @@ def moved_beyond_the_end(scene: Scene) -> None:
     assert _adopted(scene) == []
 
 
-@fault(row=ROW, must=MUST, name="group-expired", variants=PREFER)
+@fault(row=ROW, must=MUST, variants=PREFER)
 def group_expired(scene: Scene) -> None:
     """The stopped job's group is deleted in Kafka with all its offsets; the job starts, and a second time."""
     before = _stopped_job(scene)
@@ -92,8 +92,8 @@ def group_expired(scene: Scene) -> None:
     assert _adopted(scene) == []
 
 
-@fault(row=ROW, must=MUST, name="moved-under-a-running-job", variants=("forward", "backward", "expired"), seeds=6)
-def moved_while_running(scene: Scene) -> None:
+@fault(row=ROW, must=MUST, variants=("forward", "backward", "expired"), seeds=6)
+def moved_under_a_running_job(scene: Scene) -> None:
     """The group's offsets are moved or deleted while the job runs, and soon after it is killed. What was moved is not
     overwritten, and the next start is refused until it is told what counts."""  # fmt: skip
     with scene.supervise(mirror_every=1.0, records_per_trigger=200) as supervisor:

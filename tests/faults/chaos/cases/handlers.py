@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import psutil
 
 from tests.faults.chaos.harness.calls import HANGING, Call, Worked, called_again, most_at_once, read, wrong
-from tests.faults.chaos.harness.gate import Gate
+from tests.faults.chaos.harness.gate import Gate, Place
 from tests.faults.chaos.harness.process import TARGETS, Target
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Job, Scene, Violation
@@ -127,7 +127,7 @@ def handlers_killed_at_random(scene: Scene) -> None:
             target = scene.random.choice(_VICTIMS)
             if target is None:
                 scene.expect("SinkError")  # local Spark tries a task once; letters are looked for in the second try
-                _kill_worker(scene, calls, victim)
+                _kill_one(scene, calls, victim)
                 if victim.has_ended:
                     supervisor.next_job(victim)
                 continue
@@ -139,13 +139,18 @@ def handlers_killed_at_random(scene: Scene) -> None:
     calls.check()
 
 
-def _kill_worker(scene: Scene, calls: Calls, victim: Job) -> None:
-    """End one that makes calls, and wait until the micro-batch is over."""
+def _kill_one(scene: Scene, calls: Calls, job: Job, *, executor: bool = False) -> None:
+    """End a worker that makes calls, or its executor, and wait until the micro-batch is over."""
     scatter_bad(scene, good=95, bad=5)
-    running, done = calls.wait_until_running(victim), victim.batches_done
+    running, done = calls.wait_until_running(job), job.batches_done
     pid = scene.random.choice(sorted({call.pid for call in running}))
-    calls.kill(victim, pid, f"{len(running)} calls under way")
-    wait_until(lambda: victim.has_ended or victim.batches_done > done, timeout=90)
+    if executor:
+        daemon = psutil.Process(pid).parent()
+        assert daemon is not None
+        pid = daemon.ppid()
+        assert pid in executors(job)
+    calls.kill(job, pid, f"{'an executor with ' if executor else ''}{len(running)} calls under way")
+    wait_until(lambda: job.has_ended or job.batches_done > done, timeout=120)
 
 
 @fault(row=ROW, must=MUST, seeds=6)
@@ -174,23 +179,8 @@ def handlers_killed_in_a_task(scene: Scene) -> None:
         job.wait_for("done", timeout=120)
         for _ in range(2):
             wait_for_executors(job)
-            if scene.variant == "worker":
-                _kill_worker(scene, calls, job)
-            else:
-                _kill_executor(scene, calls, job)
+            _kill_one(scene, calls, job, executor=scene.variant == "executor")
     calls.check()
-
-
-def _kill_executor(scene: Scene, calls: Calls, job: Job) -> None:
-    """End one whose worker makes calls."""
-    scatter_bad(scene, good=95, bad=5)
-    running = calls.wait_until_running(job)
-    daemon = psutil.Process(running[-1].pid).parent()
-    assert daemon is not None
-    executor, done = daemon.ppid(), job.batches_done
-    assert executor in executors(job)
-    calls.kill(job, executor, f"an executor with {len(running)} calls under way")
-    job.wait_for("done", done + 1, timeout=120)
 
 
 @fault(row=ROW, must=MUST, seeds=6)
@@ -216,7 +206,7 @@ def handlers_outcomes_lost_in_a_task(scene: Scene) -> None:
     with scene.living(within=120, kind="cluster", gate=str(gate.directory), **calls.settings()) as job:
         job.wait_for("done", scene.random.randint(1, 2), timeout=120)
         wait_for_executors(job)
-        gate.shut("begun" if scene.variant == "begun" else "written")
+        gate.shut(cast("Place", scene.variant))
         scene.produce(120)
         victim = scene.random.choice(wait_until(gate.waiting, timeout=90))
         calls.kill(job, victim.executor, f"the executor of {victim}")

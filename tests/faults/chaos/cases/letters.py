@@ -26,11 +26,12 @@ from tests.faults.chaos.means.commands import offsetstore
 from tests.faults.chaos.means.letters import (
     CURABLE,
     KINDS,
+    MENDED,
     REJECTED,
     SECRET,
     check_letters,
     cure,
-    mended,
+    digested_rows,
     prepare,
     request,
     scatter,
@@ -70,7 +71,7 @@ IN_REPLAY: Final = (
 )
 
 
-@fault(row=ROW, must=MUST, name="letters-killed-at", variants=EVERYWHERE, seeds=6)
+@fault(row=ROW, must=MUST, variants=EVERYWHERE, seeds=6)
 def letters_killed_at(scene: Scene) -> None:
     """Bad records of six kinds among good ones, with dead_letters=: Python, Java or both get SIGKILL while the job
     stands still at a named point."""
@@ -186,7 +187,7 @@ def _requested(scene: Scene) -> tuple[dict[str, Any], Callable[[], None]]:
         scene.produce(60)
         wait_for_states(scene, {"replayed": len(entries) - refused, "dead": refused})
 
-    return {**settings, "transform": mended(scene)}, replayed
+    return settings | MENDED, replayed
 
 
 @fault(row=ROW, must=REPLAYED, seeds=15)
@@ -210,7 +211,7 @@ def _replayed_and_killed(scene: Scene, *, letters: int, kills: int) -> None:
     with scene.supervise(records_per_trigger=max(100, letters), **settings):
         scene.caught_up(timeout=240)
     cure(scene, *CURABLE)
-    settings["transform"] = mended(scene)
+    settings |= MENDED
     portion = letters // (2 * kills + 1)
     with scene.producing(rate=20), scene.supervise(**settings) as supervisor:
         for _ in range(kills):
@@ -257,8 +258,7 @@ def poison(scene: Scene) -> None:
     scene.produce(50)
     if kind.cure is not None:
         scene.database.execute(kind.cure)
-    function = "digested_rows" if scene.way == "partition" else "digested_outputs"
-    changed = {} if kind.cure else {"transform": f"tests.faults.chaos.means.letters:{function}"}
+    changed = {} if kind.cure else {"transform": f"{digested_rows.__module__}:{digested_rows.__name__}"}
     scene.catch_up(records_per_trigger=size, **changed)
 
 

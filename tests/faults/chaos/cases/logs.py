@@ -269,7 +269,6 @@ def _refused_until_reset(scene: Scene, older: OlderLogs) -> None:
 
 
 def _refuse(scene: Scene, partitions: list[int], policy: dict[str, str]) -> None:
-    """See a start end in LogTruncated, of one of these partitions, and leave the offsets as they are."""
     report = scene.refused("LogTruncated", policy=policy)
     assert report.topic_partition in {f"{scene.topic}-{partition}" for partition in partitions}, report.text
     assert "offsetstore reset" in report.next_step

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
 from typing import Final
 
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import RECOVERY, Scene, Violation
-from tests.faults.chaos.means.breaking import MODES, stands
+from tests.faults.chaos.means.breaking import MODES, drawn, stands
 from tests.faults.chaos.means.kept import Kept
 from tests.faults.chaos.means.relays import Relays, Writers, differences
 from tests.support.outbox import by_key
@@ -53,16 +52,13 @@ def outbox_killed_at_random(scene: Scene) -> None:
     100,000."""
     is_long = scene.variant == AT_LENGTH
     rows, count = (100_000, 50) if is_long else (1_000, 6)
-    plan = [name for name, weight in _WEIGHTS.items() for _ in range(weight)]
-    plan *= -(-count // len(plan))
-    scene.random.shuffle(plan)
     with Writers(scene) as writers, Relays(scene, writers, most=10 * _BATCH if is_long else _BATCH) as relays:
         scene.topics.append(relays.anchor)  # it is deleted with the others
         relays.kept.begin()
-        for number, name in enumerate(plan[:count], 1):
+        for number, event in enumerate(drawn(scene, _EVENTS, count), 1):
             writers.target = rows * number // count
             relays.wait_for_progress()
-            done = _EVENTS[name](scene, relays)
+            done = event(scene, relays)
             scene.fired(f"{done}, {writers.written} rows written, {relays.sent} recorded as sent")
         relays.wait_for_progress()
         wait_until(lambda: writers.written >= rows, timeout=600)
@@ -162,12 +158,4 @@ def _only_one_stays(relays: Relays, told: str, *, goes: Kept, stays: Kept) -> st
     return told
 
 
-_EVENTS: Final[Mapping[str, Callable[[Scene, Relays], str]]] = {
-    "step": _at_a_step,
-    "random": _at_random,
-    "broker": _broker,
-    "database": _database,
-    "second": _second,
-    "frozen": _frozen,
-}
-_WEIGHTS: Final = {"step": 6, "random": 2, "broker": 1, "database": 1, "second": 1, "frozen": 2}
+_EVENTS: Final = (*[_at_a_step] * 6, *[_at_random] * 2, _broker, _database, _second, *[_frozen] * 2)

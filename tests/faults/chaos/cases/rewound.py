@@ -12,12 +12,13 @@ from typing import Final, Literal
 
 from offsetstore.local.postgres.binaries import find_binaries, unprivileged_account
 from offsetstore.local.postgres.server import PostgresServer
+from offsetstore.postgres.migrate import downgrade, upgrade
 from offsetstore.protocol.stamp import Stamp
 from offsetstore.testing.fixtures import copy_database
 from tests.faults.chaos.harness.expected import Stretch
 from tests.faults.chaos.harness.mirrored import committed
 from tests.faults.chaos.harness.registry import fault
-from tests.faults.chaos.harness.scene import Scene, Supervisor
+from tests.faults.chaos.harness.scene import Scene, Supervisor, stored_in
 from tests.faults.chaos.harness.tables import TRIGGER, migrate
 from tests.faults.chaos.means.kafka import in_kafka
 from tests.support.postgres import Database
@@ -228,7 +229,7 @@ def _lost(scene: Scene, lose: Callable[[], None]) -> None:
 
 
 def _migrate_anew(scene: Scene) -> None:
-    migrate(scene.url, anew=True)
+    migrate(scene.url, downgrade, upgrade)
     scene.database.execute(TRIGGER)
 
 
@@ -258,8 +259,6 @@ def _refuse(scene: Scene, stored: dict[int, int], lost: dict[int, int]) -> None:
 FAILOVER: Final = "failover to a lagging replica"
 FAILOVER_MUST: Final = "results and offsets go back together; StoreRewound or replay, nothing twice in the results"
 
-_STORED = "SELECT consumer_group, topic, partition, next_offset FROM kafka_partitions"
-
 
 class Replica:
     """Follows the scene's server by streaming replication until it is cut off."""
@@ -275,8 +274,7 @@ class Replica:
         scene.at_end.callback(self._look.close)
 
     def stored(self) -> dict[int, int]:
-        wanted = (self._scene.group, self._scene.topic)
-        return {partition: offset for g, t, partition, offset in self._look.rows(_STORED) if (g, t) == wanted}
+        return stored_in(self._look, self._scene.group, self._scene.topic)
 
     def cut_off(self) -> dict[int, int]:
         """Receive nothing more; return what is stored here, from now on for good.
@@ -344,7 +342,6 @@ def _is_beyond(found: dict[int, int], before: dict[int, int]) -> bool:
 
 
 def _was_refused(scene: Scene, supervisor: Supervisor) -> bool:
-    """Whether a start was refused because Kafka has more than the replica."""
     for job in supervisor.jobs:
         if job.error is not None and job.error.class_name == "StoreRewound":
             scene.expect("StoreRewound")

@@ -15,10 +15,9 @@ from offsetstore.local.postgres.binaries import temporary_directory, unprivilege
 from offsetstore.local.postgres.server import PostgresServer
 from offsetstore.postgres.migrate import downgrade
 from offsetstore.postgres.schema import HEAD
-from offsetstore.postgres.url import make_engine
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Job, Scene
-from tests.faults.chaos.harness.tables import TRIGGER
+from tests.faults.chaos.harness.tables import TRIGGER, migrate
 from tests.support.waiting import wait_until
 
 ROW: Final = "disk full"
@@ -56,7 +55,6 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(megabytes: int) -> Generator[SmallDisk]:
-    """Mount one; it is gone at the end, whatever happens."""
     account = unprivileged_account()
     path = temporary_directory(account, prefix="offsetstore-small-disk-")
     try:
@@ -242,10 +240,7 @@ def deploys_from_nothing(scene: Scene) -> None:
     """`offsetstore migrate` five times at once, without any of our tables, and a job that is started again and again
     until they are there."""
     scene.expect("SchemaMissing")
-    engine = make_engine(scene.url)
-    with engine.begin() as connection:
-        downgrade(connection)
-    engine.dispose()
+    migrate(scene.url, downgrade)
     scene.database.execute(_WITH_THE_TABLE)
     scene.produce(200)
     with scene.supervise() as supervisor:
@@ -260,7 +255,6 @@ def deploys_from_nothing(scene: Scene) -> None:
 
 
 def _migrate_at_once(scene: Scene) -> list[str]:
-    """Return what each of them said; all of them have succeeded."""
     command = [str(Path(sys.executable).with_name("offsetstore")), "migrate", "--url", scene.url]
     deploys = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(DEPLOYS)

@@ -164,7 +164,7 @@ def added_while_stopped(scene: Scene) -> None:
     _new_ones_begin_at_0(scene)
 
 
-@fault(row=ADDED_ROW, must=ADDED_MUST, name="added-with-a-stale-row", variants=("running", "stopped"), partitions=5)
+@fault(row=ADDED_ROW, must=ADDED_MUST, variants=("running", "stopped"), partitions=5)
 def added_with_a_stale_row(scene: Scene) -> None:
     """The topic was recreated with fewer partitions, so that rows of the old ones are left; then they come back."""
     before = scene.run_once(200)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 from uuid import uuid4
 
+from tests.faults.chaos.harness.landing import living_rows
 from tests.faults.chaos.harness.ledger import KEYS, flush, producer
 from tests.faults.chaos.harness.registry import fault
 from tests.faults.chaos.harness.scene import Scene
@@ -191,9 +192,7 @@ _WRITING: Final = (
 def compacted_under_the_job(scene: Scene) -> None:
     """Keys are written again and again and some deleted (tombstones); the log is compacted when the job has read all or
     a part of it, so that its next record, too, may be gone; then the job goes on."""  # fmt: skip
-    settings = {
-        "transform": f"tests.faults.chaos.harness.landing:living_{'rows' if scene.way == 'partition' else 'outputs'}"
-    }
+    settings = {"transform": f"{living_rows.__module__}:{living_rows.__name__}"}
     scene.produce(250)
     _delete_keys(scene)
     if scene.variant == "all-read":

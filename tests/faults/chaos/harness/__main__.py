@@ -16,6 +16,7 @@ import click
 from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault, load
 from tests.faults.chaos.harness.run import Result, Stage
+from tests.faults.chaos.harness.table import read
 from tests.support.checkout import commit_of
 
 _ROOT = Path(__file__).parents[4]
@@ -36,11 +37,8 @@ Planned: TypeAlias = tuple[Fault, Way, int]
 )
 @click.option("--way", type=click.Choice(["batch", "partition"]), help="One way of writing alone.")
 @click.option("--hours", type=float, help="Begin no run after so many hours.")
-@click.option("--minutes", type=float, help="The same in minutes.")
-@click.option(
-    "--chosen-by", metavar="COMMIT", help="Any of them, and one seed of each, as a commit's hash shuffles them."
-)
-@click.option("--shard", default="1/1", show_default=True, help="K/N: the K-th of N parts of the runs.")
+@click.option("--minutes", type=float, help="Begin no run after so many minutes.")
+@click.option("--chosen-by", metavar="COMMIT", help="One seed of each, in an order that the commit's hash decides.")
 @click.option("--again", is_flag=True, help="Run also what has been run on this commit, and held.")
 @click.option("--list", "list_", is_flag=True, help="List the faults, and run none.")
 @click.option(
@@ -60,7 +58,6 @@ def chaos(
     hours: float | None,
     minutes: float | None,
     chosen_by: str | None,
-    shard: str,
     again: bool,
     list_: bool,
     output: Path,
@@ -79,16 +76,11 @@ def chaos(
     output.mkdir(parents=True, exist_ok=True)
     commit = commit_of(_ROOT)
     lines = output / "runs.jsonl"
-    if chosen_by is not None:
-        plan = chosen(faults, chosen_by)
-        wanted = plan
-    else:
-        part, parts = _shard(shard)
-        # Two trees with changes have the same name.
-        done: set[tuple[str, str, int]] = set() if again or commit.endswith("-dirty") else _done(lines, commit)
-        # Each part is the same whenever it is started, so that none runs what another one has.
-        plan = list(_plan(faults, seeds, first, way))[part - 1 :: parts]
-        wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
+    # Two trees with changes have the same name.
+    before = [] if again or commit.endswith("-dirty") else read(lines, commit)
+    done = {(one["fault"], one["way"], one["seed"]) for one in before if not one["violations"]}
+    plan = list(_plan(faults, seeds, first, way)) if chosen_by is None else _chosen_by(chosen_by, faults)
+    wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
     behind = len(plan) - len(wanted)
     click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {behind} were done before")
     limit = (hours or 0) * 3600 + (minutes or 0) * 60
@@ -96,29 +88,18 @@ def chaos(
     bad = 0
     if not wanted:
         return
-    with Stage(output / f"shard-{shard.partition('/')[0]}", commit=commit) as stage:
+    with Stage(output / "stage", commit=commit) as stage:
         for number, (fault, way_, seed) in enumerate(wanted, 1):
             if deadline is not None and time.monotonic() > deadline:
-                click.echo("The time is over" + ("." if chosen_by else "; start again to go on."))
+                click.echo("The time is over; the same command goes on.")
                 break
             result = stage.run(fault, way_, seed)
             with lines.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
             bad += bool(result.violations)
             click.echo(f"{number}/{len(wanted)} {_told(result)}")
-            if chosen_by is not None:
-                click.echo(f'    again: make chaos ONLY="{fault.name}" WAY={way_} SEED={seed}')
+            click.echo(f'    again: make chaos ONLY="{fault.name}" WAY={way_} SEED={seed}')
     context.exit(1 if bad else 0)
-
-
-def chosen(faults: Sequence[Fault], commit: str) -> list[Planned]:
-    """Shuffle the faults by a commit's hash, with a seed of each, without those at length and root's."""
-    dice = random.Random(commit)  # noqa: S311 - to be repeated
-    short = [one for one in faults if one.seeds > _LONG and (one.name != "disk-full" or os.geteuid() == 0)]
-    seeds = [(fault, dice.randrange(fault.seeds)) for fault in short]
-    plan: list[Planned] = [(fault, fault.ways[seed % len(fault.ways)], seed) for fault, seed in seeds]
-    dice.shuffle(plan)
-    return plan
 
 
 def _chosen(only: tuple[str, ...]) -> list[Fault]:
@@ -134,11 +115,13 @@ def _chosen(only: tuple[str, ...]) -> list[Fault]:
     return [one for name, one in faults.items() if name in names]
 
 
-def _shard(text: str) -> tuple[int, int]:
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise click.UsageError(f"--shard {text}: it is K/N with 1 <= K <= N.")
-    return int(part), int(parts)
+def _chosen_by(commit: str, faults: Sequence[Fault]) -> list[Planned]:
+    """Shuffle the faults by a commit's hash, with a seed of each, without those at length and root's."""
+    dice = random.Random(commit)  # noqa: S311 - to be repeated
+    short = [fault for fault in faults if fault.seeds > _LONG and (fault.name != "disk-full" or os.geteuid() == 0)]
+    plan = [(fault, dice.randrange(fault.seeds)) for fault in short]
+    dice.shuffle(plan)
+    return [(fault, fault.ways[seed % len(fault.ways)], seed) for fault, seed in plan]
 
 
 def _plan(faults: list[Fault], seeds: int | None, first: int, way: Way | None) -> Iterator[Planned]:
@@ -152,15 +135,6 @@ def _plan(faults: list[Fault], seeds: int | None, first: int, way: Way | None) -
                 yield fault, fault.ways[seed % len(fault.ways)], seed
             elif way in fault.ways:
                 yield fault, way, seed
-
-
-def _done(lines: Path, commit: str) -> set[tuple[str, str, int]]:
-    if not lines.exists():
-        return set()
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
-    return {
-        (one["fault"], one["way"], one["seed"]) for one in found if one["commit"] == commit and not one["violations"]
-    }
 
 
 def _told(result: Result) -> str:

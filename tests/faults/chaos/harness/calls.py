@@ -47,7 +47,7 @@ _tried: Counter[tuple[int, str]] = Counter()
 def handler(
     *, epoch: int, by_partition: bool, is_async: bool = False, concurrency: int = 8, timeout: float = 30.0, **how: Any
 ) -> Handler:
-    """The transform of `landing.outputs_or_rejects`, or of `landing.rows_or_rejects`.
+    """What `landing.outputs_by_record` or, by partition, `landing.rows_or_rejects` makes of records.
 
     :param how: fields of `Calling`.
     """
@@ -159,7 +159,6 @@ class Call:
 
 
 def read(log: Path) -> list[Call]:
-    """All calls so far, in the order in which they began."""
     if not log.exists():
         return []
     told, _, _ = log.read_bytes().rpartition(b"\n")

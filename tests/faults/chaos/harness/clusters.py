@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final, Literal
 
 from offsetstore.local.free_ports import LOOPBACK, answers, free_port
-from offsetstore.local.servers import Watchdog
+from offsetstore.local.servers import Watchdog, end_process
 from offsetstore.local.spark.java import QUICK, find_java
 from offsetstore.local.spark.launch import spark_environment
 from tests.faults.chaos.harness.job import SPARK_VARIABLE
@@ -53,7 +54,6 @@ class Clusters:
         self._standalone: _Standalone | None = None
 
     def environment(self, kind: Kind) -> Mapping[str, str]:
-        """Return the environment variables of a new job process of this kind."""
         if kind == "local":
             return {}
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -77,22 +77,17 @@ class _Standalone:
     """A master and two workers, of Spark's own jars."""
 
     def __init__(self, directory: Path, home: Path) -> None:
-        self._directory, self._home = directory, home
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._watchdogs: list[Watchdog] = []
+        self._directory, self._home, self._closing = directory, home, ExitStack()
         port = free_port()
         self.url = f"spark://{LOOPBACK}:{port}"
-        try:
+        with ExitStack() as failing:
+            failing.callback(self.close)
             self._start("master.Master", LOOPBACK, "--port", str(port))
             wait_until(lambda: answers(port), timeout=90)
             for host in HOSTS:
-                work = directory / f"work-{host}"
-                self._start(
-                    "worker.Worker", host, "--cores", "1", "--memory", "900m", "--work-dir", str(work), self.url
-                )
-        except BaseException:
-            self.close()
-            raise
+                given = ["--cores", "1", "--memory", "900m", "--work-dir", str(directory / f"work-{host}"), self.url]
+                self._start("worker.Worker", host, *given)
+            failing.pop_all()
 
     def _start(self, name: str, host: str, *arguments: str) -> None:
         log = self._directory / f"{name}-{host}.log"
@@ -100,26 +95,16 @@ class _Standalone:
         program = [f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
         environment = {**os.environ, **spark_environment(), "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": host}
         with log.open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    [str(find_java().home / "bin" / "java"), *options, *program],
-                    env={**environment, "SPARK_SCALA_VERSION": "2.13"},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [str(find_java().home / "bin" / "java"), *options, *program],
+                env={**environment, "SPARK_SCALA_VERSION": "2.13"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        self._watchdogs.append(Watchdog(self._processes[-1].pid, how="TERM", temporary=None))
+        self._closing.callback(Watchdog(process.pid, how="TERM", temporary=None).leave)
+        self._closing.callback(lambda: end_process(process.pid, seconds=20))
 
     def close(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
-        for watchdog in self._watchdogs:
-            watchdog.leave()
+        self._closing.close()

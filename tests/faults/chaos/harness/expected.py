@@ -91,7 +91,6 @@ def _end(course: _Course, place: tuple[str, int], at: int) -> None:
 
 
 def entries(ledger: Ledger, found: Iterable[Stretch]) -> Counter[tuple[str, int, Entry]]:
-    """Return each record that should be there, and how many times."""
     expected: Counter[tuple[str, int, Entry]] = Counter()
     for one in found:
         for entry in ledger.between(one.topic, one.generation, one.partition, one.begin, one.end):

@@ -87,7 +87,6 @@ class Gate:
         one.file.unlink(missing_ok=True)
 
     def open(self) -> None:
-        """Let all go on that are there, and all that come."""
         for file in self.directory.iterdir():
             if file.suffix in {"", ".json"}:
                 file.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
@@ -54,10 +55,9 @@ class Work:
 
     :param checkpoint: ``claim`` for the claim's own under ``base``, ``keep`` for the kept one, or a path.
     :param extra: further options of Spark's reader.
-    :param transform: ``module:name`` of a function from a batch to the outputs of `landing.outputs` or `landing.rows`.
+    :param transform: ``module:name`` of a function like `landing.rows`, or of `landing.rows_or_rejects` with letters.
     :param flush: the limits of a `Flush`; not with ``partition``.
-    :param dead_letters: the settings of `DeadLetters`; the transform is then one of those that make each row from one
-        record.
+    :param dead_letters: the settings of `DeadLetters`; each row is then made from one record.
     :param handler: the settings of `calls.handler`, which is the transform then.
     :param gate: a directory of `tests.faults.chaos.harness.gate`; for tasks on executors.
     """
@@ -146,7 +146,6 @@ def measure(session: SparkSession, port: int | None) -> dict[str, int]:
 
 
 def serve(session: SparkSession) -> NoReturn:
-    """Do what is asked; the end of the input ends the process."""
     stoppable = _Stoppable(session)
     threading.Thread(target=stoppable.listen, daemon=True).start()
     jvm: Any = session._jvm
@@ -212,28 +211,22 @@ def run(session: SparkSession, work: Work, stoppable: _Stoppable) -> None:
 
 def make_sink(claim: Claim, work: Work) -> TransactionalSink:
     letters = None if work.dead_letters is None else DeadLetters(**work.dead_letters)
-    transform = _transform(claim, work)
+    how: dict[str, Any] = {"into": landing.writers(), "flush": None if work.flush is None else Flush(**work.flush)}
     if work.way == "partition":
         into = landing.one_writer(work.gate) if letters is None else landing.Landing(work.gate)
-        return TransactionalSink(
-            claim, transform, into=into, atomicity="partition", metadata=note, dead_letters=letters
-        )
-    flush = None if work.flush is None else Flush(**work.flush)
-    into = landing.writers()
-    return TransactionalSink(claim, transform, into=into, metadata=note, flush=flush, dead_letters=letters)
+        how = {"into": into, "atomicity": "partition"}
+    return TransactionalSink(claim, _transform(claim, work), metadata=note, dead_letters=letters, **how)
 
 
 def _transform(claim: Claim, work: Work) -> Transform | Handler:
-    by_partition = work.way == "partition"
+    by_partition, has_letters = work.way == "partition", work.dead_letters is not None
     if work.handler is not None:
         return calls.handler(**work.handler, epoch=claim.token.epoch, by_partition=by_partition)
+    rows: Any = landing.rows_or_rejects if has_letters else landing.rows
     if work.transform is not None:
-        transform = _named(work.transform)
-    elif work.dead_letters is not None:
-        transform = landing.rows_or_rejects if by_partition else landing.outputs_or_rejects
-    else:
-        transform = landing.rows if by_partition else landing.outputs
-    return landing.gated(transform, work.gate)
+        rows = resolve_name(work.transform)
+    outputs = landing.outputs_by_record if has_letters else landing.outputs
+    return landing.gated(rows if by_partition else lambda batch: outputs(rows(batch)), work.gate)
 
 
 def note(info: BatchInfo) -> object:
@@ -252,13 +245,6 @@ def check_notes(claim: Claim) -> None:
         assert found is None or found["until"] == start.offset, (
             f"{tp} begins at {start.offset}, and its note is {found}"
         )
-
-
-def _named(name: str) -> Any:
-    from importlib import import_module  # noqa: PLC0415
-
-    module, _, function = name.partition(":")
-    return getattr(import_module(module), function)
 
 
 def _checkpoint(claim: Claim, work: Work) -> str:

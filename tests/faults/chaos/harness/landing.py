@@ -25,13 +25,8 @@ def rows(batch: DataFrame) -> DataFrame:
     return parsed.select("topic", "partition", "offset", "value.seq", "value.key", "value.amount", "_kafka")
 
 
-def outputs(batch: DataFrame) -> dict[str, DataFrame]:
+def outputs(parsed: DataFrame) -> dict[str, DataFrame]:
     """The records, and what they add up to in this batch."""
-    return outputs_of(rows(batch))
-
-
-def outputs_of(parsed: DataFrame) -> dict[str, DataFrame]:
-    """The same of `rows`."""
     added = parsed.groupBy("key").agg(F.count("*").alias("records"), F.sum("amount").alias("total"))
     return {"landed": parsed.drop("_kafka"), "sums": added}
 
@@ -41,17 +36,13 @@ def rows_or_rejects(batch: DataFrame) -> DataFrame:
     return rows(batch).withColumn("_reject", F.when(F.col("amount") < 0, F.lit("the amount is below 0")))
 
 
-def outputs_or_rejects(batch: DataFrame) -> dict[str, DataFrame]:
+def living_rows(batch: DataFrame) -> DataFrame:
+    """As `rows`, of a compacted topic: a tombstone says that its key is gone, and is no record."""
+    return rows(batch.where(F.col("value").isNotNull()))
+
+
+def outputs_by_record(parsed: DataFrame) -> dict[str, DataFrame]:
     """As `outputs`, but each row comes from one record."""
-    return _outputs_by_record(rows_or_rejects(batch))
-
-
-def outputs_by_record(batch: DataFrame) -> dict[str, DataFrame]:
-    """The same, and nothing is rejected."""
-    return _outputs_by_record(rows(batch))
-
-
-def _outputs_by_record(parsed: DataFrame) -> dict[str, DataFrame]:
     added = parsed.select("key", F.lit(1).cast("long").alias("records"), F.col("amount").alias("total"), "_kafka")
     return {"landed": parsed, "sums": added}
 
@@ -111,12 +102,3 @@ def _kept(batches: Iterable[pa.RecordBatch], parts: list[pa.Table]) -> Iterator[
 
 def _sums() -> Upsert:
     return Upsert("sums", key=["key"], add=["records", "total"])
-
-
-def living_rows(batch: DataFrame) -> DataFrame:
-    """As `rows`, of a compacted topic: a tombstone says that its key is gone, and is no record."""
-    return rows(batch.where(F.col("value").isNotNull()))
-
-
-def living_outputs(batch: DataFrame) -> dict[str, DataFrame]:
-    return outputs_of(living_rows(batch))

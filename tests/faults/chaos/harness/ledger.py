@@ -148,14 +148,12 @@ class Ledger:
         self._producer = None  # its sequence numbers are beyond those of the older log
 
     def between(self, topic: str, generation: int, partition: int, begin: int, end: int) -> Iterator[Entry]:
-        """Yield the records of [begin, end)."""
         for entry in self.records.get((topic, generation, partition), ()):
             if begin <= entry.offset < end:
                 yield entry
 
     @property
     def count(self) -> int:
-        """How many records there are in all."""
         return len({entry.seq for entries in self.records.values() for entry in entries})
 
     def close(self) -> None:

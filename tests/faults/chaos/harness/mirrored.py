@@ -21,7 +21,6 @@ _STORED = "SELECT topic, partition, next_offset FROM kafka_partitions WHERE cons
 
 @contextmanager
 def consumer(servers: str, group: str, **settings: Any) -> Generator[Any]:
-    """A plain one, which commits when it is told to."""
     given = {"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False, "log_level": 0}
     made = confluent_kafka.Consumer({**given, **settings})
     try:
@@ -31,7 +30,6 @@ def consumer(servers: str, group: str, **settings: Any) -> Generator[Any]:
 
 
 def watermarks(servers: str, topic: str, **settings: Any) -> dict[int, tuple[int, int]]:
-    """Where each partition's log begins and ends, by Kafka's own word."""
     with consumer(servers, "harness", **settings) as asking:
         return {
             number: asking.get_watermark_offsets(confluent_kafka.TopicPartition(topic, number), timeout=30)
@@ -40,12 +38,11 @@ def watermarks(servers: str, topic: str, **settings: Any) -> dict[int, tuple[int
 
 
 def committed(servers: str, group: str, topics: Sequence[str]) -> dict[tuple[str, int], CommittedOffset]:
-    """Kafka's committed offsets of the group, with the text beside each."""
     with consumer(servers, group) as asking:
-        return _ask(asking, topics, _SECONDS)
+        return _ask(asking, topics)
 
 
-def _ask(asking: Any, topics: Sequence[str], seconds: float) -> dict[tuple[str, int], CommittedOffset]:
+def _ask(asking: Any, topics: Sequence[str], seconds: float = _SECONDS) -> dict[tuple[str, int], CommittedOffset]:
     known: Any = asking.list_topics(timeout=seconds).topics
     places = [confluent_kafka.TopicPartition(t, p) for t in topics if t in known for p in known[t].partitions]
     found: list[Any] = asking.committed(places, timeout=seconds) if places else []
@@ -67,22 +64,25 @@ class MirrorWatch:
 
     def __enter__(self) -> Self:
         self._asking = self._closing.enter_context(consumer(self._scene.servers, self._scene.group))
-        self._closing.enter_context(repeating(self._look, every=0.4))
+        self._closing.enter_context(repeating(self._try_to_look, every=0.4))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
-    def _look(self) -> None:
+    def look(self, seconds: float = _SECONDS) -> None:
+        found = _ask(self._asking, self._scene.topics, seconds)
+        if not found or self.is_exempt:
+            return
+        with psycopg.connect(self._scene.url, autocommit=True) as connection:
+            stored = {(t, p): offset for t, p, offset in connection.execute(_STORED, (self._scene.group,))}
+        if not self.is_exempt:
+            self.ahead += [
+                f"Kafka had {copy.next_offset} for {place}, the store {stored.get(place)}"
+                for place, copy in found.items()
+                if copy.next_offset > stored.get(place, -1)
+            ]
+
+    def _try_to_look(self) -> None:
         with suppress(confluent_kafka.KafkaException, psycopg.Error):
-            found = _ask(self._asking, list(self._scene.topics), 10)
-            if not found or self.is_exempt:
-                return
-            with psycopg.connect(self._scene.url, autocommit=True) as connection:
-                stored = {(t, p): offset for t, p, offset in connection.execute(_STORED, (self._scene.group,))}
-            if not self.is_exempt:
-                self.ahead += [
-                    f"Kafka had {copy.next_offset} for {place}, the store {stored.get(place)}"
-                    for place, copy in found.items()
-                    if copy.next_offset > stored.get(place, -1)
-                ]
+            self.look(10)

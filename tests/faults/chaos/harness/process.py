@@ -43,9 +43,6 @@ class JobProcess(job_process.JobProcess):
     def is_alive(self) -> bool:
         return self.exit_status is None and (not self.jvm or self.jvm_runs)
 
-    def wait_until_ready(self) -> None:
-        self.wait_for("ready", timeout=_READY_SECONDS)
-
     def send(self, work: Work) -> None:
         self.work_done += 1
         self.write(json.dumps(asdict(work)))
@@ -104,11 +101,10 @@ class JobPool:
             if chosen in self._ready:
                 self._ready.remove(chosen)
             self.fill()
-        chosen.wait_until_ready()
+        chosen.wait_for("ready", timeout=_READY_SECONDS)
         return chosen
 
     def give_back(self, process: JobProcess) -> None:
-        """Keep one that has ended its work in order, for the next."""
         with self._guard:
             if process.is_alive and process.work_done < self.most_work:
                 self._ready.append(process)

@@ -45,7 +45,6 @@ def fault(
     *,
     row: str,
     must: str,
-    name: str | None = None,
     ways: tuple[Way, ...] = WAYS,
     variants: tuple[str, ...] = ("",),
     partitions: int = 3,
@@ -57,7 +56,7 @@ def fault(
     """
 
     def register(function: Break) -> Break:
-        title = name or function.__name__.replace("_", "-")
+        title = function.__name__.replace("_", "-")
         how = " ".join((inspect.getdoc(function) or "").split())
         assert how, f"{title} does not say what it does"
         for variant in variants:

@@ -26,6 +26,7 @@ from tests.faults.chaos.harness.job import Way
 from tests.faults.chaos.harness.registry import Fault
 from tests.faults.chaos.harness.run import Stage
 from tests.faults.chaos.harness.scene import Scene, Supervisor
+from tests.faults.chaos.means.breaking import terminate_others
 from tests.support.checkout import commit_of
 from tests.support.proxy import CommitProxy, Lost
 
@@ -96,18 +97,15 @@ class Soak:
                 scene.fired(f"{len(self.faults)} faults")
                 violations += scene.verify()
             violations += self._grown()
-            records = survivor.ledger.count + victim.ledger.count
-            looks = survivor.observer.count + victim.observer.count
-            starts = len(survivor.jobs), len(victim.jobs)
         return {
             "fault": "soak",
             "seed": self.seed,
             "commit": self.stage.commit,
             "minutes": round((time.monotonic() - begin) / 60, 1),
             "faults": {name: self.faults.count(name) for name in sorted(set(self.faults))},
-            "records": records,
-            "looks": looks,
-            "starts": {"survivor": starts[0], "victim": starts[1]},
+            "records": survivor.ledger.count + victim.ledger.count,
+            "looks": survivor.observer.count + victim.observer.count,
+            "starts": {"survivor": len(survivor.jobs), "victim": len(victim.jobs)},
             "measured": self.measured,
             "violations": violations,
         }
@@ -127,7 +125,7 @@ class Soak:
         faults: dict[str, Callable[[], object]] = {
             "database stopped fast": lambda: survivor.postgres.restart("fast"),
             "database crashed": lambda: survivor.postgres.restart("immediate"),
-            "backends terminated": lambda: _terminate(survivor),
+            "backends terminated": lambda: terminate_others(survivor),
             "COMMIT lost": lambda: _lose(proxy, Lost.COMMIT),
             "answer to COMMIT lost": lambda: _lose(proxy, Lost.ANSWER),
             "rows locked": lambda: _lock(survivor, dice.uniform(0.5, 4)),
@@ -177,13 +175,6 @@ class Soak:
             for name, most in allowed.items()
             if last[name] > most + 1e-9
         ]
-
-
-def _terminate(scene: Scene) -> None:
-    scene.database.rows(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-        "AND pid <> pg_backend_pid() AND application_name <> 'observer'"
-    )
 
 
 def _lose(proxy: CommitProxy, lost: Lost) -> None:

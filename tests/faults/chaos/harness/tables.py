@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from offsetstore.postgres.migrate import downgrade, upgrade
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from offsetstore.postgres.migrate import upgrade
 from offsetstore.postgres.url import make_engine
 
 DDL = """
@@ -43,14 +47,10 @@ CREATE TRIGGER log_offset_moves AFTER INSERT OR UPDATE OR DELETE ON kafka_partit
 """Apart, because it has to be made again where our tables were lost and made anew."""
 
 
-def migrate(url: str, *, anew: bool = False) -> None:
-    """Bring a database's tables to head.
-
-    :param anew: whether those that are there go first.
-    """
+def migrate(url: str, *steps: Callable[[Connection], object]) -> None:
+    """Bring a database's tables to head, or do these steps."""
     engine = make_engine(url)
     with engine.begin() as connection:
-        if anew:
-            downgrade(connection)
-        upgrade(connection)
+        for step in steps or (upgrade,):
+            step(connection)
     engine.dispose()

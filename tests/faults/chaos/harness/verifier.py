@@ -46,11 +46,9 @@ class Verifier:
     _totals: Totals = field(init=False)
 
     def __post_init__(self) -> None:
-        """Add the ledger up, once for all looks."""
         self._totals = Totals(self.ledger)
 
     def verify(self) -> list[str]:
-        """Check all that can be checked when the job has ended; return what is violated."""
         last = self.looks[-1]
         self._records(last)
         self._payloads()

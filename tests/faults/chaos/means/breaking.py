@@ -6,11 +6,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import psutil
 
@@ -41,6 +41,16 @@ _AFTER = """
 SELECT topic || '-' || partition, from_offset, to_offset FROM offset_moves
 WHERE advanced AND claim_id = '{old}' AND id > (SELECT min(id) FROM offset_moves WHERE claim_id = '{new}')
 """
+
+
+_Event = TypeVar("_Event")
+
+
+def drawn(scene: Scene, events: Sequence[_Event], count: int) -> list[_Event]:
+    """So many of these in any order, all of them as often as the others."""
+    plan = [*events] * -(-count // len(events))
+    scene.random.shuffle(plan)
+    return plan[:count]
 
 
 def in_turn(scene: Scene) -> Target:
@@ -81,10 +91,9 @@ def stop_database_at(scene: Scene, mode: str, more: Callable[[], object], **sett
             time.sleep(scene.random.uniform(0, 1))
             scene.postgres.start()
         assert scene.postgres.pid not in {None, before}
-        scene.fired(
-            f"PostgreSQL {before} was stopped ({mode}) with {where}, "
-            f"which went on {'before' if goes_on_first else 'after'} the start of {scene.postgres.pid}"
-        )
+        order = "before" if goes_on_first else "after"
+        now = scene.postgres.pid
+        scene.fired(f"PostgreSQL {before} was stopped ({mode}) with {where}, which went on {order} the start of {now}")
         more()
 
 
@@ -144,10 +153,8 @@ def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, batches:
     :param settings: of the other one.
     """
     first.freeze()
-    for one in _workers(first):
-        with suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGSTOP)
-    pids = [first.pid, first.jvm, *(one.pid for one in _workers(first))]
+    workers = freeze(_workers(first))
+    pids = [first.pid, first.jvm, *(one.pid for one in workers)]
     wait_until(lambda: all(stands(pid) for pid in pids))
     timeout = scene.random.choice([0.5, 2.0])
     begin = time.monotonic()
@@ -158,9 +165,7 @@ def take_over(scene: Scene, first: Job, seen: str, *, may_commit: bool, batches:
     scene.fired(f"SIGSTOP to {pids}, {seen}; claimed anew in {waited:.1f} s")
     scene.produce(60)
     second.wait_for("done", scene.random.randint(0, batches) or 1)
-    for one in _workers(first):
-        with suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGCONT)
+    thaw(workers)
     first.thaw()
     scene.produce(60)
     report = scene.expect_error(first, "StaleClaim", *(["CommitUnknown"] if may_commit else []), timeout=120)
@@ -176,6 +181,22 @@ def _workers(job: Job) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return [one for one in psutil.Process(job.jvm).children(recursive=True) if one.pid != job.pid]
     return []
+
+
+def freeze(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Stop them as they stand; return them."""
+    frozen = [*processes]
+    for one in frozen:
+        with suppress(psutil.NoSuchProcess):
+            one.suspend()
+    wait_until(lambda: all(stands(one.pid) for one in frozen))
+    return frozen
+
+
+def thaw(frozen: Iterable[psutil.Process]) -> None:
+    for one in frozen:
+        with suppress(psutil.NoSuchProcess):
+            one.resume()
 
 
 def stands(pid: int) -> bool:
@@ -213,7 +234,6 @@ def is_gone(scene: Scene, pid: int) -> bool:
 
 
 def terminate(scene: Scene, backends: list[Backend]) -> None:
-    """End these connections, and see them gone."""
     for one in backends:
         scene.database.rows(f"SELECT pg_terminate_backend({one.pid})")
     wait_until(lambda: all(is_gone(scene, one.pid) for one in backends))

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import RLock
 from typing import Final, Self
 
-from offsetstore.testing.job_process import JobProcess
+from offsetstore.errors import OffsetStoreError, exit_code
+from offsetstore.protocol.events import Event
+from offsetstore.testing.job_process import JobProcess, print_event
 from tests.support.background import repeating
 from tests.support.waiting import wait_until
 
@@ -23,6 +26,28 @@ _ROOT: Final = Path(__file__).parents[4]
 _PAUSE: Final = 0.05
 _BACKOFF: Final = 0.3
 """Seconds from an end that nobody wanted to the next start."""
+
+
+class Begun:
+    """In such a process: an observer that prints ``begun`` at the first event of a kind."""
+
+    def __init__(self, kind: type[Event]) -> None:
+        self._waits_for: type[Event] | None = kind
+
+    def on(self, event: Event) -> None:
+        if self._waits_for is not None and isinstance(event, self._waits_for):
+            self._waits_for = None
+            print_event("begun")
+
+
+@contextmanager
+def telling() -> Generator[None]:
+    """In such a process: it ends with an error of ours as a command does, once that is printed."""
+    try:
+        yield
+    except OffsetStoreError as error:
+        print_event("failed", class_name=type(error).__name__, text=str(error))
+        sys.exit(exit_code(error))
 
 
 class Kept:
@@ -49,7 +74,6 @@ class Kept:
 
     @property
     def process(self) -> JobProcess:
-        """The one that runs, or ran last."""
         return self.processes[-1]
 
     @property
@@ -69,21 +93,18 @@ class Kept:
             return self.process
 
     def kill(self) -> int:
-        """Send SIGKILL; return the process that got it."""
         with self._guard:
             if self.runs:
                 self.process.kill()
             return self.process.pid
 
     def replace(self, *, failpoint: str) -> JobProcess:
-        """Kill it, and start another one that breaks at this point."""
         with self._guard:
             self.kill()
             wait_until(lambda: not self.runs)
             return self.begin(failpoint=failpoint)
 
     def let_go(self) -> None:
-        """Do not start it again from now on."""
         with self._guard:
             self._is_kept = False
 
@@ -167,7 +188,6 @@ class Several:
 
     @property
     def processes(self) -> list[JobProcess]:
-        """All there were."""
         return [process for one in self._all for process in one.processes]
 
     def unexpected(self, allowed: Collection[str]) -> list[str]:

@@ -76,10 +76,11 @@ DEADLY: Final = Poison(f"k77 {SECRET}")
 """The tables take it; see `members.deadly`."""
 
 REJECTED: Final = "rejected"
-"""By the transform, for its amount; see `landing.rows_or_rejects`."""
+"""By the transform, for its amount; see `landing.rows_or_rejects`. That of `MENDED` rejects nothing."""
 
+MENDED: Final = {"transform": f"{landing.__name__}:{landing.rows.__name__}"}
 CURABLE: Final = ("oversize", "check", "deferred", REJECTED)
-"""Those that the tables take after their `Poison.cure`, and the transform of `mended`."""
+"""Those that the tables take after their `Poison.cure`, and the transform of `MENDED`."""
 
 BAD: Final[Mapping[str, Poison]] = {
     **{name: kind for name, kind in KINDS.items() if name != "out-of-range"},
@@ -125,10 +126,6 @@ def digested_rows(batch: DataFrame) -> DataFrame:
     )
 
 
-def digested_outputs(batch: DataFrame) -> dict[str, DataFrame]:
-    return landing.outputs_of(digested_rows(batch))
-
-
 def prepare(scene: Scene) -> dict[str, Any]:
     """Make the tables refuse what is bad, and look at letters; return settings of jobs.
 
@@ -144,11 +141,6 @@ def prepare(scene: Scene) -> dict[str, Any]:
 def cure(scene: Scene, *kinds: str) -> None:
     for kind in kinds:
         scene.database.execute(BAD[kind].cure or "SELECT 1")
-
-
-def mended(scene: Scene) -> str:
-    """The transform that rejects nothing."""
-    return f"tests.faults.chaos.harness.landing:{'rows' if scene.way == 'partition' else 'outputs_by_record'}"
 
 
 def request(scene: Scene, *, limit: int = 10_000) -> int:

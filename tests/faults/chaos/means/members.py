@@ -11,14 +11,14 @@ import signal
 import sys
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from offsetstore import (
     Append,
-    BatchInfo,
     Claim,
     Flush,
     Handler,
@@ -29,13 +29,13 @@ from offsetstore import (
     Upsert,
 )
 from offsetstore.consumer import Consumer
-from offsetstore.errors import OffsetStoreError, exit_code
-from offsetstore.protocol.events import BatchEnded, Event, SinkMade
+from offsetstore.protocol.events import SinkMade
 from offsetstore.store.claim import Takeover
-from offsetstore.testing.job_process import BatchPrinter, print_event
+from offsetstore.testing.job_process import BatchPrinter
+from tests.faults.chaos.harness.job import note
 from tests.faults.chaos.harness.scene import Scene
 from tests.faults.chaos.harness.verifier import Told
-from tests.faults.chaos.means.kept import Several
+from tests.faults.chaos.means.kept import Begun, Several, telling
 
 SESSION_TIMEOUT: Final = 6.0
 """Seconds; the least that Kafka allows by default."""
@@ -124,16 +124,10 @@ def transform(records: Any) -> dict[str, pa.RecordBatch]:
         name: pa.array([one[name] for one in values], type_)
         for name, type_ in (("seq", pa.int64()), ("key", pa.string()), ("amount", pa.int64()))
     }
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for one in values:
-        sums[one["key"]][0] += 1
-        sums[one["key"]][1] += one["amount"] or 0
-    added: dict[str, Any] = {
-        "key": pa.array([*sums], pa.string()),
-        "records": pa.array([count for count, _ in sums.values()], pa.int64()),
-        "total": pa.array([total for _, total in sums.values()], pa.int64()),
-    }
-    return {"landed": pa.record_batch(parsed), "sums": pa.record_batch(added)}
+    added: Any = pa.table({"key": parsed["key"], "total": parsed["amount"]}).group_by("key")
+    sums: Any = added.aggregate([("total", "count", pc.CountOptions("all")), ("total", "sum")])
+    sums = sums.rename_columns(["key", "records", "total"])
+    return {"landed": pa.record_batch(parsed), "sums": pa.RecordBatch.from_pydict(sums.to_pydict(), sums.schema)}
 
 
 def deadly() -> Consumer:
@@ -177,34 +171,10 @@ def _consumer(store: OffsetStore, servers: str, topic: str, group: str, *, rows:
     )
 
 
-class _Printer:
-    """Prints ``begun`` when the process has joined, and what is written."""
-
-    def __init__(self) -> None:
-        self._batches = BatchPrinter()
-
-    def on(self, event: Event) -> None:
-        if isinstance(event, SinkMade):
-            print_event("begun")
-        elif isinstance(event, BatchEnded):
-            self._batches.on(event)
-
-
-def note(info: BatchInfo) -> object:
-    """As `harness.job.note`, without Spark."""
-    return {tp: {"until": range_.until} for tp, range_ in info.ranges.items()}
-
-
 def _main(url: str, servers: str, topic: str, group: str, takeover: str) -> None:
-    with OffsetStore.connect(url, observers=[_Printer()]) as store:
-        consumer = _consumer(
-            store, servers, topic, group, transform=transform, rows=200, takeover=cast("Takeover", takeover)
-        )
-        try:
-            consumer.run()
-        except OffsetStoreError as error:
-            print_event("failed", class_name=type(error).__name__, text=str(error))
-            sys.exit(exit_code(error))
+    with OffsetStore.connect(url, observers=[Begun(SinkMade), BatchPrinter()]) as store, telling():
+        given: dict[str, Any] = {"transform": transform, "rows": 200, "takeover": takeover}
+        _consumer(store, servers, topic, group, **given).run()
 
 
 if __name__ == "__main__":

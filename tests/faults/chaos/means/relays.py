@@ -20,21 +20,13 @@ import psycopg
 from sqlalchemy.exc import OperationalError
 
 from offsetstore import Broker, OffsetStore, Relay
-from offsetstore.errors import (
-    CommitUnknown,
-    LockTimeout,
-    OffsetStoreError,
-    StoreUnavailable,
-    TransactionLost,
-    exit_code,
-)
+from offsetstore.errors import CommitUnknown, LockTimeout, StoreUnavailable, TransactionLost
 from offsetstore.kafka import admin
-from offsetstore.protocol.events import Event, OutboxSent
+from offsetstore.protocol.events import OutboxSent
 from offsetstore.protocol.outbox import OutboxRecord
 from offsetstore.store.transaction import Transaction
-from offsetstore.testing.job_process import print_event
 from tests.faults.chaos.harness.scene import Scene, Violation
-from tests.faults.chaos.means.kept import Several
+from tests.faults.chaos.means.kept import Begun, Several, telling
 from tests.support.background import repeating
 from tests.support.waiting import wait_until
 
@@ -193,7 +185,6 @@ class Relays(Several):
         return None
 
     def wait_for_progress(self, timeout: float = 120) -> None:
-        """Wait until more rows are recorded as sent."""
         before = wait_until(lambda: self.sent + 1, timeout=timeout) - 1
         wait_until(lambda: self._writers.written and self.sent > before, timeout=timeout)
 
@@ -222,27 +213,11 @@ def _key(writer: int, number: int) -> bytes:
 
 
 def _main(url: str, servers: str, anchor: str, most: str) -> None:
-    with OffsetStore.connect(url, observers=[_Printer()]) as store:
+    with OffsetStore.connect(url, observers=[Begun(OutboxSent)]) as store, telling():
         broker = Broker({"bootstrap.servers": servers, "message.max.bytes": _MOST_BYTES})
         relay = Relay(store, broker, anchor=anchor, most=int(most))
         signal.signal(signal.SIGTERM, lambda _signal, _frame: relay.stop())
-        try:
-            relay.run()
-        except OffsetStoreError as error:
-            print_event("failed", class_name=type(error).__name__, text=str(error))
-            sys.exit(exit_code(error))
-
-
-class _Printer:
-    """Prints ``begun`` when rows are sent for the first time."""
-
-    def __init__(self) -> None:
-        self._has_begun = False
-
-    def on(self, event: Event) -> None:
-        if isinstance(event, OutboxSent) and not self._has_begun:
-            self._has_begun = True
-            print_event("begun")
+        relay.run()
 
 
 if __name__ == "__main__":
