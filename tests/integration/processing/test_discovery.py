@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +15,14 @@ from sqlalchemy.orm import Session
 
 from offsetstore import Append, Claim, Execute, OffsetRange, OffsetStore, TopicPartition, Upsert
 from offsetstore.errors import RowsRefused, UnexpectedCommit
+from offsetstore.processing import blame
 from offsetstore.processing.blame import Halve, discover
 from offsetstore.protocol.ports import Writer
 from offsetstore.protocol.replay import decide
 from offsetstore.protocol.work import Work
 from tests.integration.conftest import Query
 from tests.integration.writers.writing import batch
+from tests.support.clock import Clock
 
 P0 = TopicPartition("payments", 0)
 
@@ -170,20 +172,24 @@ def test_after_rows_that_the_driver_refuses_in_the_middle_of_a_copy_the_next_are
 
 
 @pytest.mark.behaviour("DLQ-6")
-def test_discovery_ends_by_itself_at_half_of_a_transaction_timeout(offsetstore_database: str, query: Query) -> None:
+def test_discovery_ends_by_itself_at_half_of_a_transaction_timeout(
+    offsetstore_database: str, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     query("CREATE TABLE slow (id int CHECK (id >= 0))")
     [(name,)] = query("SELECT current_database()")
-    query(f"ALTER DATABASE {name} SET transaction_timeout = 4000")
+    query(f"ALTER DATABASE {name} SET transaction_timeout = '80s'")
     rows = each(Append("slow"), *({"id": -1 if number % 5 == 0 else number} for number in range(200)))
+    clock = Clock()
+    monkeypatch.setattr(blame, "time", SimpleNamespace(monotonic=clock))
+
+    def wait() -> None:
+        clock.now += 4
 
     with OffsetStore.connect(offsetstore_database) as store:
         claim = store.claim("billing", topics=["payments"])
-        began = time.monotonic()
         with pytest.raises(Halve):
-            search(claim, rows, check=lambda: time.sleep(0.2))
-        took = time.monotonic() - began
-
-    assert 1.9 < took < 3.9
+            search(claim, rows, check=wait)
+    assert 40 <= clock.now < 60  # a search has 60 s
 
 
 # -- what it costs
