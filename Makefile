@@ -58,8 +58,9 @@ lint: setup ## format, lint, types, import contracts; seconds
 mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; a quarter of an hour
 	@$(BIN)/python -m tests.mutants
 
-chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (ONLY= WAY= SEED= SEEDS= HOURS=)
+chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (ONLY= WAY= SEED= SEEDS= HOURS= MINUTES= COMMIT=)
 	@$(BIN)/python -m tests.faults.chaos.harness $(if $(SEEDS),--seeds $(SEEDS)) $(if $(HOURS),--hours $(HOURS)) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(COMMIT),--chosen-by "$(COMMIT)") \
 	  $(if $(SEED),--first $(SEED) --seeds 1 --again) $(if $(ONLY),--only "$(ONLY)") $(if $(WAY),--way $(WAY))
 
 soak: setup ## two jobs under random faults, and what they use of memory and connections; 40 minutes (MINUTES=)
