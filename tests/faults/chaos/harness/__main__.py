@@ -83,12 +83,12 @@ def chaos(
     wanted = [one for one in plan if (one[0].name, *one[1:]) not in done]
     behind = len(plan) - len(wanted)
     click.echo(f"{len(wanted)} runs of {len(faults)} faults, commit {commit}; {behind} were done before")
-    limit = (hours or 0) * 3600 + (minutes or 0) * 60
-    deadline = time.monotonic() + limit if limit else None
     bad = 0
     if not wanted:
         return
+    limit = (hours or 0) * 3600 + (minutes or 0) * 60
     with Stage(output / "stage", commit=commit) as stage:
+        deadline = time.monotonic() + limit if limit else None
         for number, (fault, way_, seed) in enumerate(wanted, 1):
             if deadline is not None and time.monotonic() > deadline:
                 click.echo("The time is over; the same command goes on.")
