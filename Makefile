@@ -55,7 +55,7 @@ lint: setup ## format, lint, types, import contracts; seconds
 	@$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --cache-dir build/.import_linter_cache
 
-mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; a quarter of an hour
+mutants: setup ## take out each guard of exactly-once in turn, and show which test notices; an hour
 	@$(BIN)/python -m tests.mutants
 
 chaos: setup ## break the job in every way of docs/faults.md, for hours; goes on where it was stopped (ONLY= WAY= SEED= SEEDS= HOURS= MINUTES= COMMIT=)
