@@ -70,8 +70,8 @@ from offsetstore.store.adoption import LocalFiles
 from offsetstore.store.claim import Claim, ClaimRequest, Takeover, not_hiding
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.mirror import INTERVAL
-from offsetstore.store.sessions import read, transaction
-from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
+from offsetstore.store.sessions import read, repeat, transaction
+from offsetstore.store.transaction import Transaction
 
 _T = TypeVar("_T")
 _P = TypeVar("_P", bound=Plan)
@@ -214,7 +214,7 @@ class OffsetStore:
         :raises ProtocolMisuse: used in an order that would break the guarantee; nothing was written (except that writes
             before a COMMIT of your own stay, see `UnexpectedCommit`).
         """
-        return new_transaction(self, claim, lock_timeout=lock_timeout, marking=marking)
+        return Transaction(self, claim, lock_timeout=lock_timeout, marking=marking)
 
     def run(
         self,
@@ -233,7 +233,12 @@ class OffsetStore:
         :raises LockTimeout, TransactionLost, StoreUnavailable: in the last of `Retries.attempts`.
         :raises CommitUnknown: never repeated, because it may have happened.
         """
-        return run_in_transaction(self, claim, work, lock_timeout=lock_timeout, marking=marking)
+        return repeat(
+            self,
+            claim.group,
+            lambda _: self.transaction(claim, lock_timeout=lock_timeout, marking=marking),
+            work,
+        )
 
     def reset(
         self,

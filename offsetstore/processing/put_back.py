@@ -304,12 +304,12 @@ class _Settled(Along):
 
         :raises PlanOutdated: they have changed since they were read.
         """
-        if not tx.lock_letters(self.letters):
+        if not tx.letters.lock(self.letters):
             raise PlanOutdated("letters were decided about meanwhile")
 
     def end(self, tx: Transaction) -> None:
         """Mark them."""
-        tx.settle_letters(self.replayed, self.returned)
+        tx.letters.settle(self.replayed, self.returned)
         failpoints.reach("letters_replayed")
 
 

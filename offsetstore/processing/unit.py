@@ -291,12 +291,12 @@ class NewLetters(Along):
     def end(self, tx: Transaction) -> None:
         """Write them after the rows, which may be refused."""
         if self.letters:
-            tx.write_letters(self.letters)
+            tx.letters.write(self.letters)
             failpoints.reach("letters_written")
         if self.records:
             tx.produce_all(self.records)
         if self.skipped:
-            tx.note_skipped(self.skipped)
+            tx.letters.note_skipped(self.skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class Failures(Along):
 
     def end(self, tx: Transaction) -> None:
         """Write them."""
-        tx.write_failures(self.failed)
+        tx.letters.write_failures(self.failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ class Turn(Along):
 
     def begin(self, tx: Transaction) -> None:
         """Leave it to another member, if that is doing it, or has just done it."""
-        if not tx.take_turn(self.name, self.every):
+        if not tx.marks.take_turn(self.name, self.every):
             raise PlanOutdated("another member does it")
 
 
@@ -336,5 +336,5 @@ class BatchMark(Along):
 
     def begin(self, tx: Transaction) -> None:
         """Mark the batch."""
-        if tx.mark_batch(self.query_id, self.number) is not self.is_new:
+        if tx.marks.mark_batch(self.query_id, self.number) is not self.is_new:
             raise PlanOutdated

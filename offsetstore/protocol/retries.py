@@ -1,18 +1,12 @@
-"""Timeouts, the errors that a retry may resolve, and the one retry loop."""
+"""Timeouts, and which errors a retry may resolve, how often and after which waits."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from offsetstore.errors import LockTimeout, StoreUnavailable, TransactionLost
-from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.numbers import check_seconds, check_whole
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +56,3 @@ def doubled(seconds: float, times: int, longest: float) -> float:
 def may_pass(error: BaseException) -> bool:
     """Whether the work may succeed if all of it is repeated in a new transaction."""
     return isinstance(error, (LockTimeout, StoreUnavailable, TransactionLost))
-
-
-def with_retries(
-    retries: Retries,
-    work: Callable[[int], _T],
-    *,
-    retry_if: Callable[[Exception], bool] = may_pass,
-    on_retry: Callable[[int, Exception, float], None],
-) -> _T:
-    """Call ``work`` with the number of the attempt, from 1, until it succeeds or fails for good.
-
-    :param on_retry: gets the number of the failed attempt, its error, and the seconds until the next one.
-    :raises Exception: the error of the last attempt, or one for which ``retry_if`` returns ``False``.
-    """
-    attempt = 1
-    while True:
-        try:
-            return work(attempt)
-        except Exception as error:
-            if attempt >= retries.attempts or not retry_if(error):
-                raise
-            wait = retries.wait(attempt)
-            on_retry(attempt, error, wait)
-            without_frames(error)
-        time.sleep(wait)
-        attempt += 1

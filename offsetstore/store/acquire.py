@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -118,7 +119,7 @@ def until_believed(
 
     while True:
         try:
-            return repeat(store, request.group, tried, retry_if=_may_pass, retries=_RETRIES)
+            return repeat(store, request.group, nullcontext, tried, retry_if=_may_pass, retries=_RETRIES)
         except GroupBusy as busy:
             left = deadline - time.monotonic()
             if request.takeover != "wait" or left <= 0:

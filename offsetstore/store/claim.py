@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -33,17 +33,17 @@ from offsetstore.protocol.stamp import Stamp, digest
 from offsetstore.protocol.starting import StartingOffsets
 from offsetstore.protocol.texts import check_new_name, check_text
 from offsetstore.store import mirror as mirrors
-from offsetstore.store.claim_metadata import read_own
 from offsetstore.store.claim_rows import ClaimRows
 from offsetstore.store.heartbeat import Heartbeat
 from offsetstore.store.identity import name_prefix
 from offsetstore.store.log_watch import LogWatch, can_tell
 from offsetstore.store.mirror import INTERVAL, Mirror, MirrorTarget
+from offsetstore.store.notes import read_own
 from offsetstore.store.run_record import RunRecord
 from offsetstore.store.sessions import Connected, read, repeat
 from offsetstore.store.takeover import taken_by
 from offsetstore.store.term import Term, Terms, delivered, unmarked
-from offsetstore.store.transaction import Transaction, new_transaction, run_in_transaction
+from offsetstore.store.transaction import Transaction
 from offsetstore.text import logger
 
 Takeover = Literal["fence", "wait", "refuse"]
@@ -334,7 +334,7 @@ class Claim:
 
     def transaction(self, *, lock_timeout: float | None = None, marking: Marking = "automatic") -> Transaction:
         """One transaction of this claim; see `OffsetStore.transaction`."""
-        return new_transaction(self, self, lock_timeout=lock_timeout, marking=marking)
+        return Transaction(self, self, lock_timeout=lock_timeout, marking=marking)
 
     def run(
         self,
@@ -345,8 +345,12 @@ class Claim:
         retry_if: Callable[[Exception], bool] = may_pass,
     ) -> _T:
         """Run ``work(tx)`` in a transaction of this claim, with retries; see `OffsetStore.run`."""
-        return run_in_transaction(
-            self, self, work, lock_timeout=lock_timeout, marking=marking, retry_if=self._unless_closed(retry_if)
+        return repeat(
+            self,
+            self.group,
+            lambda _: self.transaction(lock_timeout=lock_timeout, marking=marking),
+            work,
+            retry_if=self._unless_closed(retry_if),
         )
 
     def read(self, query: Callable[[Session], _T]) -> _T:
@@ -417,7 +421,7 @@ class Claim:
     def repeat(self, work: Callable[[int], _T], *, retry_if: Callable[[Exception], bool] = may_pass) -> _T:
         """Call ``work`` with the number of the attempt, again while that may help, up to `Retries.attempts`."""
         try:
-            return repeat(self, self.group, work, retry_if=self._unless_closed(retry_if))
+            return repeat(self, self.group, nullcontext, work, retry_if=self._unless_closed(retry_if))
         except StaleClaim as error:
             if not self.is_member:  # a task may have found out; a member may have lost no more than a partition
                 self.lose(by=None if error.found is None else str(error.found))

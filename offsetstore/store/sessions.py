@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol, TypeVar
 
 from offsetstore.errors import ConnectionLost, LockTimeout, StoreUnavailable, TransactionConflict, TransactionLost
 from offsetstore.offsets import StoredOffset, TopicPartition
 from offsetstore.protocol.database import Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.events import Retried
+from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.observers import Observers
-from offsetstore.protocol.retries import Retries, Timeouts, may_pass, with_retries
+from offsetstore.protocol.retries import Retries, Timeouts, may_pass
 from offsetstore.store.identity import name_prefix
 
+_A = TypeVar("_A")
 _T = TypeVar("_T")
 
 # Seconds to go on waiting for locks after the connections that held them were terminated.
@@ -32,17 +35,32 @@ class Connected(Protocol):
 def repeat(
     store: Connected,
     group: str,
-    work: Callable[[int], _T],
+    begin: Callable[[int], AbstractContextManager[_A, None]],
+    work: Callable[[_A], _T],
     *,
     retry_if: Callable[[Exception], bool] = may_pass,
     retries: Retries | None = None,
 ) -> _T:
-    """Call ``work`` as `with_retries` does, by default with the store's retries, and tell the observers of each."""
+    """Do ``work`` in a block, and again in a new one, until it succeeds or fails for good.
 
-    def tell(attempt: int, error: Exception, wait: float) -> None:
-        store.observers.on(Retried(group=group, attempt=attempt, error=error, wait=wait))
-
-    return with_retries(retries or store.retries, work, retry_if=retry_if, on_retry=tell)
+    :param begin: makes the block from the number of the attempt, from 1: a transaction, say, or ``nullcontext``.
+    :param retries: by default the store's.
+    :raises Exception: the error of the last attempt, or one for which ``retry_if`` returns ``False``.
+    """
+    retries = retries or store.retries
+    attempt = 1
+    while True:
+        try:
+            with begin(attempt) as begun:
+                return work(begun)
+        except Exception as error:
+            if attempt >= retries.attempts or not retry_if(error):
+                raise
+            wait = retries.wait(attempt)
+            store.observers.on(Retried(group=group, attempt=attempt, error=error, wait=wait))
+            without_frames(error)
+        time.sleep(wait)
+        attempt += 1
 
 
 @contextmanager

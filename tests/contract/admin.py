@@ -447,8 +447,8 @@ class AdminContract(ContractParts):
         letters = self.store.letters(GROUP, state="requested", contents=True).letters
         with self.store.transaction(advanced) as tx:
             tx.lock({P0: OffsetRange(50, 50)})
-            assert tx.lock_letters(letters)
-            tx.settle_letters(letters, {})
+            assert tx.letters.lock(letters)
+            tx.letters.settle(letters, {})
             tx.touch()
         assert self.store.delete_group(GROUP, reason=REASON, takeover="fence").open_letters == 0
         assert self.stored(OTHER)[P0] == 50

@@ -329,7 +329,7 @@ class FleetContract(ContractParts):
         def take(name: UUID, every: float) -> bool:
             with self.store.transaction(second) as tx:
                 tx.lock({})
-                return tx.take_turn(name, every)
+                return tx.marks.take_turn(name, every)
 
         def takes(name: UUID, every: float) -> bool:
             taking = in_background(lambda: take(name, every))
@@ -339,16 +339,16 @@ class FleetContract(ContractParts):
         for name in (uuid4(), uuid4()):  # one of its own each
             with suppress(ZeroDivisionError), self.store.transaction(first) as tx:
                 tx.lock({})
-                assert tx.take_turn(name, HOUR)
+                assert tx.marks.take_turn(name, HOUR)
                 assert not takes(name, 0.0)  # neither before there is a row
                 raise ZeroDivisionError
             with self.store.transaction(first) as tx:
                 tx.lock({})
-                assert tx.take_turn(name, HOUR)
+                assert tx.marks.take_turn(name, HOUR)
             assert not takes(name, HOUR)
             with self.store.transaction(first) as tx:
                 tx.lock({})
-                assert tx.take_turn(name, 0.0)
+                assert tx.marks.take_turn(name, 0.0)
                 assert not takes(name, 0.0)  # nor where there is one
             assert takes(name, 0.0)
 

@@ -155,7 +155,7 @@ class LetterContract(ContractParts):
         for letter, until in ((dead(4), 4), (dead(0, P1), 4), (dead(1), 2)):  # above, elsewhere, in the results already
             with pytest.raises(AdvanceMismatch, match="does not pass"), self.store.transaction(claim) as tx:
                 tx.lock({P0: OffsetRange(0, until)})
-                tx.write_letters([letter])
+                tx.letters.write([letter])
         assert self.store.letters(GROUP).letters == ()
 
     @pytest.mark.behaviour("OPS-7", "DLQ-12")

@@ -22,7 +22,7 @@ class MarkContract(ContractParts):
         """Write a batch's number as its result, as the sink does, and return whether it was written."""
         with self.store.transaction(claim) as tx:
             tx.lock(dict.fromkeys(partitions, OffsetRange(0, 3)))
-            if not tx.mark_batch(query, batch_id):
+            if not tx.marks.mark_batch(query, batch_id):
                 return False
             self.write(tx, [batch_id])
             tx.advance(tx.ranges)
@@ -43,7 +43,7 @@ class MarkContract(ContractParts):
         def fail() -> None:
             with self.store.transaction(claim) as tx:
                 tx.lock({P0: OffsetRange(0, 3)})
-                assert tx.mark_batch(QUERY, 0)
+                assert tx.marks.mark_batch(QUERY, 0)
                 self.write(tx, [0])
                 raise Stop
 
@@ -62,7 +62,7 @@ class MarkContract(ContractParts):
             with self.store.transaction(claim) as tx:
                 tx.lock({})
                 together.wait(WAIT)
-                if not tx.mark_batch(QUERY, 0):
+                if not tx.marks.mark_batch(QUERY, 0):
                     return False
                 self.write(tx, [0])
                 return True

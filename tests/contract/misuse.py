@@ -113,8 +113,8 @@ USES: Final[dict[str, Use]] = {
     "the connection": lambda tx: tx.connection,
     "advance": lambda tx: tx.advance({P0: RANGE}),
     "mark": lambda tx: tx.mark(P0, 1),
-    "mark_batch": lambda tx: tx.mark_batch(UUID(int=1), 0),
-    "write_letters": lambda tx: tx.write_letters([LETTER]),
+    "mark a batch": lambda tx: tx.marks.mark_batch(UUID(int=1), 0),
+    "letters": lambda tx: tx.letters.write([LETTER]),
     "produce": lambda tx: tx.produce("events", None, b""),
     "write_metadata": lambda tx: tx.write_metadata(P0, "early"),
 }
@@ -124,7 +124,7 @@ REFUSED: Final[dict[str, Refused]] = {
         for name, use in USES.items()
     },
     "results after the finish": Refused(ProtocolMisuse, finished(USES["the connection"]), r"after tx\.finish"),
-    "letters after the finish": Refused(ProtocolMisuse, finished(USES["write_letters"]), r"after tx\.finish"),
+    "letters after the finish": Refused(ProtocolMisuse, finished(USES["letters"]), r"after tx\.finish"),
     "records after the finish": Refused(ProtocolMisuse, finished(USES["produce"]), r"after tx\.finish"),
     "lock in a savepoint": Refused(LockInSavepoint, before(lock_in_a_savepoint)),
     "lock again": Refused(LockedTwice, locked(lambda tx: tx.lock({P0: RANGE}))),

@@ -88,7 +88,7 @@ class ContractParts:
             for tp, decision in plan.items():
                 left = range(decision.remaining.from_, decision.remaining.until)
                 self.write(tx, [offset for offset in left if (tp, offset) not in bad])
-            tx.write_letters(letters)
+            tx.letters.write(letters)
             tx.advance(tx.ranges, metadata=metadata)
             return plan
 

@@ -42,7 +42,7 @@ class Job:
             tx.lock({P0: OffsetRange(begin, begin + 10)})
             tx.connection.execute(text(f"INSERT INTO results SELECT generate_series({begin + 1}, {begin + 9})"))
             error = LetterError("ValueError", "not a number")
-            tx.write_letters([NewLetter(P0, begin, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
+            tx.letters.write([NewLetter(P0, begin, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
             tx.advance({P0: OffsetRange(begin, begin + 10)}, metadata={"from": begin})
 
     def decide(self) -> None:

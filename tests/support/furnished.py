@@ -40,7 +40,7 @@ def furnish(store: OffsetStore, kafka: StaticBroker) -> None:
     with store.transaction(billing) as tx:
         tx.lock(ranges)
         letters = [NewLetter(P0, offset, "refused", _ERROR, 2, None, _PAYLOAD) for offset in (3, 5, 7)]
-        tx.write_letters(letters)
+        tx.letters.write(letters)
         tx.advance(ranges, metadata={"until": "<b>bold</b> \u202etxet"})
     refused = JobError(
         source="batch",

@@ -12,7 +12,7 @@ from offsetstore.offsets import Token, TopicPartition
 from offsetstore.protocol.metadata import Formats, format_of
 from offsetstore.spark.executors.connect import ExecutorStore, create_key
 from offsetstore.store.claim import Claim
-from offsetstore.store.claim_metadata import read_own
+from offsetstore.store.notes import read_own
 from offsetstore.store.sessions import read
 
 _claims: Final[WeakSet[Claim]] = WeakSet()

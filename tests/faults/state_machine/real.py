@@ -148,7 +148,7 @@ class Job:
     @property
     def _psycopg(self) -> Any:
         assert self._tx is not None
-        session = self._tx._session
+        session = self._tx._locks.session
         assert session is not None
         return session.connection.connection.driver_connection
 

@@ -43,7 +43,7 @@ def claim(store: OffsetStore, broker: StaticBroker) -> Claim:
     )
     with store.transaction(claim) as tx:
         tx.lock(ranges)
-        tx.write_letters(letters)
+        tx.letters.write(letters)
         tx.advance(ranges)
     return claim
 

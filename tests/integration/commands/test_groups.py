@@ -52,7 +52,7 @@ def test_a_delete_needs_execute_and_says_what_stays_in_kafka(run: Run, store: Of
     error = LetterError("ValueError", "not a number")
     with store.transaction(claim) as tx:
         left = tx.lock({P0: OffsetRange(5, 9)})[P0].remaining
-        tx.write_letters([NewLetter(P0, 6, "raised", error, 1, None, None)])
+        tx.letters.write([NewLetter(P0, 6, "raised", error, 1, None, None)])
         tx.advance({P0: left})
     refused = run.fail(1, *DELETE, "--execute", "--force")
     assert "delete them with the group: --discard-letters." in refused

@@ -47,7 +47,7 @@ def advance(store: OffsetStore, begin: int, *bad: int) -> None:
     payload = Payload(b"key", b"value", None, None, None)
     with store.claim("billing", topics=["payments"], mirror_every=None) as claim, store.transaction(claim) as tx:
         left = tx.lock({P0: OffsetRange(begin, begin + 5)})[P0].remaining
-        tx.write_letters([NewLetter(P0, one, "raised", LetterError("E", ""), 1, None, payload) for one in bad])
+        tx.letters.write([NewLetter(P0, one, "raised", LetterError("E", ""), 1, None, payload) for one in bad])
         tx.advance({P0: left})
 
 

@@ -51,7 +51,7 @@ def give_up(store: OffsetStore, claim: Claim, *letters: NewLetter, until: int = 
     with store.transaction(claim) as tx:
         left = tx.lock({P0: OffsetRange(0, until)})[P0].remaining
         write(tx, [0])
-        tx.write_letters(letters)
+        tx.letters.write(letters)
         tx.advance({P0: left})
 
 
@@ -104,7 +104,7 @@ def test_letters_read_again_and_below_are_locked_in_one_order(
     with store.transaction(claim) as tx:
         left = {tp: one.remaining for tp, one in tx.lock(give).items()}
         keys = [(P0, 5), (P0, 150), (P1, 5)]
-        tx.write_letters([dead(at, topic_partition=tp, sequence=digest(tp, b"k")) for tp, at in keys])
+        tx.letters.write([dead(at, topic_partition=tp, sequence=digest(tp, b"k")) for tp, at in keys])
         tx.advance(left)
     store.reset(GROUP, {P0: 100, P1: 100}, reason="ticket 17")
     again = store.claim(GROUP, topics=["payments"])

@@ -40,7 +40,7 @@ def advance(
     """Store offsets, and letters with them, in one transaction."""
     with store.transaction(claim) as tx:
         tx.lock(ranges)
-        tx.write_letters(letters)
+        tx.letters.write(letters)
         tx.advance(ranges)
 
 

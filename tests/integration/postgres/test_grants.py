@@ -323,7 +323,7 @@ def bury(store: OffsetStore, claim: Claim | None = None) -> None:
     error = LetterError("ValueError", "not a number")
     with store.transaction(claim or store.claim(GROUP, broker())) as tx:
         left = tx.lock({P0: OffsetRange(0, 4)})[P0].remaining
-        tx.write_letters([NewLetter(P0, 1, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
+        tx.letters.write([NewLetter(P0, 1, "raised", error, 1, None, Payload(b"k", b"v", None, 0, 0))])
         tx.advance({P0: left})
 
 

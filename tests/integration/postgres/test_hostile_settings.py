@@ -87,14 +87,14 @@ def write_everything(store: OffsetStore, claim: Claim | TaskClaim) -> None:
         Append("public.appended_as_text").write(tx, [ROWS])
         upsert.write(tx, [ROWS])
         Execute(insert).write(tx, [AS_BINARY])
-        tx.write_letters(
+        tx.letters.write(
             [
                 NewLetter(P0, 1, "refused", WRONG, 1, BYTES, Payload(BYTES, BYTES, None, None, None)),
                 NewLetter(P0, 2, "refused", WRONG, 1, None, Payload(None, b"", HEADERS, 0, 0)),
                 NewLetter(P0, 3, "refused", LetterError("E", ""), 1, None, None),
             ]
         )
-        tx.note_skipped({(P0, 4): TEXT})
+        tx.letters.note_skipped({(P0, 4): TEXT})
         tx.advance(left, metadata={"note": TEXT})
 
 

@@ -65,7 +65,7 @@ def started(url: str) -> Generator[Job]:
 def write_marked(tx: Transaction, batch_id: int) -> bool:
     """Write one result for a batch without ranges."""
     tx.lock({})
-    if tx.mark_batch(QUERY, batch_id):
+    if tx.marks.mark_batch(QUERY, batch_id):
         tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")
         return True
     return False

@@ -82,7 +82,7 @@ def test_a_replay_of_a_letter_which_advances_by_nothing_is_looked_up_too(job: Jo
     letter = NewLetter(P0, 5, "refused", LetterError("RowsRefused", "refused"), 1, None, Payload(None, b"5", (), 0, 0))
     with job.store.transaction(job.claim) as tx:
         tx.lock({P0: OffsetRange(0, 40)})
-        tx.write_letters([letter])
+        tx.letters.write([letter])
         tx.advance({P0: OffsetRange(0, 40)})
     job.store.request_replay("billing", LetterFilter(), reason="mended")
     requested = job.claim.read(lambda one: one.requested_letters("billing", ["payments"], limit=9, max_bytes=9))
@@ -90,9 +90,9 @@ def test_a_replay_of_a_letter_which_advances_by_nothing_is_looked_up_too(job: Jo
     def replay(tx: Transaction) -> None:
         job.runs += 1
         tx.lock({P0: OffsetRange(40, 40)})
-        assert tx.lock_letters(requested)
+        assert tx.letters.lock(requested)
         tx.connection.exec_driver_sql("INSERT INTO results VALUES (5)")
-        tx.settle_letters(requested, {})
+        tx.letters.settle(requested, {})
         tx.touch()
 
     with job.proxy.losing(lost):

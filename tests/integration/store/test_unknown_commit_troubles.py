@@ -118,5 +118,5 @@ def test_a_marked_batch_whose_ranges_were_all_done_is_not_lost_before_it_has_end
 def _write_skipped(job: Job) -> None:
     with job.store.transaction(job.claim) as tx:
         tx.lock({P0: OffsetRange(0, 40)})
-        assert tx.mark_batch(QUERY, 0)
+        assert tx.marks.mark_batch(QUERY, 0)
         tx.connection.exec_driver_sql("INSERT INTO results VALUES (1)")

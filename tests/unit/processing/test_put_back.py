@@ -183,7 +183,7 @@ def give_up(
         at = claim.offsets().get(tp)
         range_ = OffsetRange(at.next_offset if at else 0, until)
         remaining = tx.lock({tp: range_}, in_sequence=key is not None)[tp].remaining
-        tx.write_letters(
+        tx.letters.write(
             [
                 replace(
                     NewLetter(tp, offset, "refused", CHECK, 1, digest(tp, key), Payload(key, value.encode(), (), 0, 0)),

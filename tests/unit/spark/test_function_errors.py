@@ -358,7 +358,7 @@ def test_a_failure_of_spark_s_in_a_careful_batch_is_spark_s_own_error(bad: tuple
 
         def write(tx: Transaction) -> None:
             tx.lock({P0: OffsetRange(0, 1)}, in_sequence=True)
-            tx.write_letters([letter])
+            tx.letters.write([letter])
             tx.finish({P0: OffsetRange(0, 1)}, {})
 
         claim.run(write)

@@ -48,7 +48,7 @@ def left(store: InMemoryOffsetStore, broker: StaticBroker) -> None:
     error = LetterError("ValueError", "not a number", traceback="line 1")
     with store.transaction(claim) as tx:
         plan = tx.lock({P0: OffsetRange(0, 3)})
-        tx.write_letters([NewLetter(P0, at, "raised", error, 1, digest(P0, b"key"), PAYLOAD) for at in (0, 1)])
+        tx.letters.write([NewLetter(P0, at, "raised", error, 1, digest(P0, b"key"), PAYLOAD) for at in (0, 1)])
         tx.advance({P0: plan[P0].remaining})
 
 
