@@ -128,8 +128,8 @@ class Locks:
             row = self.rows.get(tp)
             self.check_token(row.token if row else None, tp)
         failpoints.reach("after_lock")  # a named point, at which tests and the demo end the process
-        self.decisions = {tp: decide(self._base(tp), ranges[tp]) for tp in self.partitions}
-        for tp, decision in self.decisions.items():
+        decisions = {tp: decide(self._base(tp), ranges[tp]) for tp in self.partitions}
+        for tp, decision in decisions.items():
             if decision.outcome is Outcome.GAP:
                 raise OffsetGap(
                     f"the range begins above the {'delivered' if self.is_manual else 'stored'} offset: "
@@ -138,7 +138,7 @@ class Locks:
                     found=f"range {ranges[tp]}",
                     expected=f"a range from {decision.stored}",
                 )
-        self.is_locked = True
+        self.decisions, self.is_locked = decisions, True
 
     def timed_out(self, database: Database, timeout: float, error: LockTimeout) -> LockTimeout:
         """The error of a lock that took longer than ``timeout`` seconds: who holds it."""
