@@ -12,12 +12,11 @@ from offsetstore.errors import exit_code
 from offsetstore.lazy import load
 from offsetstore.offset_store import OffsetStore, resolve_starting_offsets
 from offsetstore.offsets import OffsetRange, Pause, StoredOffset, Token, TopicPartition, Watermarks
-from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
+from offsetstore.operations.group_state import GroupState, Lag, PartitionState, TopicState
 from offsetstore.operations.letters import LetterPage, LettersDecided, LettersPruned
 from offsetstore.operations.names import DeletedGroup, NewName
 from offsetstore.operations.outbox import RefusedDecided, RefusedRow
 from offsetstore.operations.pauses import PauseDecided
-from offsetstore.operations.reads import GroupState, PartitionState
 from offsetstore.operations.resets import Reset, ShiftBy
 from offsetstore.processing.between import Flush, Tick
 from offsetstore.processing.dead_letters import DeadLetter, DeadLetters, Failure, Retry, Skip, Stop
@@ -57,7 +56,6 @@ __all__ = [
     "Execute",
     "Failure",
     "Flush",
-    "GroupLag",
     "GroupState",
     "Handler",
     "Lag",
@@ -77,7 +75,6 @@ __all__ = [
     "OutboxRecord",
     "OutboxState",
     "Outcome",
-    "PartitionLag",
     "PartitionState",
     "Pause",
     "PauseDecided",
@@ -98,8 +95,8 @@ __all__ = [
     "Tick",
     "Timeouts",
     "Token",
-    "TopicLag",
     "TopicPartition",
+    "TopicState",
     "Transaction",
     "TransactionalSink",
     "Upsert",

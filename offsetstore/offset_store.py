@@ -15,9 +15,8 @@ from sqlalchemy import Engine
 
 from offsetstore.errors import ConfigurationError, OffsetStoreError
 from offsetstore.offsets import StoredOffset, TopicPartition
-from offsetstore.operations import reads
+from offsetstore.operations.group_state import GroupState, Lag, measure
 from offsetstore.operations.home import MoveStore, NewStoreId, StoreDecided
-from offsetstore.operations.lag import Lag, measure_lag
 from offsetstore.operations.letters import (
     MOST,
     DiscardLetters,
@@ -44,8 +43,21 @@ from offsetstore.operations.outbox import (
     read_refused,
 )
 from offsetstore.operations.pauses import PauseDecided, PauseGroup, ResumeGroup, WriteMetadata
-from offsetstore.operations.people import StoreFacts, ask, people, read_errors, read_facts, read_overview, read_runs
-from offsetstore.operations.reads import GroupState
+from offsetstore.operations.people import (
+    StoreFacts,
+    ask,
+    check_errors,
+    check_history,
+    check_limit,
+    follow,
+    people,
+    read_errors,
+    read_facts,
+    read_group,
+    read_overview,
+    read_owner,
+    read_runs,
+)
 from offsetstore.operations.resets import Partitions, Reset, ResetOffsets, ResetTarget
 from offsetstore.operations.samples import Sample, Selection, read_samples, record_samples
 from offsetstore.postgres.database import PostgresDatabase
@@ -798,7 +810,7 @@ class OffsetStore:
         :param before: only those with a lower ``id``: to go back page by page, that of the page's first line.
         :raises ConfigurationError: an argument is invalid.
         """
-        reads.check_history(since, events, limit)
+        check_history(since, events, limit)
         if before is not None:
             check_whole("before", before)
         return self._read(
@@ -814,8 +826,8 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `history`.
         """
-        reads.check_history(since, events, limit)  # refuses invalid arguments now, and not at the first event
-        return reads.follow(lambda at: self.history(group, since=at, events=events), since=since, limit=limit)
+        check_history(since, events, limit)  # refuses invalid arguments now, and not at the first event
+        return follow(lambda at: self.history(group, since=at, events=events), since=since, limit=limit)
 
     def runs(self, group: str, *, limit: int | None = None) -> list[Run]:
         """The runs of the group's job, oldest first, as each recorded itself with its heartbeats; see `Run.state`.
@@ -825,7 +837,7 @@ class OffsetStore:
         :param limit: only so many, the last ones.
         :raises ConfigurationError: an argument is invalid.
         """
-        reads.check_limit(limit, "runs")
+        check_limit(limit, "runs")
         return ask(self.database, lambda session: read_runs(session, group, limit=limit))
 
     def errors(
@@ -845,7 +857,7 @@ class OffsetStore:
         :param limit: only so many, the last ones.
         :raises ConfigurationError: an argument is invalid.
         """
-        reads.check_errors(since, sources, limit)
+        check_errors(since, sources, limit)
         return ask(
             self.database, lambda session: read_errors(session, group, since=since, sources=sources, limit=limit)
         )
@@ -857,27 +869,29 @@ class OffsetStore:
 
         It has no end: leave the loop. The arguments are those of `errors`.
         """
-        reads.check_errors(since, sources, limit)
-        return reads.follow(lambda at: self.errors(group, since=at, sources=sources), since=since, limit=limit)
+        check_errors(since, sources, limit)
+        return follow(lambda at: self.errors(group, since=at, sources=sources), since=since, limit=limit)
 
     def owner(self, group: str) -> GroupRow | None:
         """Who claimed the group last, ``None`` before the first claim."""
-        return self._read(lambda session: reads.owner_of(session, group))
+        return self._read(lambda session: read_owner(session, group))
 
     def group_state(
-        self, group: str, broker: BrokerOffsets | None = None, *, kafka_group: str | None = None
-    ) -> GroupState:
-        """Read the group's state: its owner, and what is stored, committed and in the log for each partition.
+        self, group: str, broker: BrokerOverview | None = None, *, kafka_group: str | None = None
+    ) -> GroupState | None:
+        """Read the group's state, ``None`` if the store does not know it: its owner, and its offsets beside Kafka's.
 
-        The store is read in one transaction, without a lock; Kafka is asked after it, in one view.
+        The store is read first, without a lock, then Kafka. Lags in time are left out: `lag` finds these.
 
-        :param broker: asked for the log's ends and the committed offsets. If it can't answer, what is stored is
-            returned all the same, with the error as ``broker_error``.
+        :param broker: asked for the logs' ends and the committed offsets. If it can't answer, what is stored is
+            returned all the same; of a topic or group that it does not have, the error is in its part.
         :param kafka_group: the group to look up in Kafka, if it is not ``group``.
         :raises StoreUnavailable: the connection was lost, or the server can't serve it.
+        :raises LockTimeout: as `lag` does.
         """
-        state = self._read(lambda session: reads.read_group(session, group))
-        return state if broker is None else reads.add_kafka(state, broker, kafka_group)
+        stored = ask(self.database, lambda session: read_group(session, group), lock_timeout=self.timeouts.lock)
+        names = {} if kafka_group is None else {group: kafka_group}
+        return measure(stored, broker, names, in_time=False).groups.get(group)
 
     def lag(
         self,
@@ -901,7 +915,7 @@ class OffsetStore:
         before = time.time()
         stored = ask(self.database, lambda session: read_overview(session, groups), lock_timeout=self.timeouts.lock)
         skew = stored.at.timestamp() - (before + time.time()) / 2
-        return replace(measure_lag(stored, broker, kafka_groups or {}), clock_skew=skew)
+        return replace(measure(stored, broker, kafka_groups or {}), clock_skew=skew)
 
     def record_samples(self, lag: Lag) -> None:
         """Keep what `lag` measured, for trends: a sample of each group that has partitions, in one round trip.

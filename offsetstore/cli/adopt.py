@@ -10,9 +10,8 @@ import click
 from offsetstore.cli import options
 from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.output import Table, document
-from offsetstore.operations.reads import Adoption, read_adoption
 from offsetstore.protocol.policy import OnUncertain
-from offsetstore.store.adoption import LocalFiles, read_or_fail
+from offsetstore.store.adoption import Adoption, LocalFiles, read_adoption, read_or_fail
 from offsetstore.text import counted
 
 _COLUMNS: Final = ("partition", "#start", "#committed batch ends", "#uncertain", "#stored")

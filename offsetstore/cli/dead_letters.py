@@ -409,9 +409,10 @@ def _unreplayed(store: OffsetStore, done: LettersDecided) -> str | None:
     if not done.owner.is_live or done.owner.is_paused:
         return None
     try:
-        return store.group_state(done.group).unreplayed
+        state = store.group_state(done.group)
     except OffsetStoreError:
         return None
+    return None if state is None else state.unreplayed
 
 
 def _with_contents(letter: Letter, write: Callable[[bytes | None], object]) -> dict[str, object]:

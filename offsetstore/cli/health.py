@@ -107,26 +107,25 @@ def health(
     names = {group: kafka.group} if kafka.group else None
     with ask.open() as store:
         asks_kafka = bool(kafka.bootstrap_servers)
-        measured = store.lag([group], kafka.connect(), kafka_groups=names) if asks_kafka else None
-        state = store.group_state(group)
-        if not state.is_known:
+        measured = store.lag([group], kafka.connect(), kafka_groups=names).groups if asks_kafka else None
+        state = store.group_state(group) if measured is None else measured.get(group)
+        if state is None:
             fail_unknown(store, group)
         schema = store.database.schema
-    if measured is not None and measured.broker_error is not None:  # it can't be told whether a partition stands
-        raise measured.broker_error
-    lag = measured.groups.get(group) if measured else None
-    problems = judge_group(state, lag, limit=max_lag, at=measured.store.at if measured else None)
-    records, seconds = (None, None) if lag is None else (lag.records, lag.seconds)
-    keys = "group well problems paused=pause lag behind_seconds"
-    made = document(state, keys, well=not problems, problems=problems, lag=records, behind_seconds=seconds)
+    if state.broker_error is not None:  # it can't be told whether a partition stands
+        raise state.broker_error
+    problems = judge_group(state, max_lag)
+    keys = "group well problems paused=pause lag behind_seconds=lag_seconds"
+    made = document(state, keys, well=not problems, problems=problems)
     text = [f"Group {group} is {'not well' if problems else 'well'}."]
     text += [f"{one}: {_PROBLEMS[one]}" for one in problems]
     if "log-lost-records" in problems:
         text.append(f"`{command('status', '-g', group, schema=schema)}` names the log.")
     text += [] if state.pause is None else [f"It is {state.pause}."]
-    if records is not None:
+    if state.lag is not None:
+        seconds = state.lag_seconds
         behind = "" if seconds is None else f", {short(timedelta(seconds=seconds))} behind"
-        text.append(f"Lag {records}{behind}.")
+        text.append(f"Lag {state.lag}{behind}.")
     ask.show(made, *text)
     raise click.exceptions.Exit(ExitCode.NO if problems else ExitCode.OK)
 

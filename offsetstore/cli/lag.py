@@ -15,17 +15,17 @@ from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document, print_error, print_json, print_text
 from offsetstore.errors import ExitCode
-from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, standing, state_of
-from offsetstore.operations.lag import Lag, PartitionLag, TopicLag
+from offsetstore.operations.group_state import Lag, PartitionState, TopicState
+from offsetstore.operations.group_status import LagLimit, in_words, judge_lag, notes, standing, state_of
 from offsetstore.text import counted, short
 
 _BY_TOPIC: Final = ("group", "state", "topic", "#partitions", "#lag", "#behind", "#headroom")
 _BY_PARTITION: Final = ("group", "partition", "#stored", "#end", "#lag", "#behind", "#headroom")
 _KEYS: Final = (
-    "groups[group=@ live=owner.is_live paused=owner.is_paused lag=records behind_seconds=seconds "
-    "topics[topic=@ lag=records behind_seconds=seconds behind_is_bound=is_bound headroom beyond_end without_offset "
-    "error partitions[partition=@ stored=stored.next_offset beginning=log.beginning end=log.end lag=records "
-    "behind_seconds=seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]]"
+    "groups[group live=is_live paused=owner.is_paused lag behind_seconds=lag_seconds "
+    "topics[topic=@ lag behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end without_offset "
+    "error partitions[partition=@.partition stored=stored.next_offset beginning=log.beginning end=log.end lag "
+    "behind_seconds=lag_seconds behind_is_bound=is_bound headroom beyond_end suspect=is_suspect]]]"
 )
 
 
@@ -139,47 +139,34 @@ def _text(found: Lag, *, by_partition: bool) -> Iterator[str | Table]:
     yield Table(_BY_PARTITION, [*_partition_rows(found)]) if by_partition else Table(_BY_TOPIC, [*_topic_rows(found)])
     for group, one in found.groups.items():
         for name, topic in one.topics.items():
-            yield from (f"{group}, {note}" for note in _notes(name, topic))
-        for tp, part in standing(one, found.store.at).items():
-            assert part.stored is not None
-            assert part.stored.updated_at is not None
-            age = short(found.store.at - part.stored.updated_at)
-            yield f"{group}, {tp}: has stood for {age}, with unread records, while others advanced."
-
-
-def _notes(name: str, topic: TopicLag) -> Iterator[str]:
-    """What the table has no column for."""
-    if topic.error is not None:
-        yield f"{name}: {topic.error.what}."
-    for number, part in topic.partitions.items():
-        if part.headroom is not None and part.headroom < 0:
-            yield f"{name}-{number}: Kafka has removed {counted(-part.headroom, 'offset')} unread."
-        if part.beyond_end:
-            yield f"{name}-{number}: the stored offset is {part.beyond_end} beyond the end of the log."
-        if part.is_suspect:
-            yield f"{name}-{number}: the log lost records that had been read, and each start is refused until a reset."
-    if topic.without_offset:
-        yield f"{name}: no stored offset of {topic.without_offset} partitions."
+            if topic.error is not None:
+                yield f"{group}, {name}: {topic.error.what}."
+            for tp, part in topic.partitions.items():
+                yield from (f"{group}, {tp}: {note}" for note in notes(part))
+            if topic.without_offset:
+                yield f"{group}, {name}: no stored offset of {counted(topic.without_offset, 'partition')}."
+        for tp, part in standing(one).items():
+            assert part.age is not None
+            yield f"{group}, {tp}: has stood for {short(part.age)}, with unread records, while others advanced."
 
 
 def _topic_rows(found: Lag) -> Iterator[tuple[object, ...]]:
     for group, one in found.groups.items():
-        state = in_words(one.owner, state_of(one, found.store.at))
+        state = in_words(one.owner, state_of(one))
         for name, topic in one.topics.items():
             behind = _behind(topic)
-            yield group, state, name, len(topic.partitions), topic.records, behind, topic.headroom
+            yield group, state, name, len(topic.partitions), topic.lag, behind, topic.headroom
 
 
 def _partition_rows(found: Lag) -> Iterator[tuple[object, ...]]:
     for group, one in found.groups.items():
-        for name, topic in one.topics.items():
-            for number, part in topic.partitions.items():
-                stored = part.stored.next_offset if part.stored else None
-                end = part.log.end if part.log else None
-                yield group, f"{name}-{number}", stored, end, part.records, _behind(part), part.headroom
+        for tp, part in one.partitions.items():
+            stored = part.stored.next_offset if part.stored else None
+            end = part.log.end if part.log else None
+            yield group, tp, stored, end, part.lag, _behind(part), part.headroom
 
 
-def _behind(one: TopicLag | PartitionLag) -> str | None:
-    if one.seconds is None:
+def _behind(one: TopicState | PartitionState) -> str | None:
+    if one.lag_seconds is None:
         return None
-    return f"{'<=' if one.is_bound else ''}{short(timedelta(seconds=one.seconds))}"
+    return f"{'<=' if one.is_bound else ''}{short(timedelta(seconds=one.lag_seconds))}"

@@ -66,8 +66,8 @@ def document(value: object, keys: str, **more: object) -> dict[str, object]:
 
     :param keys: the names, in order: ``key``, or ``key=path.to.its.attribute``; what is missing on the way is null.
         ``*path`` is a partition, with the keys ``topic`` and ``partition``. ``key=path[...]`` is a document of that
-        attribute, or a list of documents if it is a list or a mapping: then ``@`` is the mapping's key, and ``.`` the
-        value itself. A key of ``more`` has that value.
+        attribute, or a list of documents if it is a list or a mapping: then ``@`` is the mapping's key, with ``@.path``
+        of an attribute of that, and ``.`` the value itself. A key of ``more`` has that value.
     """
     return _document(value, _parsed(keys), more)
 
@@ -91,7 +91,7 @@ def _document(value: object, keys: Iterable[_Key], more: Mapping[str, object]) -
     made: dict[str, object] = {}
     for word, of, inner in keys:
         key, path = word.lstrip("*"), of.lstrip("*")
-        found = more[key] if key in more else more[path] if path in more else _at(value, path)
+        found = more[key] if key in more else _at(more if path in more or path.startswith(_KEY) else value, path)
         if word != key:
             made |= {"topic": _at(found, "topic"), "partition": _at(found, "partition")}
         else:

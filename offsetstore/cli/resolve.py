@@ -13,7 +13,7 @@ from offsetstore.cli import options
 from offsetstore.cli.output import Table, document, print_json, print_text
 from offsetstore.offset_store import resolve_starting_offsets
 from offsetstore.offsets import count_offsets
-from offsetstore.operations.reads import lag_of
+from offsetstore.operations.group_state import lag_of
 from offsetstore.protocol.policy import OnDataLoss, OnRecreated, OnRewound, Prefer, StartPolicy
 from offsetstore.protocol.starting import Reason, StartingOffsets
 from offsetstore.text import counted

@@ -12,9 +12,10 @@ from offsetstore.cli import options
 from offsetstore.cli.asking import Ask, ask_options
 from offsetstore.cli.exits import fail_unknown
 from offsetstore.cli.output import Table, document
+from offsetstore.errors import BrokerError
 from offsetstore.offsets import TopicPartition
-from offsetstore.operations.group_status import relay_in_words
-from offsetstore.operations.reads import GroupState, MemberState, PartitionState
+from offsetstore.operations.group_state import GroupState, MemberState, PartitionState
+from offsetstore.operations.group_status import notes, relay_in_words
 from offsetstore.protocol.database import TAKING
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.outbox import OutboxState
@@ -28,8 +29,9 @@ _KEYS: Final = (
     "live=is_live state ending] members=of_members[member_id=member.member_id name=member.owner "
     "joined_at=member.joined_at heartbeat_age_seconds=member.alive_for live=member.is_live partitions[*.]] "
     "paused=pause database dead_letters lag partitions[*@ stored=stored.next_offset "
-    "committed=committed.next_offset beginning=log.beginning end lag headroom beyond_end epoch=stored.token.epoch "
-    "claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested suspect "
+    "committed=committed.next_offset beginning=log.beginning end=log.end lag headroom beyond_end "
+    "epoch=stored.token.epoch claim_id=stored.token.claim_id pinned=stored.pinned contested=stored.contested "
+    "suspect=stored.suspect "
     "error updated_at=stored.updated_at age_seconds=age] outbox[rows oldest row topic refused more] "
     "relay[state owner since until sent_at error]"
 )
@@ -66,7 +68,7 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
       owner         name, epoch, claim_id, claimed_at, heartbeat_age_seconds,
                     live, state (live, silent, ended, failed or fenced), ending
                     ("closed", "failed" or "fenced" once its run has recorded
-                    that); null if the group was never claimed
+                    that)
       members[]     of a fleet: member_id, name, joined_at, heartbeat_age_seconds,
                     live, partitions[] (topic, partition); its member_id is
                     the claim_id of a partition that it has taken
@@ -95,7 +97,7 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     """  # noqa: D301 - \b is click's mark, and this is how click wants it
     with ask.open() as store:
         state, identity = store.group_state(group, kafka.find(), kafka_group=kafka.group), store.identity()
-        if not state.is_known:
+        if state is None:
             fail_unknown(store, group)
         schema = store.database.schema
     letters = {**{one: state.dead_letters.get(one, 0) for one in OPEN}, "job_replays": state.replays_letters}
@@ -104,8 +106,15 @@ def status(*, group: str, kafka: options.Kafka, ask: Ask) -> None:
     made = document(state, _KEYS, database=database, dead_letters=letters)
     members = [Table(_MEMBERS, [*map(_member_row, state.of_members)])] if state.members else []
     ask.show(made, *_head(state, identity, schema), *members, Table(_COLUMNS, rows), *_notes(state))
-    if state.broker_error is not None:
-        raise state.broker_error
+    if (error := _unanswered(state)) is not None:
+        raise error
+
+
+def _unanswered(state: GroupState) -> BrokerError | None:
+    """Why some of what Kafka has is missing."""
+    of_group = state.kafka.error if state.kafka is not None and state.kafka.committed is None else None
+    errors = (state.broker_error, of_group, *(topic.error for topic in state.topics.values()))
+    return next((error for error in errors if isinstance(error, BrokerError)), None)
 
 
 def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Iterator[str]:
@@ -119,7 +128,7 @@ def _head(state: GroupState, identity: StoreIdentity, schema: str | None) -> Ite
     if state.outbox is not None:
         yield from _outbox(state.outbox, state.read_at, command("outbox", "list", "-g", state.group, schema=schema))
         yield relay_in_words(state.relay)
-    if state.owner is not None and state.owner.is_live and state.owner.state == "failed":
+    if state.is_live and state.owner.state == "failed":
         failures = counted(state.owner.failures, "run")
         yield f"{failures} failed or fell silent in 15 minutes, and it is started again: see `offsetstore errors`."
     if waiting := sum(state.dead_letters.values()):
@@ -140,7 +149,8 @@ def _outbox(outbox: OutboxState, at: datetime, listing: str) -> Iterator[str]:
 def _row(tp: TopicPartition, one: PartitionState) -> tuple[object, ...]:
     committed = one.committed.next_offset if one.committed else None
     epoch = one.stored.token.epoch if one.stored else None
-    return tp, _stored_in_words(one), committed, one.end, one.lag, epoch, None if one.age is None else short(one.age)
+    end = one.log.end if one.log else None
+    return tp, _stored_in_words(one), committed, end, one.lag, epoch, None if one.age is None else short(one.age)
 
 
 def _member_row(one: MemberState) -> tuple[object, ...]:
@@ -156,16 +166,9 @@ def _member_row(one: MemberState) -> tuple[object, ...]:
 
 
 def _notes(state: GroupState) -> Iterator[str]:
-    found = ((tp.topic, one.error.what) for tp, one in state.partitions.items() if one.error is not None)
-    yield from (f"{topic}: {what}." for topic, what in dict.fromkeys(found))
+    yield from (f"{name}: {one.error.what}." for name, one in state.topics.items() if one.error is not None)
     for tp, one in state.partitions.items():
-        if one.headroom is not None and one.headroom < 0:
-            yield f"{tp}: Kafka has removed {counted(-one.headroom, 'offset')} unread."
-        if one.suspect is not None:
-            yield f"{tp}: the log lost records that had been read, and each start is refused until a reset."
-            yield f"{tp}: {one.suspect.what}"
-        if one.beyond_end:
-            yield f"{tp}: the stored offset is {one.beyond_end} beyond the end of the log."
+        yield from (f"{tp}: {note}" for note in notes(one))
     if state.lag is not None:
         yield f"Lag {state.lag} in {counted(len(state.partitions), 'partition')}."
 
@@ -173,15 +176,13 @@ def _notes(state: GroupState) -> Iterator[str]:
 def _stored_in_words(one: PartitionState) -> str | None:
     if one.stored is None:
         return None
-    found = (("pinned", one.pinned), ("contested", one.contested), ("suspect", one.suspect is not None))
+    found = (("pinned", one.stored.pinned), ("contested", one.stored.contested), ("suspect", one.is_suspect))
     marks = [mark for mark, is_set in found if is_set]
     return f"{one.stored.next_offset} ({', '.join(marks)})" if marks else str(one.stored.next_offset)
 
 
 def _owner_in_words(state: GroupState) -> str:
     owner = state.owner
-    if owner is None:
-        return "never claimed"
     since = f"{short(state.read_at - owner.claimed_at)} ago"
     if state.decision is not None:
         done = TAKING[state.decision]

@@ -11,8 +11,8 @@ from typing import Final
 
 from offsetstore.errors import BrokerError, ConfigurationError, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import standing, state_of
-from offsetstore.operations.lag import Lag
 from offsetstore.protocol.functions import without_frames
 from offsetstore.protocol.letters import OPEN
 from offsetstore.protocol.numbers import check_seconds, check_whole
@@ -282,11 +282,10 @@ class Exporter:
                 page.add(END, log.end, name, str(number))
                 page.add(BEGINNING, log.beginning, name, str(number))
         for group, one in lag.groups.items():
-            for name, of_topic in one.topics.items():
-                for number, partition in of_topic.partitions.items():
-                    if partition.stored is not None:
-                        page.add(STORED, partition.stored.next_offset, group, name, str(number))
-                        page.add(RECORDS, partition.records, group, name, str(number))
+            for tp, partition in one.partitions.items():
+                if partition.stored is not None:
+                    page.add(STORED, partition.stored.next_offset, group, tp.topic, str(tp.partition))
+                    page.add(RECORDS, partition.lag, group, tp.topic, str(tp.partition))
 
 
 def _add_store(page: Page, lag: Lag) -> None:
@@ -301,39 +300,38 @@ def _add_store(page: Page, lag: Lag) -> None:
 
 def _add_groups(page: Page, lag: Lag) -> None:
     for group, one in lag.groups.items():
-        owner, rows = one.owner, lag.store.partitions.get(group, {})
-        page.add(STATE, 1, group, state_of(one, lag.store.at))
+        owner, rows = one.owner, one.rows
+        page.add(STATE, 1, group, state_of(one))
         page.add(LIVE, owner.is_live, group)
         if owner.fleet is not None:
-            page.add(FLEET, sum(member.is_live for member in lag.store.members.get(group, ())), group)
+            page.add(FLEET, sum(member.is_live for member in one.members), group)
         page.add(PAUSED, owner.pause is not None, group)
         page.add(EPOCH, owner.token.epoch, group)
         page.add(HEARTBEAT, None if owner.alive_for is None else owner.alive_for.total_seconds(), group)
-        if group in lag.store.batches:
-            since = lag.store.batches[group]
-            page.add(BATCH, 0 if since is None else since.timestamp(), group)
+        if one.run is not None and one.run.ending is None:
+            page.add(BATCH, 0 if one.run.batch_since is None else one.run.batch_since.timestamp(), group)
         changed = [row.updated_at for row in rows.values() if row.updated_at is not None]
         page.add(ADVANCED, max(changed).timestamp() if changed else None, group)
         page.add(PINNED, sum(row.pinned for row in rows.values()), group)
         page.add(SUSPECT, sum(row.suspect is not None for row in rows.values()), group)
         for state in OPEN:
-            page.add(LETTERS, lag.store.letters.get(group, {}).get(state, 0), group, state)
-        outbox = lag.store.outbox.get(group, OutboxState())
+            page.add(LETTERS, one.dead_letters.get(state, 0), group, state)
+        outbox = one.outbox or OutboxState()
         page.add(OUTBOX_ROWS, outbox.rows, group)
-        age = None if outbox.oldest is None else (lag.store.at - outbox.oldest).total_seconds()
+        age = None if outbox.oldest is None else (one.read_at - outbox.oldest).total_seconds()
         page.add(OUTBOX_AGE, age or 0, group)
         page.add(OUTBOX_FIRST, outbox.row or 0, group)
         page.add(OUTBOX_REFUSED, outbox.refused, group)
-        if lag.kafka is not None:
-            page.add(STANDING, len(standing(one, lag.store.at)), group)
-            page.add(UNREAD, sum(topic.without_offset for topic in one.topics.values()), group)
-        page.add(MEMBERS, one.kafka.has_members, group)
-        page.add(MIRROR, one.mirror_lag, group)
+        if one.kafka is not None:
+            page.add(STANDING, len(standing(one)), group)
+            page.add(UNREAD, one.without_offset, group)
+            page.add(MEMBERS, one.kafka.has_members, group)
+            page.add(MIRROR, one.mirror_lag, group)
         for name, topic in one.topics.items():
-            if lag.kafka is not None:
-                page.add(KNOWN, topic.records is not None, group, name)
-            page.add(RECORDS_SUM, topic.records, group, name)
-            page.add(SECONDS, topic.seconds, group, name)
+            if one.kafka is not None:
+                page.add(KNOWN, topic.lag is not None, group, name)
+            page.add(RECORDS_SUM, topic.lag, group, name)
+            page.add(SECONDS, topic.lag_seconds, group, name)
             page.add(HEADROOM, topic.headroom, group, name)
             if any(part.stored is not None and part.log is not None for part in topic.partitions.values()):
                 page.add(BEYOND, topic.beyond_end, group, name)

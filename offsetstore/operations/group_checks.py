@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
 from offsetstore.errors import StartError
-from offsetstore.offsets import StoredOffset, TopicPartition
+from offsetstore.operations.group_state import GroupState
 from offsetstore.operations.group_status import last_advance, moment, relay_in_words, standing
-from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
-from offsetstore.operations.replays import unreplayed
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.runs import Run, RunState
 from offsetstore.text import command, counted, short
@@ -71,25 +69,22 @@ class Check:
 
 
 def check_group(
-    group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None = None, *, schema: str | None = None
+    group: GroupState, run: Run | None, paused_by: HistoryEvent | None = None, *, schema: str | None = None
 ) -> list[Check]:
     """Check everything that can be wrong with a group.
 
-    :param lag: as `OffsetStore.lag` returns it, with this group.
+    :param group: as `OffsetStore.lag` returns it.
     :param run: the group's last, as `telling_run` chooses it of `OffsetStore.runs`; ``None`` if none was recorded.
     :param paused_by: the last ``pause`` of the group's history.
     :param schema: of the tables, for the commands.
     """
-    return list(_Checks(group, lag, run, paused_by, schema).all())
+    return list(_Checks(group, run, paused_by, schema).all())
 
 
 class _Checks:
-    def __init__(
-        self, group: str, lag: Lag, run: Run | None, paused_by: HistoryEvent | None, schema: str | None
-    ) -> None:
+    def __init__(self, group: GroupState, run: Run | None, paused_by: HistoryEvent | None, schema: str | None) -> None:
         self._group = group
-        self._lag = lag
-        self._of: GroupLag = lag.groups[group]
+        self._partitions = group.partitions
         self._run = run
         self._paused_by = paused_by
         self._schema = schema
@@ -109,7 +104,7 @@ class _Checks:
         yield self._pinned()
 
     def _claim(self) -> Check:
-        owner = self._of.owner
+        owner = self._group.owner
         who = f"{owner.owner}, epoch {owner.token.epoch}"
         if owner.state == "failed" and (owner.is_live or owner.is_refused):
             return self._starts_fail(owner, who)
@@ -142,7 +137,7 @@ class _Checks:
         return Check("claim", "bad", text, self._seen_at(owner), self._command("errors", "-n 5"))
 
     def _seen_at(self, owner: GroupRow) -> datetime | None:
-        return None if owner.alive_for is None else _whole(self._lag.store.at - owner.alive_for)
+        return None if owner.alive_for is None else _whole(self._group.read_at - owner.alive_for)
 
     def _batch(self) -> Check:
         run = self._run
@@ -177,26 +172,26 @@ class _Checks:
     def _in_flight(self, run: Run, batch: str, since: datetime) -> Check:
         offsets = "" if run.status.batch_offsets is None else f" with {counted(run.status.batch_offsets, 'offset')}"
         text = f"{batch}{offsets} is in flight since:"
-        if run.read_at - since > LONG_BATCH and self._of.owner.pause is None:
+        if run.read_at - since > LONG_BATCH and self._group.pause is None:
             return Check("batch", "bad", text, since, self._command("errors", "--source retry -n 5"))
         return Check("batch", "ok", text, since)
 
     def _starting(self, run: Run, since: datetime) -> Check:
-        advanced = last_advance(self._of)
+        advanced = last_advance(self._group)
         if advanced is not None and advanced > run.started_at:
             text = "The job reports no batches: it stores offsets in transactions of its own. Its last advance:"
             return Check("batch", "ok", text, _whole(advanced))
         text = "The job has had no batch yet; it claimed the group:"
-        if run.read_at - since > _LONG_START and self._of.records and self._of.owner.pause is None:
+        if run.read_at - since > _LONG_START and self._group.known_lag and self._group.pause is None:
             return Check("batch", "attention", text, since, self._command("errors", "-n 5"))
         return Check("batch", "ok", text, since)
 
     def _standing(self) -> Check:
-        name, at = "standing partitions", self._lag.store.at
-        if self._lag.kafka is None:
+        name = "standing partitions"
+        if self._group.kafka is None:
             return Check(name, "attention", _KAFKA_SILENT)
-        found = standing(self._of, at)
-        if not found and self._lag.broker_error is not None:
+        found = standing(self._group)
+        if not found and self._group.broker_error is not None:
             return Check(name, "attention", "Kafka did not tell how old the unread records are.")
         if not found:
             return Check(name, "ok", "No partition with unread records has stood while others advanced.")
@@ -209,10 +204,10 @@ class _Checks:
             why, section = "What is unread is behind a producer's open transaction", "hangingtransaction"
         elif part.is_ahead:
             why = "Its first unread record has a timestamp ahead of the clock, for which a consumer's Delay waits"
-        elif part.seconds is None:
+        elif part.lag_seconds is None:
             why = "Its first unread record has no timestamp"
         else:
-            why = f"Its first unread record is {short(timedelta(seconds=part.seconds))} old"
+            why = f"Its first unread record is {short(timedelta(seconds=part.lag_seconds))} old"
         others = len(found) - 1
         more = f", and so {'has' if others == 1 else 'have'} {others} more" if others else ""
         text = (
@@ -226,28 +221,28 @@ class _Checks:
         if run is not None and run.state == "live" and (reason := run.status.mirror_error) is not None:
             text = f"The stored offsets can't be copied to Kafka's group: {reason}"
             return Check(name, "attention", text, next_step=self._command("errors", "--source mirror -n 5"))
-        if self._lag.kafka is None:
+        if self._group.kafka is None:
             return Check(name, "attention", _KAFKA_SILENT)
-        if (error := self._of.kafka.error) is not None:
+        if (error := self._group.kafka.error) is not None:
             return Check(
                 name, "attention", f"Kafka did not answer for its group: {error.what}", next_step=error.next_step
             )
-        if (ahead := self._of.mirror_lead) and not self._of.owner.is_live:
+        if (ahead := self._group.mirror_lead) and not self._group.is_live:
             text = (
                 f"Kafka's copies are {counted(ahead, 'offset')} ahead of the store: the database is older, as after a "
                 "restore, or another application or a copy of the database commits for the group. The next start may "
                 "be refused. If the results are as old as the stored offsets, keep these: reset them to where they "
                 "stand, which pins them."
             )
-            return Check(name, "bad", text, next_step=self._resolve([*self._of.topics]))
-        return self._copied(self._of.mirror_lag)
+            return Check(name, "bad", text, next_step=self._resolve([*self._group.topics]))
+        return self._copied(self._group.mirror_lag)
 
     def _copied(self, behind: int | None) -> Check:
         name = "copies in Kafka"
         if behind is None:
             return self._if_known(name, "Kafka has no copies of the stored offsets.")
-        if behind == 0 and (ahead := self._of.pinned_lead):
-            who = "The" if self._of.owner.is_live else "The next"
+        if behind == 0 and (ahead := self._group.pinned_lead):
+            who = "The" if self._group.is_live else "The next"
             text = (
                 f"Kafka's copies are {counted(ahead, 'offset')} ahead of offsets that a decision has set, which take "
                 f"precedence. {who} job makes new copies."
@@ -256,17 +251,17 @@ class _Checks:
         if behind == 0:
             return self._if_known(name, "Kafka has the stored offsets.")
         text = f"Kafka's copies are {counted(behind, 'offset')} behind the store."
-        if self._of.owner.is_live:
+        if self._group.is_live:
             return Check(name, "ok", f"{text} The job makes new ones every few seconds.")
         return Check(name, "attention", f"{text} The next job makes new ones.")
 
     def _unread_partitions(self) -> Check:
         name = "unread partitions"
-        if self._lag.kafka is None:
+        if self._group.kafka is None:
             return Check(name, "attention", _KAFKA_SILENT)
-        found = {topic: one.without_offset for topic, one in self._of.topics.items() if one.without_offset}
+        found = {topic: one.without_offset for topic, one in self._group.topics.items() if one.without_offset}
         if not found:
-            if untold := [topic for topic, one in self._of.topics.items() if one.error is not None]:
+            if untold := [topic for topic, one in self._group.topics.items() if one.error is not None]:
                 return Check(name, "attention", f"Not known of {_some(untold)}: see topics.")
             return self._if_known(name, "Every partition has a stored offset.")
         verb = "has" if sum(found.values()) == 1 else "have"
@@ -277,21 +272,20 @@ class _Checks:
         return Check(name, "attention", text, next_step=self._resolve([*found]))
 
     def _headroom(self) -> Check:
-        if self._lag.kafka is None:
+        if self._group.kafka is None:
             return Check("headroom", "attention", _KAFKA_SILENT)
-        known = [(room, place) for place, one in self._partitions() if (room := one.headroom) is not None]
+        known = [(room, tp) for tp, one in self._partitions.items() if (room := one.headroom) is not None]
         if not known:
             return self._if_known("headroom", "Nothing unread is at risk from retention.")
-        room, place = min(known)
-        tp = TopicPartition(*place)
+        room, tp = min(known)
         if room < 0:
-            lost = [TopicPartition(*place) for one, place in known if one < 0]
+            lost = [tp for one, tp in known if one < 0]
             text = (
-                f"Kafka has removed {counted(-sum(one for one, _place in known if one < 0), 'offset')} unread: "
+                f"Kafka has removed {counted(-sum(one for one, _tp in known if one < 0), 'offset')} unread: "
                 f"{_some(list(map(str, lost)))}. A running job stops at them, and the next start is refused."
             )
             return Check("headroom", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in lost})))
-        if room == 0 and any(one.headroom == 0 and one.log and one.log.beginning for _place, one in self._partitions()):
+        if room == 0 and any(one.headroom == 0 and one.log and one.log.beginning for one in self._partitions.values()):
             text = f"What retention removes next from {tp} is unread."
             return Check("headroom", "attention", text, next_step=self._command("lag", _KAFKA, "--partitions"))
         if room == 0:
@@ -300,9 +294,9 @@ class _Checks:
         return self._if_known("headroom", text)
 
     def _topics(self) -> Check:
-        if (silence := self._lag.broker_error) is not None:
+        if (silence := self._group.broker_error) is not None:
             return Check("topics", "attention", silence.what, next_step=silence.next_step)
-        errors = [error for one in self._of.topics.values() if (error := one.error) is not None]
+        errors = [error for one in self._group.topics.values() if (error := one.error) is not None]
         if not errors:
             return Check("topics", "ok", "Kafka has the topics that the stored offsets belong to.")
         refused = [error for error in errors if isinstance(error, StartError)]
@@ -312,22 +306,20 @@ class _Checks:
 
     def _logs(self) -> Check:
         """Evidence first: a log that lost records ends beyond the stored offset again after a while."""
-        suspects = {TopicPartition(*place): one.stored for place, one in self._partitions() if one.is_suspect}
-        for tp, row in suspects.items():
-            assert row is not None
-            assert row.suspect is not None
+        suspects = {tp: one.suspect for tp, one in self._group.rows.items() if one.suspect is not None}
+        for tp, suspect in suspects.items():
             more = f" And {len(suspects) - 1} more." if len(suspects) > 1 else ""
             text = (
-                f"{tp} lost records that had been read: {row.suspect.what}.{more} Each start is refused until a reset. "
+                f"{tp} lost records that had been read: {suspect.what}.{more} Each start is refused until a reset. "
                 "Found:"
             )
-            at = None if row.suspect.at is None else _whole(row.suspect.at)
+            at = None if suspect.at is None else _whole(suspect.at)
             return Check("logs", "bad", text, at, self._command("history", "--event suspect -n 5"))
-        if self._lag.kafka is None:
+        if self._group.kafka is None:
             return Check("logs", "attention", _KAFKA_SILENT)
-        if short := [TopicPartition(*place) for place, one in self._partitions() if one.beyond_end]:
+        if short := [tp for tp, one in self._partitions.items() if one.beyond_end]:
             text = (
-                f"The stored offsets of {_some(list(map(str, short)))} are {counted(self._of.beyond_end, 'offset')} "
+                f"The stored offsets of {_some(list(map(str, short)))} are {counted(self._group.beyond_end, 'offset')} "
                 "beyond the log's end: it lost records, or a reset went too far. The next start is refused."
             )
             return Check("logs", "bad", text, next_step=self._resolve(sorted({tp.topic for tp in short})))
@@ -335,21 +327,21 @@ class _Checks:
 
     def _if_known(self, name: CheckName, text: str) -> Check:
         """``ok``, unless the log that a stored offset belongs to is not known."""
-        unknown = [str(TopicPartition(*place)) for place, one in self._partitions() if one.stored and one.log is None]
+        unknown = [str(tp) for tp, one in self._partitions.items() if one.stored and one.log is None]
         if unknown:
             text = f"Not known of {_some(unknown)}: Kafka shows no log that the stored offset belongs to."
             return Check(name, "attention", text)
         return Check(name, "ok", text)
 
     def _pause(self) -> Check:
-        pause = self._of.owner.pause
+        pause = self._group.pause
         if pause is None:
             return Check("pause", "ok", "The group is not paused.")
         by = self._paused_by
         who = "" if by is None or by.at is None or abs(by.at - pause.at) > timedelta(minutes=1) else f" by {by.actor}"
         end = "without an end" if pause.until is None else f"until {moment(pause.until)}"
-        advanced = last_advance(self._of)
-        if self._of.owner.is_live and advanced is not None and advanced - pause.at > LONG_BATCH:
+        advanced = last_advance(self._group)
+        if self._group.is_live and advanced is not None and advanced - pause.at > LONG_BATCH:
             text = (
                 f"Paused{who} {end}: {pause.reason}. But the job goes on: transactions of its own do not wait for a "
                 "pause. Its last advance:"
@@ -359,47 +351,34 @@ class _Checks:
         return Check("pause", "attention", text, _whole(pause.at), self._command("resume", "--reason …"))
 
     def _letters(self) -> Check:
-        letters = self._lag.store.letters.get(self._group, {})
+        letters = self._group.dead_letters
         dead, requested = letters.get("dead", 0), letters.get("requested", 0)
         if not dead and not requested:
             return Check("dead letters", "ok", "There are no open dead letters.")
-        left = self._unreplayed(requested) or self._waits_long(requested)
+        left = self._group.unreplayed or self._waits_long()
         waiting = f"{requested} to be replayed {left or 'by a job that has dead_letters='}" if requested else ""
         if not dead:
-            is_well = self._of.owner.is_live and left is None
+            is_well = self._group.is_live and left is None
             step = "" if is_well else self._command("dead-letters list", "--state requested")
             return Check("dead letters", "ok" if is_well else "attention", f"{waiting}.", next_step=step)
         verb = "waits" if dead == 1 else "wait"
         text = f"{counted(dead, 'dead letter')} {verb} for a decision{f', {waiting}' if waiting else ''}."
         return Check("dead letters", "attention", text, next_step=self._command("dead-letters list", "--by error"))
 
-    def _waits_long(self, requested: int) -> str | None:
+    def _waits_long(self) -> str | None:
         """Whatever keeps it from being replayed: a table that no longer fits, say, or an earlier letter of its key."""
-        asked = self._lag.store.requested.get(self._group, {}).values() if requested else ()
-        since = min((one.since for one in asked if one.since is not None), default=None)
-        is_held = not self._of.owner.is_live or self._of.owner.is_paused
-        if since is None or is_held or self._lag.store.at - since <= LONG_REQUEST:
+        since = min((one.since for one in self._group.requested.values() if one.since is not None), default=None)
+        is_held = not self._group.is_live or self._group.pause is not None
+        if since is None or is_held or self._group.read_at - since <= LONG_REQUEST:
             return None
         return f"by the job, which has not done so since {moment(since)}: its log says why"
 
-    def _unreplayed(self, requested: int) -> str | None:
-        if not requested:
-            return None
-        store, members = self._lag.store, self._lag.store.members.get(self._group, ())
-        return unreplayed(
-            store.requested.get(self._group, {}),
-            self._of.owner,
-            self._run,
-            store.partitions.get(self._group, {}),
-            {one.member_id for one in members if one.is_live},
-        )
-
     def _outbox(self) -> Check:
-        found = self._lag.store.outbox.get(self._group)
+        found, relay = self._group.outbox, self._group.relay
         if found is None:
             return Check("outbox", "ok", "The group has no rows in the outbox.")
-        is_late = found.is_late(self._lag.store.at)
-        is_sent = self._lag.store.relay is not None and self._lag.store.relay.is_live
+        is_late = found.is_late(self._group.read_at)
+        is_sent = relay is not None and relay.is_live
         told: list[str] = []
         if found.refused:
             told.append(f"Kafka refuses {counted(found.refused, 'row')}, set aside until a person decides.")
@@ -407,7 +386,7 @@ class _Checks:
             verb = "waits" if found.rows == 1 else "wait"
             told.append(f"{counted(found.rows, 'row')} {verb} to be sent to Kafka.")
             if is_late or not is_sent:
-                told.append(f"{relay_in_words(self._lag.store.relay)} See docs/runbook.md#outboxstalled.")
+                told.append(f"{relay_in_words(relay)} See docs/runbook.md#outboxstalled.")
             told.append(f"The first is row {found.row}, for topic {found.topic}. The oldest was written:")
         at = None if found.oldest is None else _whole(found.oldest)
         step = self._command("outbox list") if found.refused else ""
@@ -415,8 +394,9 @@ class _Checks:
         return Check("outbox", "bad" if is_late else "ok" if is_well else "attention", " ".join(told), at, step)
 
     def _pinned(self) -> Check:
-        contested = self._marked(lambda row: row.contested)
-        pinned = self._marked(lambda row: row.pinned)
+        rows = self._group.rows
+        contested = [tp for tp, row in rows.items() if row.contested]
+        pinned = [tp for tp, row in rows.items() if row.pinned]
         if contested:
             text = (
                 "Another application, or a copy of the database, has used the group in Kafka, and the next start may "
@@ -433,23 +413,11 @@ class _Checks:
             return Check("pinned offsets", "ok", text, next_step=self._command("history", "--event reset -n 5"))
         return Check("pinned offsets", "ok", "No stored offset is pinned or contested.")
 
-    def _marked(self, is_marked: Callable[[StoredOffset], bool]) -> list[TopicPartition]:
-        return [
-            TopicPartition(*place)
-            for place, one in self._partitions()
-            if one.stored is not None and is_marked(one.stored)
-        ]
-
-    def _partitions(self) -> Iterator[tuple[tuple[str, int], PartitionLag]]:
-        for topic, found in self._of.topics.items():
-            for number, one in found.partitions.items():
-                yield (topic, number), one
-
     def _resolve(self, topics: list[str]) -> str:
         return self._command("resolve", *(f"-t {shlex.quote(topic)}" for topic in topics[:_NAMED]), _KAFKA)
 
     def _command(self, name: str, *options: str) -> str:
-        return " ".join((command(*name.split(), "-g", self._group, schema=self._schema), *options))
+        return " ".join((command(*name.split(), "-g", self._group.group, schema=self._schema), *options))
 
 
 def _some(names: Sequence[str]) -> str:

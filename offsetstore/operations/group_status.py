@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
-from offsetstore.offsets import StoredOffset, TopicPartition
-from offsetstore.operations.lag import GroupLag, Lag, PartitionLag
-from offsetstore.operations.reads import GroupState
+from offsetstore.offsets import TopicPartition
+from offsetstore.operations.group_state import GroupState, PartitionState
 from offsetstore.protocol.database import GroupRow
 from offsetstore.protocol.outbox import RelayState, RelayStatus
 from offsetstore.text import counted
@@ -59,16 +58,16 @@ Problem: TypeAlias = Literal[
 class GroupStatus:
     """A group at one moment, added up once: it may have thousands of partitions.
 
-    ``records``, ``seconds``, ``is_bound`` and ``is_part`` are those of `GroupLag`. ``letters`` counts the open dead
-    letters. ``error`` is what is worse than being behind, in a few words; the checks have more. ``rate`` is how many
-    offsets a second were stored since an earlier measurement, ``None`` if that is not known.
+    ``lag`` and ``lag_seconds`` are what is known of them; with ``is_part`` the lag of a topic is not. ``letters``
+    counts the open dead letters. ``error`` is what is worse than being behind, in a few words; the checks have more.
+    ``rate`` is how many offsets a second were stored since an earlier measurement, ``None`` if that is not known.
     """
 
     name: str
     state: State
     is_live: bool
-    records: int | None
-    seconds: float | None
+    lag: int | None
+    lag_seconds: float | None
     is_bound: bool
     is_part: bool
     advanced_at: datetime | None
@@ -77,38 +76,35 @@ class GroupStatus:
     rate: float | None = None
 
     @classmethod
-    def of(cls, name: str, lag: Lag, rate: float | None = None) -> GroupStatus:
+    def of(cls, group: GroupState, rate: float | None = None) -> GroupStatus:
         """Add the group up."""
-        one = lag.groups[name]
+        seconds = group.known_lag_seconds
         return cls(
-            name=name,
-            state=state_of(one, lag.store.at),
-            is_live=one.owner.is_live,
-            records=one.records,
-            seconds=one.seconds,
-            is_bound=one.is_bound,
-            is_part=one.is_part,
-            advanced_at=last_advance(one),
-            letters=sum(lag.store.letters.get(name, {}).values()),
-            error=next(_troubles(one, lag.store.at), None) or _of_outbox(name, lag),
+            name=group.group,
+            state=state_of(group),
+            is_live=group.is_live,
+            lag=group.known_lag,
+            lag_seconds=seconds,
+            is_bound=any(topic.is_bound and topic.lag_seconds == seconds for topic in group.topics.values()),
+            is_part=any(topic.lag is None for topic in group.topics.values()),
+            advanced_at=last_advance(group),
+            letters=sum(group.dead_letters.values()),
+            error=next(_troubles(group), None),
             rate=rate,
         )
 
 
-def state_of(lag: GroupLag, at: datetime) -> State:
+def state_of(group: GroupState) -> State:
     """Say in one word how a group is.
 
     It is stalled if its job fell silent, unless all records are known to be read; and if an unread record and the last
     change of an offset are known to be older than `STALLED`. So a record that comes after an idle time makes no job
     stalled, unless its timestamp is old, nor does a deploy.
-
-    :param at: when the lag was measured, by the database's clock.
     """
-    owner = lag.owner
+    owner = group.owner
     if owner.pause is not None:
         return "paused"
-    has_unread = lag.records != 0 or lag.is_part
-    if owner.state != "failed" and ((owner.state == "silent" and has_unread) or _is_behind(lag, at)):
+    if owner.state != "failed" and ((owner.state == "silent" and group.lag != 0) or _is_behind(group)):
         return "stalled"
     return owner.state
 
@@ -145,116 +141,114 @@ def moment(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def judge_lag(lag: GroupLag, limit: LagLimit) -> tuple[Problem, ...]:
+def notes(part: PartitionState) -> Iterator[str]:
+    """What a table of partitions has no column for."""
+    if part.headroom is not None and part.headroom < 0:
+        yield f"Kafka has removed {counted(-part.headroom, 'offset')} unread."
+    if part.stored is not None and part.stored.suspect is not None:
+        yield "the log lost records that had been read, and each start is refused until a reset."
+        yield part.stored.suspect.what
+    if part.beyond_end:
+        yield f"the stored offset is {part.beyond_end} beyond the end of the log."
+
+
+def judge_lag(group: GroupState, limit: LagLimit) -> tuple[Problem, ...]:
     """Compare a group's lag with what it may be. While the group is paused, its lag does not count.
 
-    :param lag: as `OffsetStore.lag` returns it. A group without stored offsets, such as one that was renamed, is not
-        behind.
+    A group without stored offsets, such as one that was renamed, is not behind.
     """
-    if lag.owner.pause is not None:
+    if group.pause is not None:
         return ()
-    pairs = ((lag.records, limit.records), (lag.seconds, limit.seconds))
+    pairs = ((group.known_lag, limit.records), (group.known_lag_seconds, limit.seconds))
     if any(found is not None and most is not None and found > most for found, most in pairs):
         return ("lag-too-high",)
-    parts = [part for topic in lag.topics.values() for part in topic.partitions.values() if part.stored is not None]
-    is_unknown = any(part.records is None or (limit.seconds is not None and part.seconds is None) for part in parts)
-    return ("lag-unknown",) if is_unknown else ()
+    is_unknown = group.lag is None or (limit.seconds is not None and group.lag_seconds is None)
+    return ("lag-unknown",) if is_unknown and group.rows else ()
 
 
-def standing(lag: GroupLag, at: datetime) -> dict[TopicPartition, PartitionLag]:
+def standing(group: GroupState) -> dict[TopicPartition, PartitionState]:
     """The partitions that stand while others of the group advance, those first that have stood the longest.
 
     Such a partition has an unread record, and its stored offset has not changed, for longer than `STALLED`; another
     one's has changed since. None counts while the group is paused or has no live job, nor until a new job has had as
     much time. A record counts from its timestamp on, unless it has none, or one that is ahead of the clock. Without an
     answer of Kafka's on the records, no partition counts.
-
-    :param at: when the lag was measured, by the database's clock.
     """
-    advanced = last_advance(lag)
-    if lag.owner.pause is not None or not lag.owner.is_live or advanced is None or at - advanced > STALLED:
+    advanced, at = last_advance(group), group.read_at
+    if group.pause is not None or not group.is_live or advanced is None or at - advanced > STALLED:
         return {}
-    found: dict[TopicPartition, PartitionLag] = {}
-    for topic, of_topic in lag.topics.items():
-        for number, part in of_topic.partitions.items():
-            if not part.records or part.stored is None or part.stored.updated_at is None:
-                continue
-            is_old = part.is_asked if part.seconds is None else part.seconds > STALLED.total_seconds()
-            if (
-                (is_old or part.is_ahead)
-                and not part.is_bound
-                and at - max(part.stored.updated_at, lag.owner.claimed_at) > STALLED
-            ):
-                found[TopicPartition(topic, number)] = part
-    return dict(sorted(found.items(), key=lambda one: _changed(one[1]) or at))
+    found: dict[TopicPartition, datetime] = {}
+    partitions = group.partitions
+    for tp, part in partitions.items():
+        if not part.lag or part.stored is None or part.stored.updated_at is None:
+            continue
+        is_old = part.is_asked if part.lag_seconds is None else part.lag_seconds > STALLED.total_seconds()
+        if (
+            (is_old or part.is_ahead)
+            and not part.is_bound
+            and at - max(part.stored.updated_at, group.owner.claimed_at) > STALLED
+        ):
+            found[tp] = part.stored.updated_at
+    return {tp: partitions[tp] for tp in sorted(found, key=found.__getitem__)}
 
 
-def judge_group(
-    state: GroupState, lag: GroupLag | None = None, *, limit: LagLimit | None = None, at: datetime | None = None
-) -> tuple[Problem, ...]:
+def judge_group(group: GroupState, limit: LagLimit | None = None) -> tuple[Problem, ...]:
     """Judge a group: its job, its lag if there is a limit, its rows in the outbox, and its logs.
 
-    :param state: as `OffsetStore.group_state` returns it.
-    :param lag: as `OffsetStore.lag` returns it; without it, any limit is one that can't be judged.
-    :param at: when it was measured, by the database's clock; without it, no partition is known to stand.
     :return: what is wrong; empty if it is well.
     """
-    problems: list[Problem] = [] if state.is_live else ["no-live-job"]
-    if state.is_live and state.owner is not None and state.owner.state == "failed":
+    problems: list[Problem] = [] if group.is_live else ["no-live-job"]
+    if group.is_live and group.owner.state == "failed":
         problems.append("starts-fail")
-    if state.outbox is not None and state.outbox.is_late(state.read_at) and not (state.relay and state.relay.is_live):
+    if _is_unsent(group):
         problems.append("no-live-relay")
-    if limit is not None and state.pause is None:
-        problems.extend(judge_lag(lag, limit) if lag is not None and lag.topics else ("lag-unknown",))
-    if any(one.suspect or one.beyond_end for one in state.partitions.values()) or (lag is not None and lag.beyond_end):
+    if limit is not None and group.pause is None:
+        problems.extend(judge_lag(group, limit) if group.topics else ("lag-unknown",))
+    if _has_lost_records(group):
         problems.append("log-lost-records")
-    if lag is not None and at is not None and standing(lag, at):
+    if standing(group):
         problems.append("partition-stands")
     return tuple(problems)
 
 
-def last_advance(lag: GroupLag) -> datetime | None:
+def last_advance(group: GroupState) -> datetime | None:
     """When a stored offset of the group last advanced, ``None`` if none ever did."""
-    return max((row.advanced_at for row in _rows(lag) if row.advanced_at is not None), default=None)
+    return max((row.advanced_at for row in group.rows.values() if row.advanced_at is not None), default=None)
 
 
-def _is_behind(lag: GroupLag, at: datetime) -> bool:
-    changed = max((row.updated_at for row in _rows(lag) if row.updated_at is not None), default=None)
-    if changed is not None and at - changed <= STALLED:
+def _is_behind(group: GroupState) -> bool:
+    changed = max((row.updated_at for row in group.rows.values() if row.updated_at is not None), default=None)
+    if changed is not None and group.read_at - changed <= STALLED:
         return False
-    parts = (part for topic in lag.topics.values() for part in topic.partitions.values() if part.stored is not None)
     most = STALLED.total_seconds()
-    return any(part.seconds is not None and part.seconds > most and not part.is_bound for part in parts)
+    return any(
+        part.lag_seconds is not None and part.lag_seconds > most and not part.is_bound
+        for part in group.partitions.values()
+    )
 
 
-def _rows(lag: GroupLag) -> list[StoredOffset]:
-    parts = (part for topic in lag.topics.values() for part in topic.partitions.values())
-    return [part.stored for part in parts if part.stored is not None]
+def _has_lost_records(group: GroupState) -> bool:
+    return any(part.is_suspect or part.beyond_end for part in group.partitions.values())
 
 
-def _changed(part: PartitionLag) -> datetime | None:
-    return None if part.stored is None else part.stored.updated_at
+def _is_unsent(group: GroupState) -> bool:
+    """Whether rows wait in the outbox that no relay sends."""
+    is_late = group.outbox is not None and group.outbox.is_late(group.read_at)
+    return is_late and not (group.relay and group.relay.is_live)
 
 
-def _troubles(group: GroupLag, at: datetime) -> Iterator[str]:
+def _troubles(group: GroupState) -> Iterator[str]:
     for topic in group.topics.values():
         if topic.error is not None:
             yield topic.error.what
-    parts = [part for topic in group.topics.values() for part in topic.partitions.values()]
-    if any(part.is_suspect or part.beyond_end for part in parts):
+    if _has_lost_records(group):
         yield "a log lost records that had been read"
     if group.headroom is not None and group.headroom < 0:
         yield "records were removed from Kafka unread"
-    if stands := standing(group, at):
+    if stands := standing(group):
         yield f"{counted(len(stands), 'partition')} {'stands' if len(stands) == 1 else 'stand'} while others advance"
-    if group.mirror_lead and not group.owner.is_live:
-        yield f"Kafka's copies are {counted(group.mirror_lead, 'offset')} ahead of the store"
-
-
-def _of_outbox(group: str, lag: Lag) -> str | None:
-    """Rows that nobody sends."""
-    found, relay = lag.store.outbox.get(group), lag.store.relay
-    if found is None or not found.is_late(lag.store.at) or (relay is not None and relay.is_live):
-        return None
-    how = "no relay was ever started" if relay is None else f"the relay is {relay.state}"
-    return f"{counted(found.rows, 'row')} of the outbox not sent: {how}"
+    if not group.is_live and (lead := group.mirror_lead):
+        yield f"Kafka's copies are {counted(lead, 'offset')} ahead of the store"
+    if group.outbox is not None and _is_unsent(group):
+        how = "no relay was ever started" if group.relay is None else f"the relay is {group.relay.state}"
+        yield f"{counted(group.outbox.rows, 'row')} of the outbox not sent: {how}"

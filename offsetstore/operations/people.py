@@ -1,12 +1,13 @@
-"""What only people ask of the database: an overview of many groups, runs and their errors, and the store's own facts.
+"""What only people ask of the database: an overview of many groups, history, runs, errors, and the store's facts.
 
 A job's transaction needs none of it, so that a store in memory has none of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -14,21 +15,25 @@ from typing import Any, Final, TypeVar
 
 from offsetstore.errors import ConfigurationError
 from offsetstore.offsets import StoredOffset, Token, TopicPartition
-from offsetstore.operations.replays import Requested
 from offsetstore.postgres import statements as sql
 from offsetstore.postgres.errors import translated
 from offsetstore.postgres.runs import REPLAYS
 from offsetstore.postgres.schema import HEAD, metadata
 from offsetstore.postgres.session import PostgresSession, seen_row, stored_rows
-from offsetstore.protocol.database import Database, GroupRow, Session
+from offsetstore.protocol.database import EVENTS, TAKING, Database, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
 from offsetstore.protocol.letters import State
+from offsetstore.protocol.numbers import check_whole
 from offsetstore.protocol.outbox import MOST_COUNTED, OutboxState, RelayStatus, relay_state
-from offsetstore.protocol.runs import Ending, JobError, Run, RunStatus, Source, run_state
+from offsetstore.protocol.runs import SOURCES, Ending, JobError, Run, RunStatus, Source, run_state
 from offsetstore.protocol.store_facts import runs_on
 from offsetstore.store.sessions import read
 
 _T = TypeVar("_T")
+_Line = TypeVar("_Line", "HistoryEvent", "JobError")
+
+_INTERVAL: Final = 1.0
+_OVERLAP: Final = timedelta(hours=1)
 
 
 def people(session: Session) -> PostgresSession:
@@ -59,13 +64,24 @@ def ask(database: Database, query: Callable[[PostgresSession], _T], *, lock_time
 class LastRun:
     """The run of a group's last claim, as the job recorded it with its last heartbeat; of a fleet, its members' summed.
 
-    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`.
+    ``batch_since`` is since when a batch has been in flight, ``None`` if none is. The others are those of `Run`. A
+    fleet replays letters if all its live members do that have said so.
     """
 
     batch_since: datetime | None
     ending: Ending | None
     counters: Mapping[str, int]
     memory: int | None
+    topics: tuple[str, ...] = ()
+    replays_letters: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Letters of one partition that are to be replayed: how many, and when the first of them was requested."""
+
+    letters: int
+    since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +94,7 @@ class StoreOverview:
     are left out. ``members`` are those of fleets, of the groups that a fleet has. ``outbox`` holds what groups have in
     the outbox, without those that have nothing, and ``outbox_sent`` is how many rows relays have sent in all.
     ``requested`` are their letters that are to be replayed, of each partition that has such letters. ``relay`` is the
-    one that has the outbox, ``None`` if there never was one.
+    one that has the outbox, ``None`` if there never was one. ``decisions`` are those of `read_group`.
     ``oldest_transaction`` is how long the oldest open transaction of the database has been running, of those that this
     role may see.
     """
@@ -96,11 +112,7 @@ class StoreOverview:
         default_factory=dict[str, "Mapping[TopicPartition, Requested]"]
     )
     relay: RelayStatus | None = None
-
-    @property
-    def batches(self) -> Mapping[str, datetime | None]:
-        """Since when a batch has been in flight, ``None`` if none is, of the groups whose last run has not ended."""
-        return {group: run.batch_since for group, run in self.runs.items() if run.ending is None}
+    decisions: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 _ASKED: Final = "(CAST(:groups AS text[]) IS NULL OR {group} = ANY(CAST(:groups AS text[])))"
@@ -140,20 +152,25 @@ GROUP BY l.consumer_group, l.topic, l.partition
 """  # noqa: S608 - constants alone
 
 OVERVIEW_RUNS: Final = f"""
-SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since, r.ending, r.counters,
-       r.memory_bytes
+SELECT g.consumer_group, CASE WHEN r.phase = 'batch' THEN r.phase_since END AS batch_since, r.ending,
+       r.counters - '{REPLAYS}' AS counters, r.memory_bytes, to_jsonb(r.topics) AS topics,
+       CAST(r.counters ->> '{REPLAYS}' AS boolean) AS replays
 FROM {{s}}consumer_groups AS g
 JOIN {{s}}job_runs AS r ON r.consumer_group = g.consumer_group AND r.epoch = g.epoch AND r.claim_id = g.claim_id
 WHERE {_ASKED.format(group="g.consumer_group")}
 UNION ALL
-SELECT g.consumer_group, f.batch_since, CASE WHEN f.live = 0 THEN f.ending END, c.counters, f.memory_bytes
+SELECT g.consumer_group, f.batch_since, CASE WHEN f.live = 0 THEN f.ending END, c.counters, f.memory_bytes, f.topics,
+       f.replays
 FROM {{s}}consumer_groups AS g
 CROSS JOIN LATERAL (
     SELECT count(*) AS runs, count(*) FILTER (WHERE is_live) AS live,
            min(phase_since) FILTER (WHERE is_live AND phase = 'batch') AS batch_since,
            CAST(sum(memory_bytes) FILTER (WHERE is_live) AS bigint) AS memory_bytes,
-           (array_agg(ending ORDER BY until DESC))[1] AS ending
+           (array_agg(ending ORDER BY until DESC))[1] AS ending,
+           (array_agg(to_jsonb(topics) ORDER BY is_live DESC, until DESC))[1] AS topics,
+           coalesce(bool_and(replays) FILTER (WHERE is_live), (array_agg(replays ORDER BY until DESC))[1]) AS replays
     FROM (SELECT m.*, coalesce(m.ended_at, m.seen_at) AS until,
+                 CAST(m.counters ->> '{REPLAYS}' AS boolean) AS replays,
                  m.ended_at IS NULL AND m.seen_at > clock_timestamp() - interval '15 seconds' AS is_live
           FROM {{s}}member_runs AS m
           WHERE m.consumer_group = g.consumer_group AND m.epoch = g.epoch) AS of_members) AS f
@@ -248,6 +265,10 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
     counts: dict[str, dict[State, int]] = {}
     for row in letters.rows:
         counts.setdefault(row.consumer_group, {})[row.state] = row.letters
+    asked_for: dict[str, dict[TopicPartition, Requested]] = {}
+    for row in requested.rows:
+        tp = TopicPartition(row.topic, row.partition)
+        asked_for.setdefault(row.consumer_group, {})[tp] = Requested(row.letters, row.since)
     by_group = groupby(offsets.rows, key=attrgetter("consumer_group"))
     fleets: dict[str, list[FleetMember]] = {}
     for group, *member in members.rows:
@@ -259,34 +280,34 @@ def read_overview(session: PostgresSession, groups: Collection[str] | None) -> S
         {name: stored_rows(rows) for name, rows in by_group},
         counts,
         last.oldest,
-        {row.consumer_group: LastRun(row.batch_since, row.ending, row.counters, row.memory_bytes) for row in runs.rows},
+        {
+            row.consumer_group: LastRun(
+                row.batch_since, row.ending, row.counters, row.memory_bytes, tuple(row.topics), row.replays
+            )
+            for row in runs.rows
+        },
         fleets,
-        outbox_states(outbox.rows),
+        {
+            row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more, row.first, row.topic)
+            for row in outbox.rows
+        },
         sum(row.sent for row in sent.rows),
-        requested=requested_letters(requested.rows),
-        relay=relay_status(relay.rows),
+        requested=asked_for,
+        relay=_relay_status(relay.rows),
     )
 
 
-def requested_letters(rows: Iterable[Any]) -> dict[str, dict[TopicPartition, Requested]]:
-    """The letters that are requested, of each partition of each group: the rows of `REQUESTED`."""
-    found: dict[str, dict[TopicPartition, Requested]] = {}
-    for row in rows:
-        tp = TopicPartition(row.topic, row.partition)
-        found.setdefault(row.consumer_group, {})[tp] = Requested(row.letters, row.since)
-    return found
+def read_group(session: PostgresSession, group: str) -> StoreOverview:
+    """Read one group, and what an operator has decided about it since its last claim."""
+    found = read_overview(session, [group])
+    owner = found.groups.get(group)
+    if owner is None or owner.alive_for is not None:  # a job holds it
+        return found
+    last = session.history(group, events=list(TAKING), limit=1)
+    return replace(found, decisions={group: last[0].event}) if last and last[0].token == owner.token else found
 
 
-def outbox_states(rows: Iterable[Any]) -> dict[str, OutboxState]:
-    """Read the rows of `OUTBOX_STATES`: groups that have none are left out."""
-    return {
-        row.consumer_group: OutboxState(row.rows, row.oldest, row.refused, row.more, row.first, row.topic)
-        for row in rows
-    }
-
-
-def relay_status(rows: Sequence[Any]) -> RelayStatus | None:
-    """Read the row of `RELAY`, if there is one."""
+def _relay_status(rows: Sequence[Any]) -> RelayStatus | None:
     if not rows:
         return None
     [row] = rows
@@ -328,10 +349,68 @@ ORDER BY id
 """
 
 
-def read_owner(session: PostgresSession, group: str) -> GroupRow | None:
-    """Who claimed the group last, with what only people ask of it."""
+def read_owner(session: Session, group: str) -> GroupRow | None:
+    """Who claimed the group last, as people are told it: a store in memory has no more than what a job asks."""
+    if not isinstance(session, PostgresSession):
+        return session.group(group)
     row = session.first(OVERVIEW_GROUPS, groups=[group])
     return None if row is None else seen_row(row)
+
+
+def check_history(since: datetime | None, events: Collection[str], limit: int | None) -> None:
+    """Refuse invalid arguments of `OffsetStore.history`.
+
+    :raises ConfigurationError: naming the argument.
+    """
+    _check_list(since, events, EVENTS, "the history has no such events")
+    check_limit(limit, "events")
+
+
+def check_errors(since: datetime | None, sources: Collection[Source], limit: int | None) -> None:
+    """Refuse invalid arguments of `OffsetStore.errors`.
+
+    :raises ConfigurationError: naming the argument.
+    """
+    _check_list(since, sources, SOURCES, "errors have no such sources")
+    check_limit(limit, "errors")
+
+
+def check_limit(limit: int | None, what: str) -> None:
+    """Refuse a limit below 1.
+
+    :raises ConfigurationError: it is.
+    """
+    if limit is not None:
+        check_whole("limit", limit, what, least=1)
+
+
+def _check_list(since: datetime | None, asked: Collection[str], known: Collection[str], what: str) -> None:
+    if since is not None and since.tzinfo is None:
+        raise ConfigurationError(
+            "since is a time without a zone", found=since.isoformat(), expected="a datetime with tzinfo, such as UTC"
+        )
+    if unknown := sorted(set(asked) - set(known)):
+        raise ConfigurationError(what, found=", ".join(unknown), expected=", ".join(known))
+
+
+def follow(
+    read: Callable[[datetime | None], list[_Line]], *, since: datetime | None, limit: int | None
+) -> Generator[_Line]:
+    """Yield what is there, of that the last ``limit`` lines, and then each line that is added.
+
+    A line's time is that of its statement and not of the COMMIT, so the last hour is read again each time.
+
+    :param read: reads the lines since a time.
+    """
+    found = read(since)
+    yield from found if limit is None else found[-limit:]
+    while True:
+        time.sleep(_INTERVAL)
+        seen = set(found)
+        bounds = [line.at - _OVERLAP for line in found if line.at is not None]
+        bounds += [] if since is None else [since]
+        found = read(max(bounds) if bounds else None)
+        yield from (line for line in found if line not in seen)
 
 
 def read_runs(session: PostgresSession, group: str, *, limit: int | None = None) -> list[Run]:

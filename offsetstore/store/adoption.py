@@ -18,9 +18,9 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from offsetstore.errors import ConfigurationError, UncertainBatch
-from offsetstore.offsets import BrokerView, OffsetRange, TopicPartition
+from offsetstore.offsets import BrokerView, OffsetRange, StoredOffset, TopicPartition
 from offsetstore.protocol.database import HistoryEvent
-from offsetstore.protocol.policy import StartPolicy
+from offsetstore.protocol.policy import OnUncertain, StartPolicy
 from offsetstore.protocol.ports import CheckpointFiles
 from offsetstore.protocol.starting import Reason, StartingOffsets
 
@@ -93,6 +93,38 @@ class QueryCheckpoint:
     def _uncertain_batch(self) -> str:
         first = 0 if self.batch_id is None else self.batch_id + 1
         return f"batch {first}" if first == self.uncertain_id else f"batches {first} to {self.uncertain_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What a claim would take over from the checkpoint of a query.
+
+    ``adopted`` is where the partitions start that the store has no offset of. With a ``refusal`` the claim would adopt
+    nothing: ``adopted`` then holds the partitions that the uncertain batch leaves alone.
+    """
+
+    checkpoint: QueryCheckpoint
+    stored: Mapping[TopicPartition, StoredOffset]
+    adopted: Mapping[TopicPartition, int]
+    refusal: UncertainBatch | None = None
+
+    def start(self, tp: TopicPartition) -> int | None:
+        """Where the partition starts: at the stored offset, else at the adopted one; ``None`` if it is refused."""
+        return self.stored[tp].next_offset if tp in self.stored else self.adopted.get(tp)
+
+
+def read_adoption(
+    checkpoint: QueryCheckpoint, stored: Mapping[TopicPartition, StoredOffset], on_uncertain: OnUncertain
+) -> Adoption:
+    """Decide as a claim does what it adopts of the checkpoint, for all its topics."""
+    topics = {tp.topic for tp in checkpoint.offsets}
+    try:
+        return Adoption(checkpoint, stored, checkpoint.starts(StartPolicy(on_uncertain=on_uncertain), stored, topics))
+    except UncertainBatch as error:
+        certain = checkpoint.starts(StartPolicy(on_uncertain="replay"), stored, topics)
+        # A batch without records leaves no partition alone: windows also come out of it.
+        alone = {tp: at for tp, at in certain.items() if checkpoint.uncertain and tp not in checkpoint.uncertain}
+        return Adoption(checkpoint, stored, alone, error)
 
 
 def read_for(

@@ -208,7 +208,7 @@ class AdminContract(ContractParts):
             assert (self.store.history(GROUP), self.store.history("nobody")) == (before, []), name
 
         assert [self.store.owner(group) for group in ("nobody", OTHER)] == [None, None]
-        assert self.store.group_state(GROUP).pause is None
+        assert self.group_state().pause is None
         self.give(advanced, {P0: OffsetRange(40, 41)})
         self.give(taken, {P0: OffsetRange(0, 1)})
 
@@ -352,7 +352,7 @@ class AdminContract(ContractParts):
         assert (planned.executed, done.executed, done.contested, done.letters) == (False, True, False, {})
         assert done.owner is not None
         assert (done.owner.token, self.stored()) == (advanced.token, {})
-        state = self.store.group_state(GROUP)
+        state = self.group_state()
         assert (state.decision, state.pause, state.is_live) == ("delete", None, False)
         of_group, *lines = self.store.history(GROUP, events=["delete"])
         assert (of_group.topic_partition, of_group.actor, of_group.reason) == (None, "ana", REASON)
@@ -525,7 +525,7 @@ class AdminContract(ContractParts):
         after = self.store.offsets(GROUP)
         assert after == {tp: replace(row, token=line.token) for tp, row in before.items() if tp != REFUNDS}
         assert [one.topic_partition for one in self.store.letters(GROUP).letters] == [P0]
-        state = self.store.group_state(GROUP)
+        state = self.group_state()
         assert (state.decision, state.is_live, state.pause is None) == ("delete-topic", False, False)
         with self.session() as session:
             assert session.replaced_since(GROUP, two_topics.token.epoch)  # an unknown COMMIT stays unknown
@@ -628,7 +628,7 @@ class AdminContract(ContractParts):
         assert line.reason == (
             f"this database is a copy of store {original}, and is store {after.store_id} now: {REASON}"
         )
-        assert self.store.group_state(GROUP).decision == "new-id"
+        assert self.group_state().decision == "new-id"
         assert self.store.history(OTHER, events=["new-id"]) == []  # it has no offsets, and no job
         assert len(self.store.history(NEW_NAME, events=["new-id"])) == 1
 

@@ -645,7 +645,7 @@ class PeopleLetterContract(LetterContract):
         assert self.store.letter_counts(GROUP, up_to=3) == {"dead": 3, "discarded": 1}
         assert self.store.letter_counts(GROUP, up_to=9) == {"dead": 4, "discarded": 1}
         assert self.store.letter_counts("nobody", up_to=3) == {}
-        assert self.store.group_state(GROUP).dead_letters == {"dead": 4}
+        assert self.group_state().dead_letters == {"dead": 4}
         newest = self.store.letters(GROUP, state="dead", limit=2).letters
         [error] = self.store.letter_errors(GROUP, within=2)
         assert (error.count, error.example in {one.key for one in newest}) == (2, True)

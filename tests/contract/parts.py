@@ -12,6 +12,7 @@ import pytest
 
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.operations.group_state import GroupState
 from offsetstore.protocol.database import GroupRow, Session
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.protocol.metadata import KEEP
@@ -101,6 +102,12 @@ class ContractParts:
     def owner(self, group: str = GROUP) -> GroupRow:
         """Who has the group."""
         found = self.store.owner(group)
+        assert found is not None
+        return found
+
+    def group_state(self, group: str = GROUP) -> GroupState:
+        """How the group is, as people read it."""
+        found = self.store.group_state(group)
         assert found is not None
         return found
 

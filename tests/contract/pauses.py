@@ -32,7 +32,7 @@ class PauseContract(ContractParts):
 
     def paused(self, group: str = GROUP) -> Pause | None:
         """The group's pause."""
-        return self.store.group_state(group).pause
+        return self.owner(group).pause
 
     def pause_that_has_ended(self) -> None:
         with self.session() as earlier:
@@ -121,7 +121,7 @@ class PauseContract(ContractParts):
         assert history(GROUP, events=["resume"], before=ids[-1] + 1) == history(GROUP, events=["resume"])
 
     def test_the_history_is_followed(self, running: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("offsetstore.operations.reads._INTERVAL", 0.05)
+        monkeypatch.setattr("offsetstore.operations.people._INTERVAL", 0.05)
         self.store.pause(GROUP, reason="0")
         following = self.store.follow_history(GROUP, events=["pause", "resume"], limit=1)
         assert next(following).reason == "0"
@@ -165,11 +165,11 @@ class PeoplePauseContract(PauseContract):
         self.again().close()
         assert self.paused() == pause
         self.store.reset(GROUP, {P0: 10}, reason=REASON)
-        assert (self.paused(), self.store.group_state(GROUP).decision) == (pause, "reset")
+        assert (self.paused(), self.group_state().decision) == (pause, "reset")
         self.store.rename_group(GROUP, OTHER, reason=REASON)
         assert (self.paused(), self.paused(OTHER)) == (None, pause)
         self.store.resume(OTHER, reason=REASON)
-        assert self.store.group_state(OTHER).decision == "rename", "a pause hides it not"
+        assert self.group_state(OTHER).decision == "rename", "a pause hides it not"
         for decide in (self.store.pause, self.store.resume):
             with pytest.raises(GroupRenamed, match=OTHER):
                 decide(GROUP, reason=REASON)

@@ -338,7 +338,7 @@ class PlanContract(ContractParts):
         again = self.store.pause(GROUP, until=UNTIL - timedelta(hours=1), reason=REASON).after
         with pytest.raises(PlanChanged):
             self.store.resume(GROUP, reason=REASON, if_plan=planned.digest)
-        assert self.store.group_state(GROUP).pause == again
+        assert self.owner().pause == again
 
     @pytest.mark.behaviour("OPS-10")
     def test_a_plan_is_for_one_decision_alone(self, left: None) -> None:

@@ -173,30 +173,29 @@ class RunContract(ContractParts):
     @pytest.mark.behaviour("OPS-5")
     def test_an_overview_tells_since_when_a_batch_has_been_in_flight(self) -> None:
         first = self.again()
-        assert self.overview().batches == {GROUP: None}
+        assert self.overview().runs[GROUP].batch_since is None
         first.close()
-        assert self.overview().batches == {}
         second = self.again()
         self.begin(second)  # what a heartbeat would write, too
         self.write_run(second, RunStatus(phase="batch"))
-        since = self.overview().batches[GROUP]
+        since = self.overview().runs[GROUP].batch_since
         assert since is not None
         assert abs(datetime.now(UTC) - since) < MINUTE
         self.store.reset(GROUP, {P0: 3}, reason="ticket 17")
-        assert self.overview().batches == {}
+        assert self.overview().runs == {}
 
     @pytest.mark.behaviour("OPS-5")
     def test_an_overview_has_the_run_of_the_last_claim_also_when_it_has_ended(self) -> None:
         self.again()
         claim = self.again()
         self.store.claim("other", self.broker, mirror_every=None)
-        assert self.overview().runs == dict.fromkeys((GROUP, "other"), LastRun(None, None, {}, None))
+        assert self.overview().runs == dict.fromkeys((GROUP, "other"), LastRun(None, None, {}, None, ("payments",)))
         claim.close()
         self.write_run(claim, RunStatus(counters={"written": 3, "letters": 1}, memory=2**40))
-        assert self.overview().runs[GROUP] == LastRun(None, None, {"written": 3, "letters": 1}, 2**40)
+        assert self.overview().runs[GROUP] == LastRun(None, None, {"written": 3, "letters": 1}, 2**40, ("payments",))
         with self.session() as session:
             session.write_run(GROUP, claim.token, RunStatus(), "failed")
-        assert self.overview().runs[GROUP] == LastRun(None, "failed", {}, None)
+        assert self.overview().runs[GROUP] == LastRun(None, "failed", {}, None, ("payments",))
         self.store.reset(GROUP, {P0: 3}, reason="ticket 17")
         assert list(self.overview().runs) == ["other"]
 
@@ -205,7 +204,7 @@ class RunContract(ContractParts):
         self.again()
         claim = self.again()
         self.write_run(claim, RunStatus(replays_letters=True))
-        assert self.store.group_state(GROUP).replays_letters is None, "nothing is requested"
+        assert self.group_state().replays_letters is None, "nothing is requested"
         letter = NewLetter(P0, 2, "refused", LetterError("E", "refused"), 1, None, Payload(None, b"", None, None, None))
         self.give(claim, {P0: OffsetRange(0, 4)}, letter)
         self.store.request_replay(GROUP, LetterKey(P0, 2), reason="ticket 17")
@@ -213,12 +212,12 @@ class RunContract(ContractParts):
             self.write_run(claim, RunStatus(counters={"letters": 1}, replays_letters=replays))
             status = self.last().status
             assert (status.replays_letters, status.counters) == (replays, {"letters": 1})
-            assert self.store.group_state(GROUP).replays_letters is replays
+            assert self.group_state().replays_letters is replays
 
         self.store.reset(GROUP, {P0: 4}, reason="ticket 17")
-        assert self.store.group_state(GROUP).replays_letters is None, "who has the group now is no job"
+        assert self.group_state().replays_letters is None, "who has the group now is no job"
         self.again()
-        assert self.store.group_state(GROUP).replays_letters is None, "the new job has made no sink yet"
+        assert self.group_state().replays_letters is None, "the new job has made no sink yet"
 
     @pytest.mark.behaviour("OPS-11")
     @pytest.mark.parametrize("how", ["raised", "given", "exit"])

@@ -17,7 +17,7 @@ from offsetstore.monitoring.dashboard.rendering import respond
 from offsetstore.monitoring.dashboard.security import Access, is_open
 from offsetstore.monitoring.dashboard.snapshots import Snapshot, Snapshots
 from offsetstore.offset_store import OffsetStore
-from offsetstore.operations.lag import GroupLag, Lag
+from offsetstore.operations.group_state import GroupState, Lag
 from offsetstore.protocol.ports import BrokerOffsets
 from offsetstore.text import command
 
@@ -103,17 +103,15 @@ def lag_of(request: Request) -> Lag:
     return lag
 
 
-def group_of(request: Request) -> tuple[str, GroupLag]:
-    """The group that the page is about, by the parameter ``group``, and its lag in the last snapshot.
+def group_of(request: Request) -> GroupState:
+    """The group that the page is about, by the parameter ``group``, in the last snapshot.
 
     :raises HTTPException: there is no such group.
     """
-    groups = lag_of(request).groups
-    name = request.query_params.get("group", "")
-    found = groups.get(name)
+    found = lag_of(request).groups.get(request.query_params.get("group", ""))
     if found is None:
         raise HTTPException(404, "There is no group of this name. A new one appears within ten seconds of its claim.")
-    return name, found
+    return found
 
 
 def page_of(request: Request, name: str = "page") -> int:

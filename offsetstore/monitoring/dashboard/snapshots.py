@@ -12,8 +12,8 @@ from typing import Final
 
 from offsetstore.errors import MissingPrivilege, OffsetStoreError
 from offsetstore.offset_store import OffsetStore
+from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import GroupStatus
-from offsetstore.operations.lag import Lag
 from offsetstore.operations.samples import Sample, rates
 from offsetstore.postgres.errors import of_database
 from offsetstore.protocol.background import Background
@@ -106,7 +106,7 @@ class Snapshots:
             return
         error = lag.broker_error
         samples, before = lag.samples(), self._latest.samples
-        groups = {name: GroupStatus.of(name, lag, _rate(name, before, samples)) for name in lag.groups}
+        groups = {name: GroupStatus.of(one, _rate(name, before, samples)) for name, one in lag.groups.items()}
         self._latest = Snapshot(lag, now, None if error is None else error.what, groups=groups, samples=samples)
         failed = self._record(lag) if lag.kafka is not None else None
         if error is not None:

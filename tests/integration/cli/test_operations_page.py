@@ -51,7 +51,7 @@ def test_what_the_page_says_is_so(here: Here, offsetstore_database: str) -> None
         assert [line.event for line in names["decisions"]] == ["pause", "pause", "resume", "pause", "resume"]
         assert next(names["following"]).event == "copy"
         assert store.find_metadata(GROUP, "payments", 0) == {"checked": True}
-        assert store.group_state(GROUP).pause is None
+        assert {one.group: one.owner.pause for one in store.groups()}[GROUP] is None
         assert names["live"] == [GROUP]
         assert (names["last"].state, names["errors"]) == ("live", [])
         assert [(sample.stored, sample.lag) for sample in names["trend"][GROUP]] == [(4, 6)]

@@ -67,7 +67,7 @@ def test_what_the_page_says_to_type_runs(  # noqa: PLR0917
     assert "a night's load" in printed["$ offsetstore history -g billing --event pause --event resume -n 5"]
     assert "Completed updating config" in next(text for line, text in printed.items() if " --alter " in line)
     with OffsetStore.connect(offsetstore_database) as store:
-        assert store.group_state(billing).pause is None
+        assert {one.group: one.owner.pause for one in store.groups()}[billing] is None
     assert query("SELECT topic FROM outbox") == [("payment-events",)]
     assert query("SELECT id FROM outbox_refused") == [(19,)]
 

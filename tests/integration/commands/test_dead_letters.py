@@ -149,7 +149,8 @@ def test_requested_letters_of_a_topic_that_the_job_no_longer_reads_are_reported_
     assert run.lines(*REQUEST)[-1] == f"Requested letters are {told}"
     assert f"3 dead letters, 1 {told}" in run.lines(*STATUS)
     lag = store.lag(["billing"], StaticBroker.with_topics({"payments": 2, "refunds": 1}, end=10))
-    [found] = [one for one in check_group("billing", lag, store.runs("billing")[-1]) if one.name == "dead letters"]
+    checks = check_group(lag.groups["billing"], store.runs("billing")[-1])
+    [found] = [one for one in checks if one.name == "dead letters"]
     assert (found.verdict, found.text) == ("attention", f"2 dead letters wait for a decision, 1 {told}")
 
 

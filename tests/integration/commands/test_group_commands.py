@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offsetstore import Claim, OffsetStore, TopicPartition
-from offsetstore.errors import BrokerUnavailable
+from offsetstore.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from offsetstore.offsets import CommittedOffset
 from offsetstore.testing import StaticBroker
 from tests.integration.cli.conftest import advance
@@ -55,6 +55,22 @@ def test_status_shows_what_is_pinned_and_what_is_contested_also_if_kafka_does_no
     assert result.exit_code == 4
     assert result.stdout.splitlines()[3].split()[:-1] == ["payments-1", "5", "(contested)", "-", "-", "-", "2"]
     assert result.stderr.startswith("Error: no answer from Kafka\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (BrokerRefused("no DESCRIBE of the group billing"), ["-", "10", "6"]),
+        (TopicMissing("Kafka has no topic payments"), ["2", "-", "-"]),
+    ],
+)
+def test_status_shows_what_kafka_tells_although_it_does_not_tell_all(
+    run: Run, broker: StaticBroker, claim: Claim, error: BrokerError, shown: list[str]
+) -> None:
+    broker.unanswered = {error.what.rpartition(" ")[2]: error}
+    result = run(*STATUS, *KAFKA)
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (4, f"Error: {error.what}")
+    assert result.stdout.splitlines()[2].split()[:-1] == ["payments-0", "4", *shown, "1"]
 
 
 @pytest.mark.behaviour("OPS-16")

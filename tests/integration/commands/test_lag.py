@@ -38,7 +38,7 @@ def test_each_topic_or_partition_has_a_line_and_the_document_holds_all_and_the_h
         ["group", "state", "topic", "partitions", "lag", "behind", "headroom"],
         ["billing", "ended", "payments", "3", "6", "6h", "4"],
     ]
-    assert run.lines(*LAG)[2:] == ["billing, payments: no stored offset of 1 partitions."]
+    assert run.lines(*LAG)[2:] == ["billing, payments: no stored offset of 1 partition."]
     assert [line.split() for line in run.lines("lag", "--all", "--partitions", *LAG[3:])[:-1]] == [
         ["group", "partition", "stored", "end", "lag", "behind", "headroom"],
         ["billing", "payments-0", "4", "10", "6", "6h", "4"],

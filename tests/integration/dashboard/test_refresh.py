@@ -15,7 +15,7 @@ from offsetstore import LetterError, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.errors import BrokerUnavailable
 from offsetstore.monitoring.dashboard import snapshots
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
-from offsetstore.operations.lag import Lag
+from offsetstore.operations.group_state import Lag
 from offsetstore.operations.samples import RINGS
 from offsetstore.protocol.letters import NewLetter, Payload
 from offsetstore.testing import StaticBroker

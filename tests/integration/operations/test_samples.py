@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -16,6 +15,7 @@ from offsetstore.operations.samples import RINGS, Selection
 from offsetstore.testing import StaticBroker
 from tests.integration.conftest import Query
 from tests.integration.transacting import GROUP
+from tests.support.moments import at_time
 from tests.support.plans import expected_plan
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ FROM (SELECT clock_timestamp() AS now) AS clock, generate_series(0, {slots} - 1)
 
 
 def after(lag: Lag, seconds: float) -> Lag:
-    return replace(lag, store=replace(lag.store, at=lag.store.at + timedelta(seconds=seconds)))
+    return at_time(lag, lag.store.at + timedelta(seconds=seconds))
 
 
 def measured(store: OffsetStore, groups: Sequence[str]) -> Lag:
@@ -92,7 +92,7 @@ def test_who_records_and_who_renames_or_deletes_lock_the_rows_in_one_order(
     lag = measured(store, [GROUP])
     middle = datetime.fromtimestamp(lag.store.at.timestamp() // 3600 * 3600 - 1800, UTC)  # slot 180
     for seconds in (20, 10, 0):
-        store.record_samples(replace(lag, store=replace(lag.store, at=middle + timedelta(seconds=seconds))))
+        store.record_samples(at_time(lag, middle + timedelta(seconds=seconds)))
     query("ANALYZE samples")  # so that the table is read as it lies there, the latest slot first
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype IN ('tuple', 'transactionid') AND NOT granted"
 

@@ -4,7 +4,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import unescape
 from typing import Any
@@ -15,9 +15,10 @@ import pytest
 
 from offsetstore import Claim, OffsetRange, OffsetStore, TopicPartition
 from offsetstore.monitoring.dashboard.serving import DashboardServer, Settings
-from offsetstore.operations.lag import Lag
+from offsetstore.operations.group_state import Lag
 from offsetstore.protocol.letters import NewLetter
 from offsetstore.testing import StaticBroker
+from tests.support.moments import at_time
 from tests.support.waiting import wait_until
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -100,7 +101,7 @@ def clock(store: OffsetStore, offsetstore_database: str, monkeypatch: pytest.Mon
 
     def lag(*given: Any, **named: Any) -> Lag:
         found = measure(*given, **named)
-        return replace(found, store=replace(found.store, at=clock.of(found.store.at)))
+        return at_time(found, clock.of(found.store.at))
 
     monkeypatch.setattr(store, "lag", lag)
     return clock

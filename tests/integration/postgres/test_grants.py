@@ -276,7 +276,9 @@ def test_a_dashboard_lists_letters_and_reads_none_and_records_samples(deploy: De
         [letter] = dashboard.letters(GROUP).letters
         assert (letter.offset, letter.error.error_class, letter.payload_state) == (1, "ValueError", "kept")
         assert [one.count for one in dashboard.letter_errors(GROUP)] == [1]
-        assert dashboard.group_state(GROUP).dead_letters == {"dead": 1}
+        state = dashboard.group_state(GROUP)
+        assert state is not None
+        assert state.dead_letters == {"dead": 1}
         assert dashboard.lag(None, broker()).store.letters == {GROUP: {"dead": 1}}, "all that the exporter reads"
         with pytest.raises(MissingPrivilege):
             dashboard.letter(GROUP, P0, 1)

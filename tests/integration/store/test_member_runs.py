@@ -10,7 +10,7 @@ import pytest
 
 from offsetstore import OffsetRange, OffsetStore, StartPolicy
 from offsetstore.errors import GroupBusy, OffsetStoreError, SinkError, TopicMissing
-from offsetstore.operations.people import ask, read_overview
+from offsetstore.operations.people import LastRun, ask, read_overview
 from offsetstore.protocol.events import BatchEnded, BatchStarted
 from offsetstore.protocol.runs import KEPT, LOOP, telling_run
 from offsetstore.store import heartbeat
@@ -70,7 +70,7 @@ def told(store: OffsetStore) -> set[tuple[str, bool]]:
     """The group's state and whether it is live, as every list has it."""
     listed = next(one.owner for one in store.groups() if one.group == "billing")
     overview = ask(store.database, lambda session: read_overview(session, ["billing"]))
-    owners = (listed, overview.groups["billing"], store.owner("billing"), store.group_state("billing").owner)
+    owners = (listed, overview.groups["billing"], store.owner("billing"))
     return {(one.state, one.is_live) for one in owners if one is not None}
 
 
@@ -120,8 +120,7 @@ def test_what_fails_at_each_start_is_failed_although_the_next_one_is_live(
             query(f"UPDATE heartbeats SET beat_at = {old}")
 
     start()
-    assert told(store) == {("failed", True)}
-    assert store.group_state("billing").is_live, "whoever wants the group has to wait for it all the same"
+    assert told(store) == {("failed", True)}, "whoever wants the group has to wait for it all the same"
 
     minute = AGO.format(61)
     query(f"UPDATE group_members SET joined_at = {minute} WHERE beat_at > {AGO.format(15)}")
@@ -211,6 +210,24 @@ def test_an_overview_adds_up_what_members_do(store: OffsetStore, joins: Joins, q
     crash(joins())
     assert last().ending == "failed"
     assert telling_run(store.runs("billing")).ending == "failed"  # type: ignore[union-attr]
+
+
+def test_a_fleet_replays_letters_if_its_live_members_do(store: OffsetStore, joins: Joins, query: Query) -> None:
+    def last() -> LastRun:
+        return ask(store.database, lambda session: read_overview(session, None)).runs["billing"]
+
+    def say(member: Claim, replays: str) -> None:
+        said = f"""counters || '{{"replays_letters": {replays}}}'"""
+        query(f"UPDATE member_runs SET counters = {said} WHERE claim_id = '{member.token.claim_id}'")
+
+    one, other, _new = joins(), joins(), joins()
+    assert (last().topics, last().replays_letters) == (("payments",), None)
+    say(one, "true")
+    assert (last().replays_letters, last().counters) == (True, {}), "a member that has just begun has said nothing yet"
+    say(other, "false")
+    assert last().replays_letters is False
+    other.close()
+    assert last().replays_letters is True, "the one that does not is gone"
 
 
 def test_the_newest_runs_of_members_are_kept_and_those_that_go_on(

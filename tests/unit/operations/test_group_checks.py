@@ -13,17 +13,14 @@ import pytest
 from offsetstore.errors import BrokerUnavailable, OffsetStoreError, TopicMissing, TopicRecreated, WrongCluster
 from offsetstore.offsets import CommittedOffset, Pause, StoredOffset, Suspect, Token, TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.group_state import GroupState, PartitionState, TopicState
 from offsetstore.operations.group_status import GroupStatus, judge_group, standing, state_of
-from offsetstore.operations.lag import GroupLag, Lag, PartitionLag, TopicLag
-from offsetstore.operations.people import StoreOverview
-from offsetstore.operations.reads import GroupState
-from offsetstore.operations.replays import Requested
+from offsetstore.operations.people import LastRun, Requested
 from offsetstore.protocol.database import GroupRow, HistoryEvent
 from offsetstore.protocol.fleet import FleetMember
-from offsetstore.protocol.letters import State
 from offsetstore.protocol.outbox import OutboxState, RelayState, RelayStatus, relay_state
 from offsetstore.protocol.runs import Ending, Run, RunState, RunStatus, telling_run
-from offsetstore.protocol.snapshot import GroupSnapshot, KafkaSnapshot, LogEnds
+from offsetstore.protocol.snapshot import GroupSnapshot, LogEnds
 
 pytestmark = pytest.mark.behaviour("DASH-1")
 
@@ -39,42 +36,44 @@ UNKNOWN = (
 OWNER = GroupRow(TOKEN, "ana@host:7", NOW - timedelta(hours=2), 3 * SECOND)
 
 
-def part(stored: int | None, beginning: int = 0, end: int = 100, **row: Any) -> PartitionLag:
+def part(stored: int | None, beginning: int = 0, end: int = 100, **row: Any) -> PartitionState:
     at = None if stored is None else StoredOffset(stored, TOKEN, **row)
-    return PartitionLag(at, LogEnds(beginning, end, end), 60.0)
+    return PartitionState(at, LogEnds(beginning, end, end), lag_seconds=60.0)
 
 
-def lag_of(
-    *parts: PartitionLag,
-    owner: GroupRow = OWNER,
-    error: OffsetStoreError | None = None,
-    letters: Mapping[State, int] | None = None,
-    kafka: GroupSnapshot | None = None,
-) -> Lag:
-    """Partitions of payments in the group billing."""
-    topic = TopicLag(dict(enumerate(parts or (part(100),))), error)
-    group = GroupLag(owner, {"payments": topic}, kafka or GroupSnapshot({}))
-    asked = (letters or {}).get("requested", 0)
-    rows = {"billing": {P0: StoredOffset(100, TOKEN)}}
-    counts = {"billing": {P0: Requested(asked, NOW - 60 * SECOND)}} if asked else {}
-    store = StoreOverview(NOW, {"billing": owner}, rows, {"billing": letters or {}}, timedelta(0), {}, requested=counts)
-    return Lag({"billing": group}, store, KafkaSnapshot("cluster", {}, {}))
+def state(
+    *parts: PartitionState, error: OffsetStoreError | None = None, copies: int | None = None, **more: Any
+) -> GroupState:
+    """Partitions of payments in the group billing.
+
+    :param copies: what Kafka has of the first one.
+    """
+    partitions = {TopicPartition("payments", number): one for number, one in enumerate(parts or (part(100),))}
+    if copies is not None:
+        partitions[P0] = replace(partitions[P0], committed=CommittedOffset(copies))
+    facts: dict[str, Any] = {"owner": OWNER, "read_at": NOW, "kafka": GroupSnapshot({}), **more}
+    return GroupState("billing", topics={"payments": TopicState(partitions, error)}, **facts)
 
 
 def requested(
-    letters: Mapping[TopicPartition, int], owner: GroupRow = OWNER, token: Token = TOKEN, since: datetime = NOW
-) -> Lag:
-    """A group with `P0` stored, and so many requested letters of partitions."""
-    lag = lag_of(letters={"requested": sum(letters.values())}, owner=owner)
-    rows = {"billing": {P0: StoredOffset(100, token)}}
-    asked = {tp: Requested(count, since) for tp, count in letters.items()}
-    store = replace(lag.store, requested={"billing": asked}, partitions=rows, members={"billing": [MEMBER]})
-    return replace(lag, store=store)
-
-
-def with_outbox(outbox: OutboxState | None, relay: RelayStatus | None) -> Lag:
-    lag = lag_of()
-    return replace(lag, store=replace(lag.store, outbox={"billing": outbox} if outbox else {}, relay=relay))
+    letters: Mapping[TopicPartition, int] | int,
+    run: LastRun | None = None,
+    *,
+    owner: GroupRow = OWNER,
+    token: Token = TOKEN,
+    since: datetime = NOW,
+    dead: int = 0,
+) -> GroupState:
+    """A group with `P0` stored, and so many requested letters of partitions, or of that one."""
+    counts = {P0: letters} if isinstance(letters, int) else letters
+    return state(
+        replace(part(100), stored=StoredOffset(100, token)),
+        owner=owner,
+        run=run,
+        dead_letters={"dead": dead, "requested": sum(counts.values())},
+        requested={tp: Requested(count, since) for tp, count in counts.items()},
+        members=[MEMBER],
+    )
 
 
 def run_of(ending: Ending | None = None, token: Token = TOKEN, **status: Any) -> Run:
@@ -97,14 +96,14 @@ def run_of(ending: Ending | None = None, token: Token = TOKEN, **status: Any) ->
 
 
 def check(
-    name: CheckName, lag: Lag | None = None, run: Run | None = None, paused_by: HistoryEvent | None = None
+    name: CheckName, group: GroupState | None = None, run: Run | None = None, paused_by: HistoryEvent | None = None
 ) -> Check:
-    [found] = [one for one in check_group("billing", lag or lag_of(), run, paused_by) if one.name == name]
+    [found] = [one for one in check_group(group or state(), run, paused_by) if one.name == name]
     return found
 
 
 def test_a_group_that_is_well_has_nothing_to_do() -> None:
-    found = check_group("billing", lag_of(), run_of(phase="idle", batch=7))
+    found = check_group(state(), run_of(phase="idle", batch=7))
     assert {one.verdict for one in found} == {"ok"}
     assert [one.next_step for one in found] == [""] * 12
 
@@ -116,7 +115,7 @@ class Case(NamedTuple):
     verdict: str
     words: str = ""
     command: str = ""
-    lag: Lag | None = None
+    group: GroupState | None = None
     run: Run | None = None
     at: datetime | None = None
 
@@ -130,7 +129,6 @@ LONG = run_of(phase="batch", phase_age=601.0, batch=12)
 SHORT = run_of(phase="batch", phase_age=599.0, batch=12, batch_offsets=500)
 MIRROR_FAILS: dict[str, Any] = {"mirror_error": "not authorized"}
 RESOLVE = "resolve -g billing -t payments -b HOST:PORT"
-COPY, BEHIND = GroupSnapshot({P0: CommittedOffset(100)}), GroupSnapshot({P0: CommittedOffset(60)})
 STILL_ON = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
 
 
@@ -140,62 +138,62 @@ STILL_ON = part(40, updated_at=NOW - SECOND, transaction_id=UUID(int=1))
     [
         Case("claim", "ok", "ana@host:7, epoch 3", at=SEEN),
         Case("claim", "bad", "was killed, hangs, or can't reach the database", "runs -g billing -n 5",
-             lag_of(owner=replace(OWNER, alive_for=60 * SECOND)), run_of(phase="batch"), NOW - 60 * SECOND),
+             state(owner=replace(OWNER, alive_for=60 * SECOND)), run_of(phase="batch"), NOW - 60 * SECOND),
         *(
             Case("claim", "bad", "No job owns the group. The last run, of ana@host:7, epoch 3, failed:",
-                 "errors -g billing -n 5", lag_of(owner=replace(FAILED, alive_for=silent)), run_of("failed"), SEEN)
+                 "errors -g billing -n 5", state(owner=replace(FAILED, alive_for=silent)), run_of("failed"), SEEN)
             for silent in (3 * SECOND, 60 * SECOND, None)
         ),
         Case("claim", "bad", "the last start was refused", "errors -g billing --source start -n 5",
-             lag_of(owner=replace(LEFT, is_refused=True)), run_of("closed"), OWNER.claimed_at),
-        Case("claim", "attention", "ended cleanly", "runs ", lag_of(owner=LEFT), run_of("closed"), SEEN),
-        Case("claim", "attention", "was fenced", "runs ", lag_of(owner=LEFT), run_of("fenced"), SEEN),
+             state(owner=replace(LEFT, is_refused=True)), run_of("closed"), OWNER.claimed_at),
+        Case("claim", "attention", "ended cleanly", "runs ", state(owner=LEFT), run_of("closed"), SEEN),
+        Case("claim", "attention", "was fenced", "runs ", state(owner=LEFT), run_of("fenced"), SEEN),
         *(
-            Case("claim", "attention", "", "history -g billing -n 5", lag_of(owner=LEFT), run, OWNER.claimed_at)
+            Case("claim", "attention", "", "history -g billing -n 5", state(owner=LEFT), run, OWNER.claimed_at)
             for run in (None, run_of("closed", Token(2, UUID(int=2))))
         ),
         Case("batch", "ok", "Batch 12 with 500 offsets is in flight since:", "", None, SHORT, NOW - 599 * SECOND),
         Case("batch", "bad", run=LONG),
-        Case("batch", "ok", lag=lag_of(owner=PAUSED), run=LONG),
+        Case("batch", "ok", group=state(owner=PAUSED), run=LONG),
         Case("batch", "bad", "Batch 12 has failed and ended the query:", "errors -g billing -n 5",
              run=run_of("failed", phase="failed", batch=12)),
         Case("batch", "bad", "The job has failed:", "errors", run=run_of("failed", phase="failed")),
-        Case("batch", "attention", lag=lag_of(part(40)), run=LATE),
-        Case("batch", "ok", lag=lag_of(part(100)), run=LATE),
-        Case("batch", "ok", lag=lag_of(part(40)), run=SOON),
+        Case("batch", "attention", group=state(part(40)), run=LATE),
+        Case("batch", "ok", group=state(part(100)), run=LATE),
+        Case("batch", "ok", group=state(part(40)), run=SOON),
         Case("copies in Kafka", "attention", "not authorized", "errors -g billing --source mirror -n 5",
              run=run_of(phase="idle", **MIRROR_FAILS)),
         Case("copies in Kafka", "ok", run=run_of("closed", **MIRROR_FAILS)),
-        Case("copies in Kafka", "ok", "has the stored offsets", lag=lag_of(kafka=COPY)),
-        Case("copies in Kafka", "ok", "40 offsets behind", lag=lag_of(kafka=BEHIND)),
-        Case("copies in Kafka", "ok", lag=lag_of(kafka=COPY, owner=LEFT)),
-        Case("copies in Kafka", "attention", lag=lag_of(kafka=BEHIND, owner=LEFT)),
+        Case("copies in Kafka", "ok", "has the stored offsets", group=state(copies=100)),
+        Case("copies in Kafka", "ok", "40 offsets behind", group=state(copies=60)),
+        Case("copies in Kafka", "ok", group=state(copies=100, owner=LEFT)),
+        Case("copies in Kafka", "attention", group=state(copies=60, owner=LEFT)),
         Case("copies in Kafka", "bad", "60 offsets ahead of the store: the database is older", RESOLVE,
-             lag_of(part(40), kafka=COPY, owner=LEFT)),
-        Case("copies in Kafka", "ok", lag=lag_of(part(40), kafka=COPY)),
+             state(part(40), copies=100, owner=LEFT)),
+        Case("copies in Kafka", "ok", group=state(part(40), copies=100)),
         Case("copies in Kafka", "ok", "60 offsets ahead of offsets that a decision has set, which take precedence",
-             lag=lag_of(part(40, pinned=True), kafka=COPY, owner=LEFT)),
+             group=state(part(40, pinned=True), copies=100, owner=LEFT)),
         Case("unread partitions", "attention", "2 partitions have no stored offset", RESOLVE,
-             lag_of(part(100), part(None), part(None))),
+             state(part(100), part(None), part(None))),
         Case("headroom", "ok", "5 offsets from payments-1",
-             lag=lag_of(part(40, beginning=10), part(50, beginning=45))),
-        Case("headroom", "ok", "Nothing unread is at risk from retention.", lag=lag_of(part(100, beginning=100))),
-        Case("headroom", "attention", lag=lag_of(part(45, beginning=45))),
-        Case("headroom", "ok", lag=lag_of(part(0, beginning=0))),
+             group=state(part(40, beginning=10), part(50, beginning=45))),
+        Case("headroom", "ok", "Nothing unread is at risk from retention.", group=state(part(100, beginning=100))),
+        Case("headroom", "attention", group=state(part(45, beginning=45))),
+        Case("headroom", "ok", group=state(part(0, beginning=0))),
         Case("headroom", "bad", "Kafka has removed 15 offsets unread: payments-0, payments-1.", RESOLVE,
-             lag_of(part(40, beginning=45), part(40, beginning=50), part(40))),
-        Case("topics", "bad", "created anew.", "on_recreated", lag_of(error=TopicRecreated("created anew"))),
-        Case("topics", "attention", lag=lag_of(error=TopicMissing("Kafka has no topic payments"))),
-        Case("pause", "bad", "But the job goes on", lag=lag_of(STILL_ON, owner=PAUSED)),
-        Case("pause", "attention", lag=lag_of(part(40, updated_at=NOW - timedelta(minutes=59)), owner=PAUSED)),
-        Case("pinned offsets", "attention", "payments-0", lag=lag_of(part(40, contested=True, pinned=True))),
+             state(part(40, beginning=45), part(40, beginning=50), part(40))),
+        Case("topics", "bad", "created anew.", "on_recreated", state(error=TopicRecreated("created anew"))),
+        Case("topics", "attention", group=state(error=TopicMissing("Kafka has no topic payments"))),
+        Case("pause", "bad", "But the job goes on", group=state(STILL_ON, owner=PAUSED)),
+        Case("pause", "attention", group=state(part(40, updated_at=NOW - timedelta(minutes=59)), owner=PAUSED)),
+        Case("pinned offsets", "attention", "payments-0", group=state(part(40, contested=True, pinned=True))),
         Case("pinned offsets", "ok", "payments-0, payments-1, payments-2 and 2 more",
-             lag=lag_of(*(part(40, pinned=True) for _ in range(5)))),
+             group=state(*(part(40, pinned=True) for _ in range(5)))),
     ],
     ids=lambda case: f"{case.name} {case.verdict} {case.words[:20]}",
 )  # fmt: skip
 def test_a_check_says_how_bad_it_is_why_and_what_to_do(case: Case) -> None:
-    found = check(case.name, case.lag, case.run)
+    found = check(case.name, case.group, case.run)
     assert (found.verdict, case.words in found.text, case.command in found.next_step) == (case.verdict, True, True)
     assert case.at in {None, found.at}
 
@@ -205,9 +203,9 @@ OLD: dict[str, Any] = {"updated_at": NOW - 40 * MINUTE, "transaction_id": UUID(i
 YOUNG: dict[str, Any] = {**OLD, "updated_at": NOW - MINUTE}
 
 
-def stands(seconds: float | None = 3000.0, **changes: Any) -> PartitionLag:
+def stands(seconds: float | None = 3000.0, **changes: Any) -> PartitionState:
     """A partition whose offset stands at 40 of 100."""
-    return replace(part(40, **OLD), seconds=seconds, **changes)
+    return replace(part(40, **OLD), lag_seconds=seconds, **changes)
 
 
 @pytest.mark.behaviour("CONS-20")
@@ -220,20 +218,18 @@ def stands(seconds: float | None = 3000.0, **changes: Any) -> PartitionLag:
         (stands(log=LogEnds(0, 100, 40)), "open transaction. What to do: docs/runbook.md#hangingtransaction."),
     ],
 )
-def test_a_partition_that_stands_while_others_advance_is_bad(stuck: PartitionLag, why: str) -> None:
-    found = check("standing partitions", lag_of(part(100, **YOUNG), stuck))
+def test_a_partition_that_stands_while_others_advance_is_bad(stuck: PartitionState, why: str) -> None:
+    group = state(part(100, **YOUNG), stuck)
+    found = check("standing partitions", group)
     assert (found.verdict, found.at) == ("bad", NOW - 40 * MINUTE)
     assert found.text.startswith("payments-1 has stood at offset 40 while others advanced. ")
     assert why in found.text
     assert found.next_step == "offsetstore errors -g billing -n 5"
-    lag = lag_of(part(100, **YOUNG), stuck)
-    assert GroupStatus.of("billing", lag).error == "1 partition stands while others advance"
-    state, group = GroupState("billing", OWNER, None, NOW, {}), lag.groups["billing"]
-    assert judge_group(state, group, at=NOW) == ("partition-stands",)
-    assert judge_group(state, group) == judge_group(state) == ()
+    assert GroupStatus.of(group).error == "1 partition stands while others advance"
+    assert judge_group(group) == ("partition-stands",)
 
-    longest = replace(part(40, updated_at=NOW - 90 * MINUTE), seconds=3000.0)
-    found = check("standing partitions", lag_of(part(100, **YOUNG), stuck, longest))
+    longest = replace(part(40, updated_at=NOW - 90 * MINUTE), lag_seconds=3000.0)
+    found = check("standing partitions", state(part(100, **YOUNG), stuck, longest))
     assert found.text.startswith("payments-2 has stood")
     assert "while others advanced, and so has 1 more. " in found.text
 
@@ -252,35 +248,35 @@ def test_a_partition_that_stands_while_others_advance_is_bad(stuck: PartitionLag
         ([part(100, **YOUNG), stands()], replace(OWNER, alive_for=None)),  # "claim" says so
         ([part(100, **OLD), stands()], OWNER),  # no other one advances: that is `stalled`
         ([part(100, **YOUNG), stands(None)], OWNER),  # Kafka did not tell how old its record is
-        ([part(100, **YOUNG), PartitionLag(None, LogEnds(0, 9, 9))], OWNER),
+        ([part(100, **YOUNG), part(None)], OWNER),
         ([part(100, **YOUNG), replace(stands(), log=None)], OWNER),
     ],
 )
-def test_what_only_looks_like_a_partition_that_stands_is_none(parts: list[PartitionLag], owner: GroupRow) -> None:
-    lag = lag_of(*parts, owner=owner)
-    assert (check("standing partitions", lag).verdict, standing(lag.groups["billing"], NOW)) == ("ok", {})
+def test_what_only_looks_like_a_partition_that_stands_is_none(parts: list[PartitionState], owner: GroupRow) -> None:
+    group = state(*parts, owner=owner)
+    assert (check("standing partitions", group).verdict, standing(group)) == ("ok", {})
 
 
 @pytest.mark.behaviour("CONS-20")
 def test_without_the_records_ages_it_is_not_known_whether_a_partition_stands() -> None:
-    lag = replace(lag_of(part(100, **YOUNG), stands(None)), broker_error=BrokerUnavailable("no answer"))
-    assert check("standing partitions", lag).verdict == "attention"
+    group = state(part(100, **YOUNG), stands(None), broker_error=BrokerUnavailable("no answer"))
+    assert check("standing partitions", group).verdict == "attention"
 
 
 def test_a_pause_says_why_until_when_and_by_whom() -> None:
     pause = Pause(NOW - 60 * SECOND, NOW + timedelta(hours=1), "a load")
     event = HistoryEvent("pause", None, None, None, TOKEN, "ana", "a load", pause.at)
-    found = check("pause", lag_of(owner=replace(OWNER, pause=pause)), paused_by=event)
+    found = check("pause", state(owner=replace(OWNER, pause=pause)), paused_by=event)
     assert (found.verdict, found.at) == ("attention", pause.at)
     assert found.text == "Paused by ana until 2025-03-01 13:00 UTC: a load. Since:"
     assert found.next_step.startswith("offsetstore resume -g billing")
     earlier = replace(event, at=NOW - timedelta(days=1))
     endless = replace(pause, until=None)
-    found = check("pause", lag_of(owner=replace(OWNER, pause=endless)), paused_by=earlier)
+    found = check("pause", state(owner=replace(OWNER, pause=endless)), paused_by=earlier)
     assert found.text == "Paused without an end: a load. Since:"
 
 
-WITHOUT, WITH = run_of(replays_letters=False), run_of(replays_letters=True)
+WITHOUT, WITH, SILENT_RUN = (LastRun(None, None, {}, None, ("payments",), said) for said in (False, True, None))
 FLEET = replace(OWNER, fleet="a fleet")
 OF_MEMBER = replace(TOKEN, claim_id=MEMBER.member_id)
 LATE_REPLAY = NOW - timedelta(minutes=11)
@@ -293,31 +289,24 @@ NOT_DONE = "which has not done so since 2025-03-01 11:49 UTC: its log says why"
 
 @pytest.mark.behaviour("DLQ-19", "OPS-24")
 @pytest.mark.parametrize(
-    ("lag", "run", "count", "whom"),
+    ("group", "count", "whom"),
     [
-        (lag_of(letters={"dead": 2, "requested": 1}), None, 1, UNKNOWN),
-        (lag_of(letters={"dead": 2, "requested": 3}), WITHOUT, 3, "by no one: the job has no dead_letters="),
-        (lag_of(letters={"requested": 3}), WITHOUT, 3, "by no one: the job has no dead_letters="),
-        (lag_of(letters={"requested": 3}), None, 3, UNKNOWN),  # a fleet, or a job, of an earlier release
-        (lag_of(letters={"requested": 3}, owner=LEFT), None, 3, "by a job that has dead_letters="),
-        # Transactions of its own, or no sink yet; and an earlier job's.
-        (lag_of(letters={"requested": 3}), run_of(phase="starting"), 3, UNKNOWN),
-        (lag_of(letters={"requested": 3}), replace(WITH, token=Token(2, TOKEN.claim_id)), 3, UNKNOWN),
-        (requested(ELSEWHERE), WITH, 7, f"by the job, {NOT_READ}"),
-        (requested({P0: 4}, since=LATE_REPLAY), WITH, 4, f"by the job, {NOT_DONE}"),
-        (
-            requested({P0: 4}, owner=FLEET),
-            replace(WITH, token=OF_MEMBER),
-            4,
-            "by the job, but for 4 letters of payments-0, which no process has",
-        ),
+        (requested(1, dead=2), 1, UNKNOWN),
+        (requested(3, WITHOUT, dead=2), 3, "by no one: the job has no dead_letters="),
+        (requested(3, WITHOUT), 3, "by no one: the job has no dead_letters="),
+        (requested(3), 3, UNKNOWN),  # a fleet, or a job, of an earlier release
+        (requested(3, owner=LEFT), 3, "by a job that has dead_letters="),
+        (requested(3, SILENT_RUN), 3, UNKNOWN),  # transactions of its own, or no sink yet
+        (requested(ELSEWHERE, WITH), 7, f"by the job, {NOT_READ}"),
+        (requested(4, WITH, since=LATE_REPLAY), 4, f"by the job, {NOT_DONE}"),
+        (requested(4, WITH, owner=FLEET), 4, "by the job, but for 4 letters of payments-0, which no process has"),
     ],
 )
 def test_dead_letters_that_wait_for_a_decision_or_for_a_job_that_replays_them_need_attention(
-    lag: Lag, run: Run | None, count: int, whom: str
+    group: GroupState, count: int, whom: str
 ) -> None:
-    found = check("dead letters", lag, run)
-    has_dead = "dead" in lag.store.letters["billing"]
+    found = check("dead letters", group)
+    has_dead = bool(group.dead_letters["dead"])
     waits = "2 dead letters wait for a decision, " if has_dead else ""
     assert (found.verdict, found.text) == ("attention", f"{waits}{count} to be replayed {whom}.")
     shown = "--by error" if has_dead else "--state requested"
@@ -326,20 +315,19 @@ def test_dead_letters_that_wait_for_a_decision_or_for_a_job_that_replays_them_ne
 
 @pytest.mark.behaviour("OPS-24")
 @pytest.mark.parametrize(
-    ("lag", "run"),
+    "group",
     [
-        (lag_of(), WITHOUT),
-        (lag_of(letters={"requested": 1}), WITH),
-        (requested({P0: 4}), WITH),
-        (requested({P0: 4}, since=NOW - timedelta(minutes=9)), WITH),
-        (requested({P0: 4}, since=LATE_REPLAY, owner=PAUSED), WITH),
-        (requested({P0: 4}, owner=FLEET, token=OF_MEMBER), replace(WITH, token=OF_MEMBER)),
+        state(run=WITHOUT),
+        requested(1, WITH),
+        requested(4, WITH, since=NOW - timedelta(minutes=9)),
+        requested(4, WITH, since=LATE_REPLAY, owner=PAUSED),
+        requested(4, WITH, owner=FLEET, token=OF_MEMBER),
     ],
 )
-def test_letters_that_are_soon_replayed_are_well(lag: Lag, run: Run) -> None:
-    found = check("dead letters", lag, run)
-    assert (found.verdict, found.next_step) == ("ok", "")
-    if lag.store.letters["billing"].get("requested") == 1:
+def test_letters_that_are_soon_replayed_are_well(group: GroupState) -> None:
+    found = check("dead letters", group)
+    assert (found.verdict, found.next_step, group.unreplayed) == ("ok", "", None)
+    if group.dead_letters.get("requested") == 1:
         assert found.text == "1 to be replayed by a job that has dead_letters=."
 
 
@@ -363,7 +351,7 @@ OUTBOX = "offsetstore outbox list -g billing"
 def test_what_waits_in_the_outbox_is_bad_when_it_is_late_and_what_is_set_aside_needs_attention(
     outbox: OutboxState | None, verdict: str, words: str, command: str
 ) -> None:
-    found = check("outbox", with_outbox(outbox, RelayStatus("live", "relay@host:9", NOW)))
+    found = check("outbox", state(outbox=outbox, relay=RelayStatus("live", "relay@host:9", NOW)))
     assert (found.verdict, found.text, found.next_step) == (verdict, words, command)
     assert found.at == (outbox.oldest if outbox else None)
 
@@ -386,15 +374,14 @@ RELAY = RelayStatus("ended", "r@host:9", NOW, NOW)
 )
 def test_rows_that_no_relay_sends_tell_how_the_relay_is(relay: RelayStatus | None, words: str) -> None:
     for seconds, verdict in ((1, "attention"), (301, "bad")):
-        lag = with_outbox(OutboxState(1, NOW - seconds * SECOND), relay)
-        found = check("outbox", lag)
+        group = state(outbox=OutboxState(1, NOW - seconds * SECOND), relay=relay)
+        found = check("outbox", group)
         assert (found.verdict, words in found.text) == (verdict, True)
         is_late = verdict == "bad"
-        told = GroupStatus.of("billing", lag).error
+        told = GroupStatus.of(group).error
         assert (told or "").startswith("1 row of the outbox not sent: ") is is_late
-        state = GroupState("billing", OWNER, None, NOW, {}, outbox=lag.store.outbox["billing"], relay=relay)
-        assert ("no-live-relay" in judge_group(state)) is is_late
-    assert check("outbox", with_outbox(None, relay)).verdict == "ok"
+        assert ("no-live-relay" in judge_group(group)) is is_late
+    assert check("outbox", state(relay=relay)).verdict == "ok"
 
 
 @pytest.mark.behaviour("OUT-13")
@@ -413,10 +400,10 @@ def test_a_relay_is_stalled_once_a_row_has_waited_and_it_has_sent_none_for_five_
 @pytest.mark.behaviour("CONS-21")
 def test_a_job_that_fails_at_each_start_is_told_although_the_next_one_is_live() -> None:
     for failures, verdict in ((2, "ok"), (3, "bad")):
-        found = check("claim", lag_of(owner=replace(OWNER, failures=failures)), run_of(phase="starting"))
+        group = state(owner=replace(OWNER, failures=failures))
+        found = check("claim", group, run_of(phase="starting"))
         assert (found.verdict, found.at) == (verdict, NOW - 3 * SECOND)
-        owner = replace(OWNER, failures=failures)
-        assert ("starts-fail" in judge_group(GroupState("billing", owner, None, NOW, {}))) is (verdict == "bad")
+        assert ("starts-fail" in judge_group(group)) is (verdict == "bad")
     assert found.text.startswith("3 runs failed or fell silent in 15 minutes, and the job is started again")
     assert found.next_step == "offsetstore errors -g billing -n 5"
 
@@ -429,7 +416,7 @@ def test_of_a_fleet_the_member_is_told_that_ended_last_or_is_busy_for_longest() 
 
     ended = [member(7, "failed"), member(8, "closed", seen=9)]
     assert telling_run(ended) == ended[0]
-    found = check("claim", lag_of(owner=replace(OWNER, alive_for=None, ending="failed", fleet="f")), ended[0])
+    found = check("claim", state(owner=replace(OWNER, alive_for=None, ending="failed", fleet="f")), ended[0])
     assert (found.verdict, found.text) == ("bad", "No job owns the group. The last run, of m7@host, epoch 3, failed:")
     live = [member(5, phase="batch", phase_age=9), member(6, phase="batch", phase_age=700), member(9, phase_age=900)]
     assert telling_run([*ended, *live]) == live[1]
@@ -440,26 +427,25 @@ def test_of_a_fleet_the_member_is_told_that_ended_last_or_is_busy_for_longest() 
 
 @pytest.mark.behaviour("OPS-16")
 def test_a_log_that_lost_records_is_bad_while_it_is_too_short_and_when_it_has_grown() -> None:
-    short = check("logs", lag_of(part(103, end=100)))
+    short = check("logs", state(part(103, end=100)))
     assert (short.verdict, short.next_step) == ("bad", "offsetstore resolve -g billing -t payments -b HOST:PORT")
     assert "payments-0 are 3 offsets beyond the log's end" in short.text
-    grown = check("logs", lag_of(part(103, end=200, suspect=Suspect("the log ended at 100, below 103", NOW))))
+    grown = check("logs", state(part(103, end=200, suspect=Suspect("the log ended at 100, below 103", NOW))))
     assert (grown.verdict, grown.at) == ("bad", NOW)
     assert "payments-0 lost records that had been read: the log ended at 100, below 103." in grown.text
     assert grown.next_step == "offsetstore history -g billing --event suspect -n 5"
 
 
 def test_without_kafka_what_is_not_known_is_not_called_well() -> None:
-    lag = replace(lag_of(), kafka=None, broker_error=BrokerUnavailable("Kafka does not answer"))
-    unknown = [one.name for one in check_group("billing", lag, None) if one.verdict == "attention"]
+    group = state(kafka=None, broker_error=BrokerUnavailable("Kafka does not answer"))
+    unknown = [one.name for one in check_group(group, None) if one.verdict == "attention"]
     assert unknown == ["standing partitions", "copies in Kafka", "unread partitions", "headroom", "topics", "logs"]
 
 
 @pytest.mark.parametrize("error", [TopicRecreated("created anew"), WrongCluster("another cluster")])
 def test_of_a_log_that_is_not_known_nothing_is_called_well(error: OffsetStoreError) -> None:
     lost = replace(part(40), log=None)
-    kafka = GroupSnapshot({P0: CommittedOffset(100)})
-    checks = check_group("billing", lag_of(part(100), lost, error=error, kafka=kafka), None)
+    checks = check_group(state(part(100), lost, error=error, copies=100), None)
     found = {one.name: (one.verdict, one.text) for one in checks if one.verdict != "ok"}
     unknown = "Not known of payments-1: Kafka shows no log that the stored offset belongs to."
     assert found == {
@@ -470,31 +456,29 @@ def test_of_a_log_that_is_not_known_nothing_is_called_well(error: OffsetStoreErr
         "logs": ("attention", unknown),
     }
     for known in (part(40), part(40, beginning=10)):
-        assert check("headroom", lag_of(known, lost)).text == unknown
-    assert check("copies in Kafka", lag_of(part(100), lost)).text == unknown
-    assert check("unread partitions", lag_of(part(100), lost)).text == unknown
+        assert check("headroom", state(known, lost)).text == unknown
+    assert check("copies in Kafka", state(part(100), lost)).text == unknown
+    assert check("unread partitions", state(part(100), lost)).text == unknown
 
 
 def test_commands_can_be_copied_whatever_the_names_are() -> None:
-    lag = lag_of(part(None))
-    group = "my group; rm"
-    renamed = replace(lag, groups={group: lag.groups["billing"]})
-    found = {one.name: one.next_step for one in check_group(group, renamed, None)}
+    group = replace(state(part(None)), group="my group; rm")
+    found = {one.name: one.next_step for one in check_group(group, None)}
     assert found["unread partitions"] == "offsetstore resolve -g 'my group; rm' -t payments -b HOST:PORT"
-    found = {one.name: one.next_step for one in check_group(group, renamed, None, schema="our jobs")}
+    found = {one.name: one.next_step for one in check_group(group, None, schema="our jobs")}
     assert found["unread partitions"].startswith(
         "offsetstore resolve -g 'my group; rm' --schema 'our jobs' -t payments"
     )
 
 
-def unread(age: float = 60.0, advanced: float = 1, **changes: Any) -> PartitionLag:
+def unread(age: float = 60.0, advanced: float = 1, **changes: Any) -> PartitionState:
     """Six records, the first of them so many seconds old; the offset has advanced so many minutes ago."""
-    return replace(part(94, updated_at=NOW - advanced * MINUTE), **{"seconds": age, **changes})
+    return replace(part(94, updated_at=NOW - advanced * MINUTE), **{"lag_seconds": age, **changes})
 
 
 IDLE = part(100, updated_at=NOW - 60 * MINUTE)
 SILENT = replace(OWNER, alive_for=MINUTE)
-STATES: dict[str, tuple[list[PartitionLag], GroupRow, str]] = {
+STATES: dict[str, tuple[list[PartitionState], GroupRow, str]] = {
     "it reads": ([unread()], OWNER, "live"),
     "idle": ([IDLE], OWNER, "live"),
     "a backlog that shrinks": ([unread(3600)], OWNER, "live"),
@@ -517,8 +501,7 @@ STATES: dict[str, tuple[list[PartitionLag], GroupRow, str]] = {
 
 
 @pytest.mark.parametrize(("parts", "owner", "expected"), STATES.values(), ids=STATES)
-def test_a_group_is_in_one_word(parts: list[PartitionLag], owner: GroupRow, expected: str) -> None:
-    group = lag_of(*parts, owner=owner).groups["billing"]
-    assert state_of(group, NOW) == expected
-    paused = replace(group, owner=replace(owner, pause=Pause(NOW, None, "a load")))
-    assert state_of(paused, NOW) == "paused", "whatever else is the case"
+def test_a_group_is_in_one_word(parts: list[PartitionState], owner: GroupRow, expected: str) -> None:
+    assert state_of(state(*parts, owner=owner)) == expected
+    paused = state(*parts, owner=replace(owner, pause=Pause(NOW, None, "a load")))
+    assert state_of(paused) == "paused", "whatever else is the case"

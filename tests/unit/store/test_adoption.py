@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 
 from offsetstore.cli.commands import cli
 from offsetstore.errors import ConfigurationError, UncertainBatch
-from offsetstore.offsets import OffsetRange, TopicPartition
+from offsetstore.offsets import OffsetRange, StoredOffset, Token, TopicPartition
 from offsetstore.protocol.policy import StartPolicy
 from offsetstore.protocol.starting import Reason
-from offsetstore.store.adoption import LocalFiles, read
+from offsetstore.store.adoption import LocalFiles, QueryCheckpoint, read, read_adoption
 from offsetstore.testing import InMemoryOffsetStore
 from offsetstore.testing.broker import StaticBroker
 
@@ -278,3 +279,22 @@ def test_several_batches_without_a_commit_are_uncertain_together(uncertain: Chec
     assert found.uncertain == {P0: OffsetRange(22, 50), P1: OffsetRange(33, 34), P2: OffsetRange(0, 4)}
     with pytest.raises(UncertainBatch, match="batches 12 to 14"):
         found.starts(StartPolicy(), [], ["payments"])
+
+
+def test_an_adoption_that_is_refused_still_shows_the_partitions_that_are_certain() -> None:
+    ends = {P0: 20, P1: 30, P2: 40, TopicPartition("refunds", 0): 50}
+    checkpoint = QueryCheckpoint("/old", 11, ends, 12, {P1: OffsetRange(30, 35), P2: OffsetRange(40, 45)})
+    stored = {tp: StoredOffset(offset, Token(1, UUID(int=1))) for tp, offset in {P0: 4, P1: 0}.items()}
+
+    refused = read_adoption(checkpoint, stored, "fail")
+    assert isinstance(refused.refusal, UncertainBatch)
+    assert refused.adopted == {TopicPartition("refunds", 0): 50}
+    assert [refused.start(tp) for tp in ends] == [4, 0, None, 50]
+
+    replayed, skipped = read_adoption(checkpoint, stored, "replay"), read_adoption(checkpoint, stored, "skip")
+    assert (replayed.refusal, [replayed.start(tp) for tp in ends]) == (None, [4, 0, 40, 50])
+    assert (skipped.refusal, [skipped.start(tp) for tp in ends]) == (None, [4, 0, 45, 50])
+
+    without_records = read_adoption(QueryCheckpoint("/old", 11, {P0: 20, P1: 30}, 12, {}), {}, "fail")
+    assert without_records.refusal is not None
+    assert without_records.adopted == {}

@@ -58,6 +58,7 @@ def test_what_only_people_ask_is_refused_with_the_fixture_that_has_it(broker: St
         page = store.letters("billing", limit=1)
         for ask in (
             lambda: store.runs("billing"),
+            lambda: store.group_state("billing"),
             lambda: store.letters("billing", after=page.next),
             lambda: store.letters("billing", within=1),
         ):

@@ -79,7 +79,7 @@ _OTHER_ROLE: Final = (
 def form(request: Request) -> Response:
     """Ask what is to be done; the address may have some of it already."""
     name = _name(request)
-    group, _lag = group_of(request)
+    group = group_of(request).group
     return _show_form(request, name, group, dict(request.query_params))
 
 

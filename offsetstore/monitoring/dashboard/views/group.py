@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -29,9 +29,8 @@ from offsetstore.monitoring.dashboard.rendering import link
 from offsetstore.offset_store import OffsetStore
 from offsetstore.offsets import TopicPartition
 from offsetstore.operations.group_checks import Check, CheckName, check_group
+from offsetstore.operations.group_state import GroupState
 from offsetstore.operations.group_status import GroupStatus, standing
-from offsetstore.operations.lag import GroupLag, PartitionLag
-from offsetstore.operations.reads import with_partitions
 from offsetstore.operations.samples import Selection, rates
 from offsetstore.protocol.metadata import Metadata
 from offsetstore.protocol.runs import telling_run
@@ -59,9 +58,6 @@ _PAGES: Final[dict[CheckName, tuple[str, str]]] = {
     "dead letters": ("/letters", "Look at them"),
     "pinned offsets": ("/history", "History"),
 }
-
-Place: TypeAlias = tuple[str, int]
-"""A topic and the number of a partition; those on the page become a `TopicPartition`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +93,19 @@ class Chosen:
             "sort": self.sort,
         }
 
-    def sorted(self, group: GroupLag, stands: Collection[TopicPartition]) -> list[Place]:
+    def sorted(self, group: GroupState, stands: Collection[TopicPartition]) -> list[TopicPartition]:
         """The partitions. By lag, those come first that stand, or whose lag is unknown; then the largest lag."""
-        found = [(one.records, topic, number) for topic, number, one in self._matching(group)]
+        found = {
+            tp: one.lag
+            for topic in ([self.topic] if self.topic else sorted(group.topics))
+            if topic in group.topics
+            for tp, one in group.topics[topic].partitions.items()
+            if self.partition in {None, tp.partition}
+        }
+        chosen = [tp for tp, lag in found.items() if lag != 0 or not self.only_lagging]
         if self.sort == "lag":
-            found.sort(key=lambda one: (one[1:] not in stands, one[0] is not None, -(one[0] or 0), one[1], one[2]))
-        return [(topic, number) for records, topic, number in found if records != 0 or not self.only_lagging]
-
-    def _matching(self, group: GroupLag) -> Iterator[tuple[str, int, PartitionLag]]:
-        topics = [self.topic] if self.topic else sorted(group.topics)
-        for topic in topics:
-            if topic not in group.topics:
-                continue
-            for number, one in group.topics[topic].partitions.items():
-                if self.partition is None or self.partition == number:
-                    yield topic, number, one
+            chosen.sort(key=lambda tp: (tp not in stands, found[tp] is not None, -(found[tp] or 0), tp))
+        return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,40 +161,35 @@ def _charts(store: OffsetStore, summary: GroupStatus, span: timedelta, until: da
 
 def group(request: Request) -> Response:
     """Show one."""
-    name, found = group_of(request)
-    lag, store = lag_of(request), dashboard_of(request).store
+    found, store = group_of(request), dashboard_of(request).store
+    name = found.group
     last = telling_run(store.runs(name, limit=1 if found.owner.fleet is None else MEMBERS))
-    pauses = store.history(name, events=["pause"], limit=1) if found.owner.pause is not None else []
+    pauses = store.history(name, events=["pause"], limit=1) if found.pause is not None else []
     chosen, span = Chosen.of(request), span_of(request)
-    stands = standing(found, lag.store.at)
+    stands = standing(found)
     partitions = chosen.sorted(found, stands)
     pages = max(1, -(-len(partitions) // ON_A_PAGE))
     page = min(page_of(request), pages)
     summary = snapshot_of(request).groups[name]
-    checks = check_group(name, lag, last, next(iter(pauses), None), schema=schema_of(request))
+    checks = check_group(found, last, next(iter(pauses), None), schema=schema_of(request))
     return show(
         request,
         "group.html",
         group=name,
-        lag=found,
-        members=[
-            (one.member, numbered(one.partitions))
-            for one in with_partitions(lag.store.members.get(name, ()), lag.store.partitions.get(name, {}))
-        ],
-        at=lag.store.at,
+        state=found,
+        members=[(one.member, numbered(one.partitions)) for one in found.of_members],
+        at=found.read_at,
         summary=summary,
-        charts=_charts(store, summary, SPANS[span], lag.store.at),
+        charts=_charts(store, summary, SPANS[span], found.read_at),
         span=span,
         spans=list(SPANS),
         checks=checks,
         check_links=_links(name, checks, may_reset=dashboard_of(request).actions is not None),
-        committed=found.kafka.committed or {},
         stands=stands,
         topics=list(_worst_first(found))[:_TOPICS],
         topic_count=len(found.topics),
         partitions=[
-            (TopicPartition(topic, number), found.topics[topic].partitions[number])
-            for topic, number in partitions[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
+            (tp, found.topics[tp.topic].partitions[tp]) for tp in partitions[(page - 1) * ON_A_PAGE : page * ON_A_PAGE]
         ],
         partition_count=len(partitions),
         has_partitions=bool(found.topics),
@@ -226,22 +215,21 @@ def _links(group: str, checks: Iterable[Check], *, may_reset: bool) -> dict[Chec
     return found
 
 
-def _worst_first(group: GroupLag) -> Iterable[str]:
+def _worst_first(group: GroupState) -> Iterable[str]:
     """Topics, those with an error first, then those that are the furthest behind."""
 
     def key(name: str) -> tuple[bool, int, str]:
         topic = group.topics[name]
-        return topic.error is None, -(topic.records or 0), name
+        return topic.error is None, -(topic.lag or 0), name
 
     return sorted(group.topics, key=key)
 
 
 def partition(request: Request) -> Response:
     """Show one, with three queries."""
-    group, lag = group_of(request)
-    tp = _asked(request, lag)
-    topic = lag.topics[tp.topic]
-    one = topic.partitions[tp.partition]
+    state = group_of(request)
+    group, tp = state.group, _asked(request, state)
+    topic = state.topics[tp.topic]
     store = dashboard_of(request).store
     metadata = store.find_metadata(group, tp.topic, tp.partition, formats=_AS_TEXT)
     decisions = store.history(group, topic_partition=tp, limit=DECISIONS)
@@ -253,9 +241,8 @@ def partition(request: Request) -> Response:
         group=group,
         tp=tp,
         topic=topic,
-        one=one,
-        owner=lag.owner,
-        committed=(lag.kafka.committed or {}).get(tp),
+        one=topic.partitions[tp],
+        owner=state.owner,
         topic_id=kafka_topic.topic_id if kafka_topic is not None else None,
         metadata=None if metadata is None else str(metadata)[:_METADATA],
         metadata_left=0 if metadata is None else max(0, len(str(metadata)) - _METADATA),
@@ -266,10 +253,11 @@ def partition(request: Request) -> Response:
     )
 
 
-def _asked(request: Request, lag: GroupLag) -> TopicPartition:
-    topic, number = request.query_params.get("topic", ""), number_of(request)
-    if number is not None and topic in lag.topics and number in lag.topics[topic].partitions:
-        return TopicPartition(topic, number)
+def _asked(request: Request, state: GroupState) -> TopicPartition:
+    asked = request.query_params.get("topic", ""), number_of(request)
+    for tp in state.partitions:
+        if tp == asked:
+            return tp
     raise HTTPException(404, "Neither the store nor Kafka has such a partition of the group's topics.")
 
 

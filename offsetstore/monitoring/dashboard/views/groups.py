@@ -31,10 +31,10 @@ def _unknown_first(lag: float | None) -> tuple[bool, float]:
 
 # Each puts first what is looked for first; the name decides between equals.
 _SORTS: Final[dict[str, Callable[[GroupStatus], Any]]] = {
-    "state": lambda row: (_ORDER[row.state], row.error is None, -(row.records or 0)),
+    "state": lambda row: (_ORDER[row.state], row.error is None, -(row.lag or 0)),
     "group": lambda _row: 0,
-    "lag": lambda row: _unknown_first(row.records),
-    "behind": lambda row: _unknown_first(row.seconds),
+    "lag": lambda row: _unknown_first(row.lag),
+    "behind": lambda row: _unknown_first(row.lag_seconds),
     "advance": lambda row: row.advanced_at.timestamp() if row.advanced_at is not None else 0.0,
     "letters": lambda row: -row.letters,
 }

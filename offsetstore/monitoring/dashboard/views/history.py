@@ -19,7 +19,7 @@ ON_A_PAGE: Final = 50
 
 def history(request: Request) -> Response:
     """List it, the newest first."""
-    name, _lag = group_of(request)
+    name = group_of(request).group
     query = request.query_params
     events = [one for one in EVENTS if one == query.get("event")]
     given = query.get("since", "").strip()

@@ -36,7 +36,7 @@ STATE_WORDS: Final = {
 
 def letters(request: Request) -> Response:
     """Count them, group them by their errors, and list those that fit a filter."""
-    name, _lag = group_of(request)
+    name = group_of(request).group
     store, query = dashboard_of(request).store, request.query_params
     state = query.get("state", "open")
     state = state if state in {*STATES, "all"} else "open"
@@ -77,7 +77,7 @@ def letters(request: Request) -> Response:
 
 def letter(request: Request) -> Response:
     """Show one, all but its contents."""
-    name, _lag = group_of(request)
+    name = group_of(request).group
     query = request.query_params
     topic = _plain(query.get("topic", ""))
     partition, offset = (

@@ -57,7 +57,7 @@ class Row:
 
 def runs(request: Request) -> Response:
     """List them, the newest first: both lists hold a thousand lines at most."""
-    name, _lag = group_of(request)
+    name = group_of(request).group
     store = dashboard_of(request).store
     page, errors_page = page_of(request), page_of(request, "errors")
     asked = request.query_params.get("source", "")

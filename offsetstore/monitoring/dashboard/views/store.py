@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from offsetstore.monitoring.dashboard.context import dashboard_of, show, snapshot_of
+from offsetstore.operations.group_state import Lag
 from offsetstore.operations.group_status import relay_in_words
-from offsetstore.operations.lag import Lag
 
 OLD: Final = timedelta(hours=1)
 """From this age on, the alert ``OldTransaction`` fires for a transaction, too."""
