@@ -33,6 +33,7 @@ from offsetstore.operations.people import (
     requested_letters,
 )
 from offsetstore.operations.replays import unreplayed
+from offsetstore.operations.stored_letters import count_letters
 from offsetstore.postgres.session import PostgresSession
 from offsetstore.protocol.database import EVENTS, TAKING, GroupRow, HistoryEvent, Session
 from offsetstore.protocol.fleet import FleetMember
@@ -245,7 +246,7 @@ def read_group(session: Session, group: str) -> GroupState:
     """Read what the store has of the group, without Kafka's part."""
     owner, rows = owner_of(session, group), session.read_partitions(group)
     decision = _decision(session, group, owner)
-    letters = session.count_letters(group, OPEN)
+    letters = count_letters(session, group, OPEN) if isinstance(session, PostgresSession) else {}
     asked, requested = letters.get("requested"), None
     if asked and isinstance(session, PostgresSession):
         requested = requested_letters(session.rows(REQUESTED, groups=[group])).get(group)

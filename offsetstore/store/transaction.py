@@ -42,7 +42,18 @@ from offsetstore.protocol.database import Advance, Database, HistoryEvent, Locke
 from offsetstore.protocol.events import CommitResolved
 from offsetstore.protocol.forks import expect_own, is_own
 from offsetstore.protocol.functions import without_frames
-from offsetstore.protocol.letters import Failed, Letter, LetterKey, NewLetter, Payload, check_reject, rejected, writable
+from offsetstore.protocol.letters import (
+    ChosenLetter,
+    Failed,
+    FailedReplay,
+    Letter,
+    LetterKey,
+    NewLetter,
+    Payload,
+    check_reject,
+    rejected,
+    writable,
+)
 from offsetstore.protocol.marking import Marking, Position, base, check_mark, check_marking
 from offsetstore.protocol.metadata import KEEP, Keep, Text, dump, format_of, load
 from offsetstore.protocol.numbers import as_offset, check_seconds
@@ -50,7 +61,6 @@ from offsetstore.protocol.observers import Observers
 from offsetstore.protocol.outbox import OutboxRecord, outbox_record
 from offsetstore.protocol.replay import Decision, Outcome, decide
 from offsetstore.protocol.retries import may_pass
-from offsetstore.protocol.stored_letters import ChosenLetter, FailedReplay
 from offsetstore.store.identity import ClaimInfo
 from offsetstore.store.sessions import Connected, repeat
 from offsetstore.store.takeover import taken_by
